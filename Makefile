@@ -1,0 +1,41 @@
+# Everything runs from the virtual environment in .venv, which is made on first use.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help install demo test lint unit e2e bench clean
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## make .venv and install everything
+
+demo: $(STAMP)   ## a real KV cache crosses a relay, twice
+	$(BIN)/python -m tools.demo
+
+lint: $(STAMP)   ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(STAMP)   ## the tests without processes
+	$(BIN)/pytest tests --ignore tests/e2e
+
+e2e: $(STAMP)    ## the tests with real processes
+	$(BIN)/pytest tests/e2e
+
+test: lint       ## lint and every test
+	$(BIN)/pytest tests
+
+bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
+	$(BIN)/python -m tools.bench
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

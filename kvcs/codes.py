@@ -1,0 +1,45 @@
+"""Every registry, limit and constant of KVCS, in one table."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+NAMESPACE_TAG = b"kvcs-1"
+PUBLICATION_ID_OCTETS = 16
+NAMESPACE_FIELD_OCTETS = (len(NAMESPACE_TAG), 16, 32, 32, PUBLICATION_ID_OCTETS)
+"""Lengths of the five Track Namespace Fields (KVCS "Track Namespace")."""
+
+URI_FRAGMENT_TYPE = "kvcs:"
+
+PAYLOAD_MAGIC = 0x4B564F31
+PAYLOAD_VERSION = 1
+PAYLOAD_HEADER_OCTETS = 68
+
+MANIFEST_VERSION = 1
+MAX_MANIFEST_OCTETS = 16 << 20
+MAX_SEGMENT = (1 << 32) - 1
+MAX_BLOCKS_PER_SEGMENT = 1 << 32
+"""Block Index has 32 bits."""
+
+MAX_TOKENS = 1 << 64
+"""Token Start has 64 bits."""
+
+
+class Component(IntEnum):
+    """The "KVCS Components" registry."""
+
+    K = 1
+    V = 2
+    KV = 3
+
+    @property
+    def label(self) -> str:
+        """The component's name, as in track names."""
+        return self.name.lower()
+
+
+class ManifestTrack(StrEnum):
+    """The two reserved Track Names; a publication has exactly one of them."""
+
+    MANIFEST = "manifest"
+    MANIFEST_COSE = "manifest.cose"

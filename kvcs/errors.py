@@ -1,0 +1,49 @@
+"""What this package raises besides `kvsp.errors.DecodeError`."""
+
+from __future__ import annotations
+
+
+class KvcsError(Exception):
+    """Base of every exception this package raises itself."""
+
+
+class FileError(KvcsError):
+    """A file cannot be read or written, or is not what it should be.
+
+    The message is one sentence that names the file and, where one is at fault, the tensor.
+    """
+
+
+class MisuseError(KvcsError):
+    """The local application used the API wrongly; the message says how."""
+
+
+class NothingToPublish(KvcsError):
+    """The tokens fill no complete block, and only complete blocks have keys (KVSP 4.2)."""
+
+
+class RetrievalError(KvcsError):
+    """A cache could not be retrieved; base of the reasons below."""
+
+
+class NotFound(RetrievalError):
+    """No publication of the prefix or of a shorter one.
+
+    Says the same whether nothing is published or the scope key is another one.
+    """
+
+
+class NotAuthorized(RetrievalError):
+    """The peer refuses this scope to us."""
+
+
+class VerificationFailed(RetrievalError):
+    """What came is not what the publication must hold, and no other publication was left."""
+
+
+class PublisherLost(RetrievalError):
+    """The publication cannot be had whole: its publisher, the session or Objects are gone."""
+
+
+class RetrievalTimeout(RetrievalError):
+    """The time allowed for the retrieval is over."""

@@ -1,0 +1,84 @@
+"""MOQT (Media over QUIC Transport, draft-22): sessions, publishing, subscribing.
+
+The core (`moqt.session`, `moqt.store`) owns no I/O; `moqt.connect` and `moqt.serve`
+put it on asyncio and UDP.
+"""
+
+from __future__ import annotations
+
+from moqt.aio import (
+    FetchResponse,
+    MoqtSession,
+    NamespaceEvent,
+    NamespaceListing,
+    PublishedNamespace,
+    Subscription,
+)
+from moqt.client import connect
+from moqt.codes import (
+    GroupOrder,
+    ObjectStatus,
+    PublishDoneCode,
+    RequestErrorCode,
+    SessionErrorCode,
+    StreamErrorCode,
+)
+from moqt.errors import (
+    ConnectError,
+    MisuseError,
+    MoqtError,
+    RequestError,
+    SessionClosed,
+    SessionError,
+    StreamReset,
+)
+from moqt.messages import KeyValue, LocationFilter, Parameters, RangeFilter
+from moqt.names import FullTrackName, Location, TrackNamespace
+from moqt.publisher import Publisher
+from moqt.quic.config import QuicConfig
+from moqt.receiving import ObjectReceiver, ReceivedObject, Receiver, Via
+from moqt.server import Server, serve
+from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.store import TrackStore
+
+__all__ = [
+    "ConnectError",
+    "FetchResponse",
+    "FullTrackName",
+    "GroupOrder",
+    "KeyValue",
+    "Location",
+    "LocationFilter",
+    "MisuseError",
+    "MoqtError",
+    "MoqtSession",
+    "NamespaceEvent",
+    "NamespaceListing",
+    "ObjectReceiver",
+    "ObjectStatus",
+    "Parameters",
+    "PublishDoneCode",
+    "PublishedNamespace",
+    "Publisher",
+    "QuicConfig",
+    "RangeFilter",
+    "ReceivedObject",
+    "Receiver",
+    "RequestError",
+    "RequestErrorCode",
+    "Server",
+    "Session",
+    "SessionClosed",
+    "SessionConfig",
+    "SessionError",
+    "SessionErrorCode",
+    "SessionHandler",
+    "StreamErrorCode",
+    "StreamReset",
+    "Subscription",
+    "TrackNamespace",
+    "TrackStore",
+    "Via",
+    "connect",
+    "serve",
+]

@@ -1,0 +1,118 @@
+"""`moqt.connect`: a session over our own UDP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from moqt.aio import MoqtSession
+from moqt.codes import SessionErrorCode
+from moqt.errors import ConnectError, SessionClosed
+from moqt.publisher import Publisher
+from moqt.quic import endpoint
+from moqt.quic.base import Transport, TransportHandler
+from moqt.quic.config import QuicConfig
+from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.uri import parse_uri
+
+TICK_SECONDS = 0.5
+
+
+class connect:  # noqa: N801 - reads as a function: `async with moqt.connect(url) as session`
+    """Connect to `url` (moqt://host[:port]/path) and establish a session.
+
+    Use it as `session = await connect(url)` (then `session.close()` and
+    `await session.wait_closed()`), or as `async with connect(url) as session`.
+
+    `cafile` holds the authorities that may have signed the server's certificate.
+    `handler` answers what the peer asks; by default a `Publisher` without tracks.
+    Raises ConnectError within `timeout` seconds when there is nobody, the certificate
+    is not trusted or no draft is shared, and MisuseError for a URL that is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        cafile: str | Path | None = None,
+        quic: QuicConfig | None = None,
+        session: SessionConfig | None = None,
+        handler: SessionHandler | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        self._uri = parse_uri(url)
+        self._quic = quic or QuicConfig(cafile=cafile)
+        if quic is not None and cafile is not None:
+            self._quic = replace(quic, cafile=cafile)
+        self._config = replace(
+            session or SessionConfig(), path=self._uri.path, authority=self._uri.authority
+        )
+        self._handler = handler or Publisher()
+        self._timeout = timeout
+        self._session: MoqtSession | None = None
+
+    def __await__(self) -> Generator[None, None, MoqtSession]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> MoqtSession:
+        return await self._connect()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            self._session.close()
+            await self._session.wait_closed()
+
+    async def _connect(self) -> MoqtSession:
+        made: list[MoqtSession] = []
+
+        def make(transport: Transport) -> TransportHandler:
+            session = Session(
+                transport, self._handler, self._config, now=asyncio.get_running_loop().time()
+            )
+            made.append(MoqtSession(session))
+            return session
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                await endpoint.connect(
+                    self._uri.host, self._uri.port, self._quic, make, within=self._timeout
+                )
+                session = made[-1]  # one is made for each address tried
+                keep_ticking(session.session)
+                await session.wait_established()
+        except SessionClosed as closed:
+            raise ConnectError(
+                f"{self._uri.authority} ended the session at once: {closed}"
+            ) from closed
+        except TimeoutError:
+            if made:
+                made[-1].close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
+            raise ConnectError(
+                f"{self._uri.authority} did not answer within {self._timeout:g} s"
+            ) from None
+        except asyncio.CancelledError:
+            if made:
+                made[-1].close()
+            raise
+        self._session = session
+        return session
+
+
+def keep_ticking(session: Session) -> None:
+    """Bring the time to `session` until it is closed."""
+    loop = asyncio.get_running_loop()
+
+    def tick() -> None:
+        session.tick(loop.time())
+        if session.closed is None:
+            loop.call_later(TICK_SECONDS, tick)
+
+    tick()

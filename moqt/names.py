@@ -1,0 +1,89 @@
+"""Track Namespaces, Full Track Names and Locations (MOQT 2.4, 1.4)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from moqt.codes import MAX_VI64
+
+TrackNamespace = tuple[bytes, ...]
+"""Track Namespace Fields, 0 to 32 of them, each at least one octet."""
+
+
+class Location(NamedTuple):
+    """Where an Object stands in its Track; ordered by group, then object."""
+
+    group: int
+    object: int
+
+
+MAX_LOCATION = Location(MAX_VI64, MAX_VI64)
+
+
+class FullTrackName(NamedTuple):
+    namespace: TrackNamespace
+    name: bytes
+
+    def __str__(self) -> str:
+        return printable_name(self.namespace, self.name)
+
+
+def is_prefix(prefix: TrackNamespace, namespace: TrackNamespace) -> bool:
+    """Whether `prefix` matches `namespace`, field by field (the empty prefix matches all)."""
+    return namespace[: len(prefix)] == prefix
+
+
+def overlap(a: TrackNamespace, b: TrackNamespace) -> bool:
+    """Whether either prefix matches the other."""
+    return is_prefix(a, b) or is_prefix(b, a)
+
+
+def is_reserved(namespace: TrackNamespace) -> bool:
+    """Whether the first field is exactly `.` or `.session`, which no application serves."""
+    return bool(namespace) and namespace[0] in (b".", b".session")
+
+
+def _printable(field: bytes) -> str:
+    return re.sub(rb"[^a-zA-Z0-9_]", lambda m: b".%02x" % m.group()[0], field).decode("ascii")
+
+
+def printable_namespace(namespace: TrackNamespace) -> str:
+    return "-".join(_printable(field) for field in namespace)
+
+
+def printable_name(namespace: TrackNamespace, name: bytes) -> str:
+    """The one-to-one text form of a Full Track Name for logs and file names."""
+    return f"{printable_namespace(namespace)}--{_printable(name)}"
+
+
+def parse_printable_name(text: str) -> FullTrackName:
+    """Inverse of `printable_name`.
+
+    Raises ValueError for upper-case hex, a stray `.`, or the hex form of an
+    octet that has a literal form.
+    """
+    fields, separator, name = text.partition("--")
+    if not separator:
+        raise ValueError(f"{text!r} has no '--' between namespace and name")
+    namespace = tuple(_unprintable(part) for part in fields.split("-")) if fields else ()
+    return FullTrackName(namespace, _unprintable(name))
+
+
+def _unprintable(text: str) -> bytes:
+    out = bytearray()
+    position = 0
+    for match in re.finditer(r"[a-zA-Z0-9_]|\.([0-9a-f]{2})", text):
+        if match.start() != position:
+            break
+        if match.group(1) is None:
+            out += match.group().encode("ascii")
+        else:
+            octet = bytes.fromhex(match.group(1))
+            if re.fullmatch(rb"[a-zA-Z0-9_]", octet):
+                raise ValueError(f"{match.group()!r} must be written literally")
+            out += octet
+        position = match.end()
+    if position != len(text):
+        raise ValueError(f"{text[position:]!r} is not printable-name text")
+    return bytes(out)

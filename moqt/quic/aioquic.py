@@ -1,0 +1,559 @@
+"""The aioquic adapter: `Transport` over `moqt.quic.aioquic_connection`.
+
+These two modules are the only ones that import aioquic. They are sans-IO: datagrams and times
+come in, datagrams go out. `moqt.quic.endpoint` drives them with a socket, tests with a list.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from aioquic import tls
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicPacketType,
+    QuicProtocolVersion,
+    encode_quic_version_negotiation,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+
+from moqt.quic.aioquic_connection import CID_LENGTH, Address, Connection, Datagram, Stream
+from moqt.quic.base import TransportHandler
+from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+
+if TYPE_CHECKING:
+    from moqt.quic.endpoint import Endpoint
+
+log = logging.getLogger(__name__)
+
+HandlerFactory = Callable[["AioquicTransport"], TransportHandler]
+
+MAX_REASON = 512
+"""A CONNECTION_CLOSE must fit one packet, whatever reason was given."""
+
+INTERNAL_ERROR = 0x1
+"""MOQT's session code for a fault of our own (MOQT 3.4)."""
+
+DATAGRAM_FRAME_LIMIT = 65536
+
+SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersion.VERSION_2)]
+
+_CERTIFICATE_ALERTS = frozenset(
+    {
+        tls.AlertDescription.bad_certificate,
+        tls.AlertDescription.unsupported_certificate,
+        tls.AlertDescription.certificate_revoked,
+        tls.AlertDescription.certificate_expired,
+        tls.AlertDescription.certificate_unknown,
+        tls.AlertDescription.unknown_ca,
+    }
+)
+
+
+def explain(code: int, reason: str) -> str:
+    """A reason a person understands for a transport error `code` (RFC 9000 section 20.1)."""
+    if QuicErrorCode.CRYPTO_ERROR <= code < QuicErrorCode.CRYPTO_ERROR + 0x100:
+        number = code - QuicErrorCode.CRYPTO_ERROR
+        try:
+            alert = tls.AlertDescription(number)
+        except ValueError:
+            return f"TLS alert {number}: {reason}" if reason else f"TLS alert {number}"
+        if alert in _CERTIFICATE_ALERTS:
+            what = "the server's certificate was not accepted"
+        elif alert is tls.AlertDescription.no_application_protocol:
+            what = "no common application protocol (ALPN)"
+        else:
+            what = "the TLS handshake failed"
+        return f"{what}: {reason or alert.name} (TLS alert {alert.name})"
+    if reason:
+        return reason
+    try:
+        return QuicErrorCode(code).name
+    except ValueError:
+        return f"QUIC error {code:#x}"
+
+
+class _Closed:
+    """The handler of a connection that has been reported closed."""
+
+    def connection_established(self, alpn: str) -> None: ...
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None: ...
+
+    def stream_reset(self, stream_id: int, code: int) -> None: ...
+
+    def stop_sending(self, stream_id: int, code: int) -> None: ...
+
+    def datagram(self, data: bytes) -> None: ...
+
+    def ready_to_send(self) -> None: ...
+
+    def connection_closed(self, code: int, reason: str, application: bool) -> None: ...
+
+
+_CLOSED = _Closed()
+
+
+def _nothing() -> None:
+    """Nobody drives the connection yet."""
+
+
+class AioquicTransport:
+    """One connection: `Transport` for the session, datagrams and timers for the endpoint.
+
+    A stream paused when its FIN arrives keeps its octets on the session's account until
+    `resume_receiving` or `stop_receiving`: they are the application's to consume. A reset
+    releases them at once.
+    """
+
+    def __init__(self, connection: Connection, config: QuicConfig, *, now: float) -> None:
+        self.is_client = connection.configuration.is_client
+        self.config = config
+        self.alpn: str | None = None
+        self.endpoint: Endpoint | None = None
+        self.on_wake: Callable[[], None] = _nothing
+        self.on_cid_issued: Callable[[bytes], None] | None = None
+        self.on_cid_retired: Callable[[bytes], None] | None = None
+        self.more = False
+        self.closed: tuple[int, str, bool] | None = None
+        self._connection = connection
+        self._handler: TransportHandler = _CLOSED
+        self._paused: dict[int, Stream] = {}
+        self._handshake_at: float | None = now + config.handshake_timeout
+        self._heard_at = now
+        self._pinged_at = now
+        self._busy = False  # inside a call of the endpoint's: it transmits afterwards
+        self._closing_locally = False
+        self._repeats = 0
+
+    # ---- Transport
+
+    def open_stream(self, *, bidirectional: bool) -> int | None:
+        return self._connection.open_stream(bidirectional)
+
+    def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is None or self._connection.over or (not fin and not len(data)):
+            return
+        if stream.out.is_finished:
+            raise ValueError(f"stream {stream_id} cannot be sent on")
+        stream.out.write(data, fin)
+        self.wake()
+
+    def reset(self, stream_id: int, code: int) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is not None and not self._connection.over:
+            stream.out.reset(code)
+            self.wake()
+
+    def stop_receiving(self, stream_id: int, code: int) -> None:
+        paused = self._paused.pop(stream_id, None)
+        stream = paused or self._connection.stream(stream_id)
+        if stream is None or stream.stopped or self._connection.over:
+            return
+        stream.paused = False
+        self._connection.stop_receiving(stream, code)
+        self.wake()
+
+    def send_datagram(self, data: bytes) -> bool:
+        connection = self._connection
+        if (
+            connection.over
+            or len(data) > connection.max_datagram_payload()
+            or connection.datagram_backlog + len(data) > self.config.max_datagram_queue
+        ):
+            return False
+        connection.datagram_backlog += len(data)
+        connection.send_datagram_frame(data)
+        self.wake()
+        return True
+
+    def pause_receiving(self, stream_id: int) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is not None and not stream.stopped and stream.max_stream_data_local:
+            stream.paused = True
+            self._paused[stream_id] = stream
+
+    def resume_receiving(self, stream_id: int) -> None:
+        stream = self._paused.pop(stream_id, None)
+        if stream is not None and stream.paused:
+            stream.paused = False
+            self._connection.consume(stream, stream.delivered)
+            self._connection.grant(stream)
+            self.wake()
+
+    @property
+    def unsent(self) -> int:
+        return self._connection.unsent
+
+    def send_room(self, stream_id: int) -> int:
+        stream = self._connection.stream(stream_id)
+        return 0 if stream is None or self._connection.over else stream.send_room
+
+    def wake(self) -> None:
+        if not self._busy:
+            self.on_wake()
+
+    def close(self, code: int, reason: str) -> None:
+        if self._connection.close_event is None:
+            self._closing_locally = True
+            self._connection.close(error_code=code, reason_phrase=_shorten(reason))
+            self.wake()
+
+    # ---- for the endpoint
+
+    @property
+    def established(self) -> bool:
+        return self.alpn is not None
+
+    @property
+    def started(self) -> bool:
+        """Whether a packet of the peer's could be read."""
+        return self._connection.heard_from_peer
+
+    @property
+    def terminated(self) -> bool:
+        """Whether nothing more will come: the closing period is over."""
+        return self._connection.terminated
+
+    @property
+    def remote_address(self) -> Address | None:
+        address: Address | None = self._connection.get_peer_address()
+        return address
+
+    @property
+    def local_cid(self) -> bytes:
+        return self._connection.host_cid
+
+    def attach(self, handler: TransportHandler) -> None:
+        self._handler = handler
+
+    def receive(self, datagrams: Sequence[bytes], addr: Address, now: float) -> list[Datagram]:
+        """Take datagrams from `addr`; returns those that answer a peer that missed our close."""
+        connection = self._connection
+        if connection.closing:
+            # RFC 9000 section 10.2.1: repeat the close, ever more rarely.
+            before = self._repeats.bit_length()
+            self._repeats += len(datagrams)
+            if self._repeats.bit_length() > before:
+                return connection.close_datagrams
+            return []
+        self._heard_at = now
+        self._busy = True
+        try:
+            connection.receive_batch(datagrams, addr, now)
+        except Exception:
+            # A fault in the library or the adapter costs this connection, not the endpoint.
+            log.exception("receiving failed, closing the connection")
+            self._fail()
+        finally:
+            self._busy = False
+        return []
+
+    def timer(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        connection = self._connection
+        if connection.terminated:
+            return None
+        at: float | None = connection.get_timer()
+        if connection.over:
+            return at
+        times = [] if at is None else [at]
+        if self._handshake_at is not None:
+            times.append(self._handshake_at)
+        elif (interval := self._keep_alive()) > 0:
+            times.append(max(self._heard_at, self._pinged_at) + interval)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        connection = self._connection
+        if connection.terminated:
+            return
+        at = connection.get_timer()
+        if at is not None and now >= at:
+            connection.handle_timer(now)
+        if connection.over:
+            return
+        if self._handshake_at is not None:
+            if now >= self._handshake_at:
+                self._handshake_at = None
+                connection.close(
+                    QuicErrorCode.INTERNAL_ERROR,
+                    QuicFrameType.PADDING,
+                    f"the handshake did not complete within {self.config.handshake_timeout:g} s",
+                )
+        elif (interval := self._keep_alive()) > 0 and (
+            now >= max(self._heard_at, self._pinged_at) + interval
+        ):
+            self._pinged_at = now
+            connection.send_ping(0)
+
+    def datagrams_to_send(self, now: float, *, again: bool = False) -> list[Datagram]:
+        """Deliver events, let the handler add data, and return what may go out now.
+
+        Call with `again` while `more` is set: the window took all there was and the handler may
+        have more. Nothing but new data is looked for then.
+        """
+        connection = self._connection
+        self.more = False
+        if connection.terminated:
+            self.deliver()
+            return []
+        self._busy = True
+        try:
+            self.deliver()
+            if self.established and not connection.over:
+                try:
+                    self._handler.ready_to_send()
+                except Exception:
+                    log.exception("a handler failed, closing the connection")
+                    self._fail()
+            if again and connection.unsent == 0 and not connection.over:
+                return []
+            datagrams = connection.datagrams_to_send(now)
+            self.more = bool(datagrams) and connection.unsent == 0 and not connection.over
+            self.deliver()
+            return datagrams
+        except Exception:
+            log.exception("sending failed, closing the connection")
+            self._fail()
+            return []
+        finally:
+            self._busy = False
+
+    def abort(self, reason: str) -> None:
+        """Report the connection closed without a word to the peer (the socket is gone)."""
+        if self._connection.close_event is None:
+            self._connection.close(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, reason)
+        self.deliver()
+
+    # ---- events to handler calls
+
+    def deliver(self) -> None:
+        connection = self._connection
+        queue: deque[Any] = connection._events
+        try:
+            while queue:
+                event = queue.popleft()
+                if type(event) is not tuple:
+                    self._deliver_event(event)
+                    continue
+                stream, data, upto, fin = event
+                if queue and type(queue[0]) is tuple and queue[0][0] is stream:
+                    pieces = [data]
+                    while queue and type(queue[0]) is tuple and queue[0][0] is stream:
+                        _, data, upto, fin = queue.popleft()
+                        pieces.append(data)
+                    data = b"".join(pieces)
+                if self._closing_locally:
+                    continue
+                stream.delivered = upto
+                if not stream.stopped:
+                    self._handler.stream_data(stream.id, data, fin)
+                if not stream.paused:
+                    connection.consume(stream, upto)
+                    connection.grant(stream)
+                if fin:
+                    connection.settle(stream)
+        except Exception:
+            log.exception("a handler failed, closing the connection")
+            self._fail()
+        if connection.close_event is not None and self.closed is None:
+            self._report_closed(connection.close_event)
+
+    def _deliver_event(self, event: events.QuicEvent) -> None:
+        if isinstance(event, events.ConnectionIdIssued):
+            if self.on_cid_issued is not None:
+                self.on_cid_issued(event.connection_id)
+        elif isinstance(event, events.ConnectionIdRetired):
+            if self.on_cid_retired is not None:
+                self.on_cid_retired(event.connection_id)
+        elif self._closing_locally:
+            return
+        elif isinstance(event, events.StreamReset):
+            self._paused.pop(event.stream_id, None)
+            stream = self._connection.stream(event.stream_id)
+            if stream is not None:
+                if not stream.stopped:
+                    self._handler.stream_reset(event.stream_id, event.error_code)
+                self._connection.settle(stream)
+        elif isinstance(event, events.StopSendingReceived):
+            self._handler.stop_sending(event.stream_id, event.error_code)
+        elif isinstance(event, events.DatagramFrameReceived):
+            self._handler.datagram(event.data)
+        elif isinstance(event, events.HandshakeCompleted):
+            self._handshake_at = None
+            if event.alpn_protocol is None:
+                self._connection.close(
+                    QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.no_application_protocol,
+                    QuicFrameType.CRYPTO,
+                    "the peer does not negotiate one",
+                )
+            else:
+                self.alpn = event.alpn_protocol
+                self._handler.connection_established(self.alpn)
+
+    def _report_closed(self, event: events.ConnectionTerminated) -> None:
+        application = event.frame_type is None
+        reason = event.reason_phrase
+        if not application:
+            reason = explain(event.error_code, reason)
+        self.closed = (event.error_code, reason, application)
+        self._connection.drop_streams()
+        self._paused.clear()
+        handler, self._handler = self._handler, _CLOSED
+        try:
+            handler.connection_closed(event.error_code, reason, application)
+        except Exception:
+            log.exception("a handler failed in connection_closed")
+
+    def _fail(self) -> None:
+        self._closing_locally = True
+        self._connection.close(error_code=INTERNAL_ERROR, reason_phrase="internal error")
+
+    def _keep_alive(self) -> float:
+        if self.config.keep_alive is not None:
+            return self.config.keep_alive
+        return self._connection._idle_timeout() / 3
+
+
+def _shorten(reason: str) -> str:
+    return reason.encode()[:MAX_REASON].decode(errors="ignore")
+
+
+class QuicContext:
+    """What the connections of one endpoint share: TLS material, settings, the secrets log."""
+
+    def __init__(self, config: QuicConfig, *, is_client: bool) -> None:
+        self.config = config
+        self.is_client = is_client
+        self._secrets: TextIO | None = None
+        if not is_client and (config.certfile is None or config.keyfile is None):
+            raise ValueError("a QUIC server needs certfile and keyfile")
+        if config.secrets_log_file is not None:
+            self._secrets = open(config.secrets_log_file, "a", encoding="ascii")  # noqa: SIM115
+        try:
+            self._configuration = self._configure(config.server_name)
+            if not is_client:
+                assert config.certfile is not None
+                self._configuration.load_cert_chain(config.certfile, config.keyfile)
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, server_name: str | None) -> QuicConfiguration:
+        config = self.config
+        return QuicConfiguration(
+            alpn_protocols=list(config.alpn),
+            is_client=self.is_client,
+            congestion_control_algorithm=config.congestion_control_algorithm,
+            connection_id_length=CID_LENGTH,
+            idle_timeout=config.idle_timeout,
+            max_data=config.session_window,
+            max_stream_data=config.stream_window,
+            max_datagram_size=config.max_datagram_size,
+            max_datagram_frame_size=DATAGRAM_FRAME_LIMIT,
+            server_name=server_name,
+            secrets_log_file=self._secrets,
+            supported_versions=SUPPORTED_VERSIONS,
+            cafile=None if config.cafile is None else str(config.cafile),
+            verify_mode=None if config.verify else ssl.CERT_NONE,
+        )
+
+    def close(self) -> None:
+        if self._secrets is not None:
+            self._secrets.close()
+            self._secrets = None
+            self._configuration.secrets_log_file = None
+
+    def connect(
+        self, addr: Address, handler_factory: HandlerFactory, *, server_name: str, now: float
+    ) -> AioquicTransport:
+        """A client's transport whose first flight waits in `datagrams_to_send`."""
+        connection = Connection(
+            configuration=self._configure(self.config.server_name or server_name),
+            config=self.config,
+        )
+        transport = AioquicTransport(connection, self.config, now=now)
+        transport.attach(handler_factory(transport))
+        connection.connect(addr, now)
+        return transport
+
+    def unsolicited(
+        self, data: bytes, *, now: float, full: bool = False
+    ) -> AioquicTransport | bytes | None:
+        """What a server does with a datagram for no known connection.
+
+        Returns a new transport (which has not seen `data` yet and has no handler), a datagram
+        to answer with, or None.
+        """
+        header = parse_long_header(data)
+        if header is None or len(data) < MIN_DATAGRAM_SIZE:
+            return None
+        version, kind, destination, source = header
+        if version == 0:
+            return None
+        if version not in SUPPORTED_VERSIONS:
+            return encode_quic_version_negotiation(
+                source_cid=destination,
+                destination_cid=source,
+                supported_versions=SUPPORTED_VERSIONS,
+            )
+        if kind != (1 if version == QuicProtocolVersion.VERSION_2 else 0):
+            return None  # not an Initial
+        if full:
+            return _refusal(version, destination, source)
+        connection = Connection(
+            configuration=self._configuration,
+            config=self.config,
+            original_destination_connection_id=destination,
+        )
+        return AioquicTransport(connection, self.config, now=now)
+
+
+def parse_long_header(data: bytes) -> tuple[int, int, bytes, bytes] | None:
+    """`(version, packet type bits, destination cid, source cid)` (RFC 8999 section 5.1)."""
+    if len(data) < 7 or data[0] & 0x80 == 0:
+        return None
+    end = 6 + data[5]
+    if end >= len(data):
+        return None
+    source_end = end + 1 + data[end]
+    if source_end > len(data) or data[5] > 20 or data[end] > 20:
+        return None
+    return (
+        int.from_bytes(data[1:5], "big"),
+        (data[0] & 0x30) >> 4,
+        data[6:end],
+        data[end + 1 : source_end],
+    )
+
+
+def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
+    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED), for a server that is full."""
+    crypto = CryptoPair()
+    crypto.setup_initial(cid=destination, is_client=False, version=version)
+    builder = QuicPacketBuilder(
+        host_cid=destination,
+        is_client=False,
+        max_datagram_size=MIN_DATAGRAM_SIZE,
+        peer_cid=source,
+        version=version,
+    )
+    reason = b"the server has no room for more connections"
+    builder.start_packet(QuicPacketType.INITIAL, crypto)
+    buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=25 + len(reason))
+    buf.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)
+    buf.push_uint_var(QuicFrameType.PADDING)
+    buf.push_uint_var(len(reason))
+    buf.push_bytes(reason)
+    datagrams, _ = builder.flush()
+    return datagrams[0]

@@ -1,0 +1,108 @@
+"""Settings of a QUIC connection and endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MIN_DATAGRAM_SIZE = 1200
+"""RFC 9000 section 14: no path may carry less."""
+
+MAX_DATAGRAM_SIZE = 16383
+"""What the two-octet lengths of long headers and STREAM frames can express."""
+
+DEFAULT_ALPN = ("moqt-22",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuicConfig:
+    """One side's settings; sizes in octets, times in seconds.
+
+    A server needs `certfile` and `keyfile`. A client verifies the server against `cafile`
+    (or the system's authorities) unless `verify` is false.
+    """
+
+    alpn: Sequence[str] = DEFAULT_ALPN
+    certfile: str | Path | None = None
+    keyfile: str | Path | None = None
+    cafile: str | Path | None = None
+    verify: bool = True
+    server_name: str | None = None
+    """The name the certificate must carry; the host connected to when absent."""
+
+    max_datagram_size: int = MIN_DATAGRAM_SIZE
+    """UDP payload the path carries: 1200 on the internet, ~1452 on Ethernet, ~8952 with jumbo
+    frames. Both directions need it, and nothing probes for it."""
+
+    idle_timeout: float = 30.0
+    keep_alive: float | None = None
+    """PING after so long without hearing from the peer; None is a third of the idle time-out
+    in effect, 0 sends none (an idle connection then ends by time-out)."""
+    handshake_timeout: float = 10.0
+
+    stream_window: int = 2 << 20
+    """Receive credit per stream beyond what the application has consumed."""
+    session_window: int = 32 << 20
+    """Receive credit over all streams beyond what the application has consumed."""
+    max_streams_bidi: int = 128
+    """Bidirectional streams the peer may have open at a time."""
+    max_streams_uni: int = 128
+    """Unidirectional streams the peer may have open at a time."""
+    send_budget: int = 256 << 10
+    """How much a sender should keep unsent inside QUIC (advice to the session's scheduler)."""
+    max_datagram_queue: int = 256 << 10
+    """Octets of QUIC DATAGRAMs waiting to be sent; more are dropped."""
+
+    max_connections: int = 1000
+    """Connections a server holds at a time; more are refused with CONNECTION_REFUSED."""
+    socket_buffer: int = 4 << 20
+    """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
+
+    congestion_control_algorithm: str = "reno"
+    secrets_log_file: str | Path | None = None
+    """TLS secrets are appended here (SSLKEYLOGFILE format): for debugging only."""
+
+    def __post_init__(self) -> None:
+        def check(condition: bool, message: str) -> None:
+            if not condition:
+                raise ValueError(message)
+
+        # A string is a sequence of strings too: `alpn="moqt-22"` would offer seven letters.
+        check(
+            not isinstance(self.alpn, str)
+            and len(self.alpn) > 0
+            and all(isinstance(name, str) and 0 < len(name) < 256 for name in self.alpn),
+            "alpn must be a non-empty sequence of protocol names of 1 to 255 octets",
+        )
+        object.__setattr__(self, "alpn", tuple(self.alpn))
+        check(
+            MIN_DATAGRAM_SIZE <= self.max_datagram_size <= MAX_DATAGRAM_SIZE,
+            f"max_datagram_size must be between {MIN_DATAGRAM_SIZE} and {MAX_DATAGRAM_SIZE}",
+        )
+        check(self.idle_timeout > 0, "idle_timeout must be positive")
+        check(self.handshake_timeout > 0, "handshake_timeout must be positive")
+        check(
+            self.keep_alive is None or self.keep_alive == 0 or self.keep_alive > 0,
+            "keep_alive must be None, zero or positive",
+        )
+        check(self.stream_window >= 1024, "stream_window must be at least 1024")
+        check(
+            self.session_window >= self.stream_window,
+            "session_window must not be smaller than stream_window",
+        )
+        check(self.session_window < 1 << 60, "session_window must be below 2^60")
+        for name in ("max_streams_bidi", "max_streams_uni"):
+            check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")
+        check(self.send_budget > 0, "send_budget must be positive")
+        check(self.max_datagram_queue >= 0, "max_datagram_queue must not be negative")
+        check(self.max_connections > 0, "max_connections must be positive")
+        check(self.socket_buffer > 0, "socket_buffer must be positive")
+        check(
+            self.congestion_control_algorithm in ("reno", "cubic"),
+            "congestion_control_algorithm must be 'reno' or 'cubic'",
+        )
+        check(
+            (self.certfile is None) == (self.keyfile is None),
+            "certfile and keyfile come together",
+        )

@@ -1,0 +1,112 @@
+"""What happens to Objects that arrive: the receiver interface and its assembling default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from moqt.codes import ObjectStatus
+from moqt.errors import MoqtError
+from moqt.names import Location
+from moqt.store import Buffer
+
+if TYPE_CHECKING:
+    from moqt.requests import OutgoingFetch, OutgoingSubscribe
+    from moqt.wire.objects import ObjectHeader, RangeMarker, SubgroupHeader
+
+
+class Via(IntEnum):
+    """How an Object came."""
+
+    SUBSCRIPTION = 0
+    FILL = 1
+    FETCH = 2
+    DATAGRAM = 3
+
+
+@dataclass(slots=True, eq=False)
+class IncomingStream:
+    """One data stream while it is being read. `state` belongs to the receiver."""
+
+    stream_id: int
+    via: Via
+    request_id: int | None = None
+    subgroup: SubgroupHeader | None = None
+    header: ObjectHeader | None = None
+    remaining: int = 0
+    state: object = None
+
+
+class Receiver:
+    """Takes what one SUBSCRIBE or FETCH brings. Every method is optional.
+
+    All are called synchronously from the session and must neither block nor raise,
+    except `moqt.store.MalformedTrack`, which cancels the request.
+    """
+
+    def subscribe_accepted(self, request: OutgoingSubscribe) -> None: ...
+
+    def fetch_accepted(self, request: OutgoingFetch) -> None: ...
+
+    def request_failed(self, error: MoqtError) -> None:
+        """REQUEST_ERROR, or the session ended: nothing more will come."""
+
+    def subscription_done(self, code: int, reason: str) -> None:
+        """PUBLISH_DONE, after the streams it counts have ended."""
+
+    def stream_opened(self, stream: IncomingStream) -> None: ...
+
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None: ...
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None: ...
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None: ...
+
+    def range_marker(self, stream: IncomingStream, marker: RangeMarker) -> None: ...
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        """FIN (`error` None) or a reset with that code; a cut Object never `object_ended`."""
+
+
+@dataclass(slots=True, frozen=True)
+class ReceivedObject:
+    """A whole Object as an application gets it. `subgroup` is None for a datagram."""
+
+    location: Location
+    subgroup: int | None
+    priority: int | None
+    status: ObjectStatus
+    payload: Buffer = field(repr=False)
+    properties: bytes = b""
+    via: Via = Via.SUBSCRIPTION
+
+
+class ObjectReceiver(Receiver):
+    """Assembles each Object and hands it over whole, through `object_received`."""
+
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        stream.state = []
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        parts = stream.state
+        assert isinstance(parts, list)
+        parts.append(part)
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        parts = stream.state
+        stream.state = None
+        assert isinstance(parts, list)
+        self.object_received(
+            ReceivedObject(
+                location=Location(header.group, header.object),
+                subgroup=header.subgroup,
+                priority=header.priority,
+                status=header.status,
+                payload=parts[0] if len(parts) == 1 else b"".join(parts),
+                properties=header.properties,
+                via=stream.via,
+            )
+        )
+
+    def object_received(self, received: ReceivedObject) -> None: ...

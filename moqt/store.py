@@ -1,0 +1,596 @@
+"""TrackStore: one Track as an ordered, immutable log that any number of cursors read.
+
+A publisher is a store the application fills; a relay is a store the upstream fills.
+Payload octets are held once and handed out by reference. Pure logic: no I/O, no clock
+(`now` is a parameter where age matters).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from moqt.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
+from moqt.errors import MisuseError
+from moqt.messages import Properties, property_value
+from moqt.names import MAX_LOCATION, FullTrackName, Location
+
+Buffer = bytes | bytearray | memoryview
+
+
+class MalformedTrack(Exception):
+    """The Objects of a Track contradict each other (MOQT 16.6 of our reference)."""
+
+
+def buffer_length(buffer: Buffer) -> int:
+    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+
+
+@dataclass(slots=True, eq=False)
+class StoredObject:
+    """An Object, possibly still growing. `subgroup` None means Delivery Mode Datagram.
+
+    `parts` are buffers whose lengths add up to `received`; `ends` their running sums.
+    `follows` is the Object ID that came directly before on the stream that brought it.
+    """
+
+    location: Location
+    subgroup: int | None
+    priority: int
+    status: ObjectStatus
+    properties: bytes
+    length: int
+    follows: int | None = None
+    arrived: float = 0.0
+    parts: list[Buffer] = field(default_factory=list, repr=False)
+    ends: list[int] = field(default_factory=list, repr=False)
+    received: int = 0
+    gone: bool = False
+    """Aborted or evicted: no longer in the store."""
+
+    @property
+    def complete(self) -> bool:
+        return self.received == self.length
+
+    @property
+    def payload(self) -> Buffer:
+        """The payload in one piece; copies only when it is held in several."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return b"".join(self.parts)
+
+    def read(self, offset: int, limit: int) -> Buffer:
+        """Up to `limit` octets at `offset`, by reference; empty when none are there yet."""
+        index = bisect_right(self.ends, offset)
+        if index == len(self.parts):
+            return b""
+        part = self.parts[index]
+        begin = offset - (self.ends[index - 1] if index else 0)
+        if begin == 0 and self.ends[index] - offset <= limit:
+            return part
+        return memoryview(part).cast("B")[begin : begin + limit]
+
+
+class IntervalSet:
+    """A set of Locations kept as closed intervals, so that ranges cost one entry."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @staticmethod
+    def _key(location: Location) -> int:
+        return location.group << 64 | location.object
+
+    @staticmethod
+    def _location(key: int) -> Location:
+        return Location(key >> 64, key & MAX_VI64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start: Location, end: Location) -> None:
+        low, high = self._key(start), self._key(end)
+        first = bisect_left(self._ends, low - 1)
+        last = bisect_right(self._starts, high + 1)
+        if first < last:
+            low = min(low, self._starts[first])
+            high = max(high, self._ends[last - 1])
+        self._starts[first:last] = [low]
+        self._ends[first:last] = [high]
+
+    def remove(self, start: Location, end: Location) -> None:
+        low, high = self._key(start), self._key(end)
+        first = bisect_left(self._ends, low)
+        last = bisect_right(self._starts, high)
+        if first >= last:
+            return
+        starts: list[int] = []
+        ends: list[int] = []
+        if self._starts[first] < low:
+            starts.append(self._starts[first])
+            ends.append(low - 1)
+        if self._ends[last - 1] > high:
+            starts.append(high + 1)
+            ends.append(self._ends[last - 1])
+        self._starts[first:last] = starts
+        self._ends[first:last] = ends
+
+    def first_missing(self, start: Location, end: Location) -> Location | None:
+        """The smallest Location of [start, end] outside the set."""
+        low = self._key(start)
+        index = bisect_left(self._ends, low)
+        if index < len(self._starts) and self._starts[index] <= low:
+            low = self._ends[index] + 1
+        return self._location(low) if low <= self._key(end) else None
+
+    def last_missing(self, start: Location, end: Location) -> Location | None:
+        """The largest Location of [start, end] outside the set."""
+        high = self._key(end)
+        index = bisect_right(self._starts, high) - 1
+        if index >= 0 and self._ends[index] >= high:
+            high = self._starts[index] - 1
+        return self._location(high) if high >= self._key(start) else None
+
+    def missing_end(self, start: Location, end: Location) -> Location:
+        """The last Location of the hole that begins at `start`, not beyond `end`."""
+        index = bisect_right(self._starts, self._key(start))
+        if index < len(self._starts):
+            return min(end, self._location(self._starts[index] - 1))
+        return end
+
+    def __contains__(self, location: Location) -> bool:
+        return self.first_missing(location, location) is None
+
+
+@dataclass(slots=True, eq=False)
+class SubgroupLog:
+    """One Subgroup: its Object IDs in ascending order, and whether it has ended."""
+
+    group: int
+    subgroup: int
+    priority: int
+    ids: list[int] = field(default_factory=list)
+    """Ascending; an id without an entry in `GroupLog.objects` was evicted."""
+    first_id: int | None = None
+    """The first Object ever published in the Subgroup, when known."""
+    finished: bool = False
+    """Every Object of the Subgroup is known: the stream ended with FIN."""
+    broken: bool = False
+    """The upstream stream was reset: more Objects may exist."""
+    end_of_group: bool = False
+    readers: int = 0
+    """Deliveries that still need this log; it is not forgotten before they are done."""
+
+
+@dataclass(slots=True, eq=False)
+class GroupLog:
+    objects: dict[int, StoredObject] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    subgroups: dict[int, SubgroupLog] = field(default_factory=dict)
+    end: int | None = None
+    """No Object ID of this group is, or will be, this large."""
+
+
+class StoreListener(Protocol):
+    """A cursor, or whatever else must know that the store changed."""
+
+    def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
+        """Objects, octets or an end were added; `log` is the Subgroup concerned, if one is."""
+
+
+class Source(Protocol):
+    """Where a store gets what it does not have (a relay's upstream)."""
+
+    def want(self, store: TrackStore, start: Location, end: Location) -> bool:
+        """Fetch [start, end] into the store; False when nobody can be asked.
+
+        Asking again for what is already on its way costs nothing. The listeners are
+        told when Objects arrive and when a fetch ends, successful or not.
+        """
+
+
+class TrackStore:
+    """See the module. `authoritative` stores (original publishers) know all of their Track:
+    what they do not hold at or below Largest does not exist."""
+
+    def __init__(
+        self,
+        name: FullTrackName,
+        properties: Properties = (),
+        *,
+        authoritative: bool = True,
+        source: Source | None = None,
+    ) -> None:
+        self.name = name
+        self.authoritative = authoritative
+        self.source = source
+        self.groups: dict[int, GroupLog] = {}
+        self.group_ids: list[int] = []
+        self.largest: Location | None = None
+        self.end_of_track: Location | None = None
+        """No Object exists at or beyond this Location."""
+        self.ended = False
+        """Nothing will be added any more: subscriptions end with PUBLISH_DONE."""
+        self.end_code: int | None = None
+        self.end_reason = ""
+        self.octets = 0
+        self.known = IntervalSet()
+        self._listeners: dict[StoreListener, None] = {}
+        self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
+        """Called for each complete Object stored (cache accounting)."""
+        self.properties: Properties = ()
+        self.default_priority = DEFAULT_PRIORITY
+        self.set_properties(properties)
+
+    def set_properties(self, properties: Properties) -> None:
+        self.properties = properties
+        value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
+        self.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
+
+    # -- listeners ---------------------------------------------------------------------
+
+    def add_listener(self, listener: StoreListener) -> None:
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: StoreListener) -> None:
+        self._listeners.pop(listener, None)
+
+    def changed(self, log: SubgroupLog | None = None) -> None:
+        for listener in tuple(self._listeners):
+            listener.store_changed(self, log)
+
+    # -- writing -----------------------------------------------------------------------
+
+    def append(
+        self,
+        group: int,
+        object_id: int,
+        payload: Buffer | Iterable[Buffer],
+        *,
+        subgroup: int = 0,
+        priority: int | None = None,
+        properties: bytes = b"",
+    ) -> StoredObject:
+        """Publish a whole Object. `payload` is one buffer or several, kept by reference.
+
+        Raises MisuseError when the Location is taken, the track has ended or the priority is
+        not 0 to 255, MalformedTrack beyond the end of its group or track.
+        """
+        parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else list(payload)
+        length = sum(map(buffer_length, parts))
+        if priority is not None and not 0 <= priority <= 255:
+            raise MisuseError(f"{self.name}: priority {priority} is not in 0..255")
+        stored = self._place(
+            Location(group, object_id),
+            subgroup,
+            self.default_priority if priority is None else priority,
+            ObjectStatus.NORMAL,
+            properties,
+            length,
+        )
+        if stored is None:
+            raise MisuseError(f"{self.name}: Object {group}/{object_id} was already published")
+        for part in parts:
+            self._extend(stored, part)
+        self._finish(stored)
+        return stored
+
+    def begin(
+        self,
+        location: Location,
+        *,
+        subgroup: int | None,
+        priority: int | None,
+        properties: bytes,
+        length: int,
+        follows: int | None = None,
+        now: float = 0.0,
+        live: bool = True,
+    ) -> StoredObject | None:
+        """Place an Object whose payload arrives later through `grow`; None for a duplicate.
+
+        `live` is true when it came through a subscription: only then does it move Largest.
+        Raises MalformedTrack when it contradicts what is known.
+        """
+        return self._place(
+            location,
+            subgroup,
+            self.default_priority if priority is None else priority,
+            ObjectStatus.NORMAL,
+            properties,
+            length,
+            follows=follows,
+            now=now,
+            live=live,
+        )
+
+    def grow(self, stored: StoredObject, part: Buffer) -> None:
+        self._extend(stored, part)
+        self.changed(self._log_of(stored))
+
+    def complete(self, stored: StoredObject) -> None:
+        """The payload is whole: join its parts so that they are held without overhead."""
+        if len(stored.parts) > 1 and stored.length <= 16 << 20:
+            stored.parts = [b"".join(stored.parts)]
+            stored.ends = [stored.length]
+        self._finish(stored)
+
+    def abort(self, stored: StoredObject) -> None:
+        """The rest of a growing Object will not come: forget it."""
+        self._drop(stored)
+        log = self._log_of(stored)
+        if log is not None:
+            log.ids.remove(stored.location.object)
+        self.changed(log)
+
+    def mark_end(
+        self,
+        location: Location,
+        status: ObjectStatus,
+        *,
+        subgroup: int = 0,
+        priority: int | None = None,
+    ) -> None:
+        """Record an End of Group or End of Track status Object at `location`."""
+        priority = self.subgroup(location.group, subgroup, priority).priority
+        self._place(location, subgroup, priority, status, b"", 0)
+        if status is ObjectStatus.END_OF_TRACK:
+            self.set_end_of_track(location)
+        else:
+            self.set_end_of_group(location)
+        self.changed(self.groups[location.group].subgroups[subgroup])
+
+    def set_end_of_group(self, location: Location) -> None:
+        group = self._group(location.group)
+        if group.ids and group.ids[-1] > location.object:
+            raise MalformedTrack(
+                f"{self.name}: Object {location.group}/{group.ids[-1]} lies beyond the end "
+                f"of its group, {location.object}"
+            )
+        group.end = location.object
+        self.known.add(location, Location(location.group, MAX_VI64))
+
+    def set_end_of_track(self, location: Location) -> None:
+        if self.largest is not None and self.largest >= location:
+            raise MalformedTrack(
+                f"{self.name}: Object {self.largest.group}/{self.largest.object} lies beyond "
+                f"the end of the track"
+            )
+        self.end_of_track = location
+        self.known.add(location, MAX_LOCATION)
+
+    def mark_nonexistent(self, start: Location, end: Location) -> None:
+        """Nothing exists in [start, end] beyond what is held (a fetch gap, a 0x8C marker)."""
+        if start <= end:
+            self.known.add(start, end)
+
+    def finish_subgroup(self, group: int, subgroup: int, *, end_of_group: bool = False) -> None:
+        """Every Object of the Subgroup has been published."""
+        log = self.subgroup(group, subgroup)
+        log.finished = True
+        log.broken = False
+        if end_of_group:
+            log.end_of_group = True
+            if log.ids and self.groups[group].end is None:
+                self.set_end_of_group(Location(group, log.ids[-1] + 1))
+        self.changed(log)
+
+    def break_subgroup(self, group: int, subgroup: int) -> None:
+        log = self.subgroup(group, subgroup)
+        if not log.finished:
+            log.broken = True
+            self.changed(log)
+
+    def finish(self, code: int, reason: str = "") -> None:
+        """Nothing more will be added; subscriptions end with PUBLISH_DONE `code`."""
+        self.ended = True
+        self.end_code = code
+        self.end_reason = reason
+        self.changed()
+
+    def reopen(self) -> None:
+        """A new upstream continues the track."""
+        self.ended = False
+        self.end_code = None
+
+    # -- eviction ----------------------------------------------------------------------
+
+    def evict(self, stored: StoredObject) -> None:
+        """Forget a complete Object's payload: it becomes unknown, never non-existent."""
+        self._drop(stored)
+        self.forget_group(stored.location.group)
+
+    def forget_group(self, group_id: int) -> None:
+        """Drop the log of a group that holds nothing and that nobody reads."""
+        group = self.groups.get(group_id)
+        if group is None or any(not o.status and not o.gone for o in group.objects.values()):
+            return
+        if all(
+            log.readers == 0 and (log.finished or log.broken or self.ended)
+            for log in group.subgroups.values()
+        ):
+            self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
+            if self.end_of_track is not None:
+                self.known.add(self.end_of_track, MAX_LOCATION)
+            del self.groups[group_id]
+            self.group_ids.remove(group_id)
+
+    # -- reading -----------------------------------------------------------------------
+
+    def get(self, location: Location) -> StoredObject | None:
+        group = self.groups.get(location.group)
+        return group.objects.get(location.object) if group else None
+
+    def subgroup(self, group: int, subgroup: int, priority: int | None = None) -> SubgroupLog:
+        """The log of a Subgroup, made if need be."""
+        group_log = self._group(group)
+        log = group_log.subgroups.get(subgroup)
+        if log is None:
+            log = SubgroupLog(
+                group, subgroup, self.default_priority if priority is None else priority
+            )
+            group_log.subgroups[subgroup] = log
+        return log
+
+    def next_object(self, start: Location, end: Location) -> StoredObject | None:
+        """The first real Object of [start, end], statuses left out."""
+        index = bisect_left(self.group_ids, start.group)
+        while index < len(self.group_ids):
+            group_id = self.group_ids[index]
+            if group_id > end.group:
+                return None
+            group = self.groups[group_id]
+            at = bisect_left(group.ids, start.object) if group_id == start.group else 0
+            while at < len(group.ids):
+                stored = group.objects[group.ids[at]]
+                if stored.location > end:
+                    return None
+                if stored.status is ObjectStatus.NORMAL:
+                    return stored
+                at += 1
+            index += 1
+        return None
+
+    def largest_in(self, start: Location, end: Location) -> StoredObject | None:
+        """The last real Object of [start, end]."""
+        index = bisect_right(self.group_ids, end.group) - 1
+        while index >= 0 and self.group_ids[index] >= start.group:
+            group = self.groups[self.group_ids[index]]
+            for object_id in reversed(group.ids):
+                stored = group.objects[object_id]
+                if stored.location < start:
+                    return None
+                if stored.location <= end and stored.status is ObjectStatus.NORMAL:
+                    return stored
+            index -= 1
+        return None
+
+    def first_unknown(self, start: Location, end: Location) -> Location | None:
+        """The smallest Location of [start, end] of which this store knows nothing."""
+        if self.authoritative or start > end:
+            return None
+        return self.known.first_missing(start, end)
+
+    def last_unknown(self, start: Location, end: Location) -> Location | None:
+        if self.authoritative or start > end:
+            return None
+        return self.known.last_missing(start, end)
+
+    def is_complete(self) -> bool:
+        """Whether every Object of the Track, to its end, is held whole."""
+        if self.end_of_track is None or self.largest is None:
+            return False
+        if self.first_unknown(Location(0, 0), self.largest) is not None:
+            return False
+        return all(o.complete for o in self.objects())
+
+    def objects(self) -> Iterator[StoredObject]:
+        """Every real Object held, in order."""
+        for group_id in self.group_ids:
+            group = self.groups[group_id]
+            for object_id in group.ids:
+                stored = group.objects[object_id]
+                if stored.status is ObjectStatus.NORMAL:
+                    yield stored
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _group(self, group_id: int) -> GroupLog:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = GroupLog()
+            insort(self.group_ids, group_id)
+        return group
+
+    def _log_of(self, stored: StoredObject) -> SubgroupLog | None:
+        group = self.groups.get(stored.location.group)
+        if group is None or stored.subgroup is None:
+            return None
+        return group.subgroups.get(stored.subgroup)
+
+    def _place(
+        self,
+        location: Location,
+        subgroup: int | None,
+        priority: int,
+        status: ObjectStatus,
+        properties: bytes,
+        length: int,
+        *,
+        follows: int | None = None,
+        now: float = 0.0,
+        live: bool = True,
+    ) -> StoredObject | None:
+        if self.ended and self.authoritative:
+            raise MisuseError(f"{self.name}: the track has ended")
+        normal = status is ObjectStatus.NORMAL
+        if normal and self.end_of_track is not None and location >= self.end_of_track:
+            raise MalformedTrack(
+                f"{self.name}: Object {location.group}/{location.object} lies beyond the end "
+                f"of the track"
+            )
+        group = self._group(location.group)
+        if normal and group.end is not None and location.object >= group.end:
+            raise MalformedTrack(
+                f"{self.name}: Object {location.group}/{location.object} lies beyond the end "
+                f"of its group"
+            )
+        existing = group.objects.get(location.object)
+        if existing is not None:
+            if (existing.length, existing.status) != (length, status) or (
+                existing.subgroup,
+                existing.priority,
+            ) != (subgroup, priority):
+                raise MalformedTrack(
+                    f"{self.name}: Object {location.group}/{location.object} came twice and differs"
+                )
+            return None
+        stored = StoredObject(
+            location, subgroup, priority, status, properties, length, follows, now
+        )
+        if subgroup is not None:
+            log = self.subgroup(location.group, subgroup, priority)
+            if normal and log.ids and log.priority != priority:
+                raise MalformedTrack(
+                    f"{self.name}: priority changes inside subgroup {location.group}/{subgroup}"
+                )
+            log.priority = priority
+            at = bisect_left(log.ids, location.object)
+            if at == len(log.ids) or log.ids[at] != location.object:
+                log.ids.insert(at, location.object)
+        group.objects[location.object] = stored
+        insort(group.ids, location.object)
+        if normal and live and (self.largest is None or location > self.largest):
+            self.largest = location
+        return stored
+
+    def _extend(self, stored: StoredObject, part: Buffer) -> None:
+        size = buffer_length(part)
+        if not size:
+            return
+        stored.parts.append(part)
+        stored.received += size
+        stored.ends.append(stored.received)
+        self.octets += size
+
+    def _finish(self, stored: StoredObject) -> None:
+        if not self.authoritative:
+            self.known.add(stored.location, stored.location)
+        if self.on_stored is not None:
+            self.on_stored(self, stored)
+        self.changed(self._log_of(stored))
+
+    def _drop(self, stored: StoredObject) -> None:
+        if stored.gone:
+            return
+        stored.gone = True
+        self.octets -= stored.received
+        group = self.groups[stored.location.group]
+        del group.objects[stored.location.object]
+        group.ids.remove(stored.location.object)
+        self.known.remove(stored.location, stored.location)

@@ -1,0 +1,36 @@
+"""`moqt://` URIs (MOQT 3.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from moqt.errors import MisuseError
+
+DEFAULT_PORT = 443
+
+
+class MoqtUri(NamedTuple):
+    host: str
+    port: int
+    path: str
+    """path-abempty with the query, as the PATH option carries it."""
+    authority: str
+    fragment: str
+
+
+def parse_uri(text: str) -> MoqtUri:
+    """Raises MisuseError with what is wrong with `text`."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise MisuseError(f"{text!r} is not a URI: {error}") from None
+    if parts.scheme != "moqt":
+        raise MisuseError(f"{text!r} must begin with moqt://")
+    if not parts.hostname:
+        raise MisuseError(f"{text!r} names no host")
+    if parts.username is not None:
+        raise MisuseError("a moqt URI carries no user name")
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    return MoqtUri(parts.hostname, port or DEFAULT_PORT, path, parts.netloc, parts.fragment)

@@ -1,0 +1,1 @@
+"""Octets to values and back: one codec per draft behind `moqt.wire.codec`."""

@@ -1,0 +1,57 @@
+"""`kvcs-keygen`: a scope file is made once, for its owner only."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from kvsp.identity import Scope
+
+
+def keygen(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvcs.cli.keygen", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
+
+
+def test_a_scope_file_is_made_and_its_scope_id_printed(tmp_path: Path) -> None:
+    done = keygen("scope", "scope.json", folder=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    path = tmp_path / "scope.json"
+    scope = Scope.load(path)
+    assert done.stdout == scope.scope_id.hex() + "\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_existing_file_is_kept_and_the_failure_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "scope.json"
+    path.write_text("dear")
+    done = keygen("scope", str(path), folder=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "scope.json" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert path.read_text() == "dear"
+    assert keygen("scope", "absent/scope.json", folder=tmp_path).returncode == 1
+
+
+def test_wrong_usage_has_exit_code_2(tmp_path: Path) -> None:
+    for arguments in ((), ("scope",), ("scope", "a", "b"), ("other",), ("--other",)):
+        assert keygen(*arguments, folder=tmp_path).returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_example_of_the_help_works_as_typed(tmp_path: Path) -> None:
+    for arguments in (("--help",), ("scope", "--help")):
+        text = keygen(*arguments, folder=tmp_path).stdout
+        example = text.partition("Example:")[2].strip().splitlines()[0]
+        program, *rest = example.split()
+        assert program == "kvcs-keygen"
+        done = keygen(*rest, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (tmp_path / rest[-1]).unlink()
