@@ -26,9 +26,14 @@ from moqt.requests import (
 )
 from moqt.session import Session
 from moqt.store import TrackStore, buffer_length
+from moqt.wire.objects import ObjectHeader
 
 QUEUE_OCTETS = 8 << 20
 """Octets an unread Subscription or Fetch holds before it stops granting credit."""
+MAX_OBJECT_OCTETS = 64 << 20
+"""Largest Object that is assembled in memory; a Receiver of one's own has no such limit."""
+OBJECT_OVERHEAD = 256
+"""What an Object counts in a queue beyond its payload, so that empty ones count too."""
 
 _R = TypeVar("_R", bound=OutgoingRequest)
 
@@ -37,6 +42,10 @@ class NamespaceEvent(NamedTuple):
     namespace: TrackNamespace
     present: bool
     """True for NAMESPACE, False for NAMESPACE_DONE."""
+
+
+def _size(received: ReceivedObject) -> int:
+    return OBJECT_OVERHEAD + len(received.properties) + buffer_length(received.payload)
 
 
 class _ObjectQueue(ObjectReceiver):
@@ -54,13 +63,27 @@ class _ObjectQueue(ObjectReceiver):
 
     # called by the session
 
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        if header.length > MAX_OBJECT_OCTETS:
+            self.request.cancel()
+            self.request_failed(
+                RequestError(
+                    RequestErrorCode.EXCESSIVE_LOAD,
+                    f"an Object of {header.length} octets is more than {MAX_OBJECT_OCTETS}",
+                )
+            )
+        else:
+            super().object_begun(stream, header)
+
     def object_received(self, received: ReceivedObject) -> None:
+        if received.via is Via.DATAGRAM and self._octets > self._max_octets:
+            return  # nothing holds datagrams back, and they may be lost
         self._objects.append(received)
-        self._octets += buffer_length(received.payload)
+        self._octets += _size(received)
         self._wake()
 
-    def object_ended(self, stream: IncomingStream, header: object) -> None:
-        super().object_ended(stream, header)  # type: ignore[arg-type]
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        super().object_ended(stream, header)
         if self._octets > self._max_octets and stream.via is not Via.DATAGRAM:
             self._paused.add(stream.stream_id)
             self.request.session.transport.pause_receiving(stream.stream_id)
@@ -79,6 +102,7 @@ class _ObjectQueue(ObjectReceiver):
         if not self._over:
             self._over = True
             self._error = error
+            self._resume()  # nothing more comes on its streams
             self._wake()
 
     def _wake(self) -> None:
@@ -100,7 +124,7 @@ class _ObjectQueue(ObjectReceiver):
             finally:
                 self._waiter = None
         received = self._objects.popleft()
-        self._octets -= buffer_length(received.payload)
+        self._octets -= _size(received)
         if self._octets <= self._max_octets // 2:
             self._resume()
         return received
@@ -117,8 +141,8 @@ class _ObjectQueue(ObjectReceiver):
     def cancel(self) -> None:
         """Give up the request; iteration ends."""
         self.request.cancel()
-        self._resume()
         self._objects.clear()
+        self._octets = 0
         self._finish(None)
 
     async def __aenter__(self) -> Self:
@@ -199,10 +223,14 @@ class PublishedNamespace:
 
 
 class NamespaceListing:
-    """An established SUBSCRIBE_NAMESPACE: iterate over it for `NamespaceEvent`s."""
+    """An established SUBSCRIBE_NAMESPACE: iterate over it for `NamespaceEvent`s.
+
+    A namespace that comes and goes before it was read about is not told of, so that no more
+    is held than the session's `max_namespaces` allows.
+    """
 
     def __init__(self) -> None:
-        self._events: deque[NamespaceEvent] = deque()
+        self._events: dict[TrackNamespace, bool] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
         self._error: MoqtError | None = None
@@ -214,8 +242,9 @@ class NamespaceListing:
         return set(self.request.namespaces)
 
     def changed(self, namespace: TrackNamespace, present: bool) -> None:
-        self._events.append(NamespaceEvent(namespace, present))
-        self._wake()
+        if self._events.pop(namespace, None) is None:
+            self._events[namespace] = present
+            self._wake()
 
     def end(self, error: MoqtError | None) -> None:
         self._over, self._error = True, error
@@ -239,7 +268,8 @@ class NamespaceListing:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._events.popleft()
+        namespace = next(iter(self._events))
+        return NamespaceEvent(namespace, self._events.pop(namespace))
 
     def cancel(self) -> None:
         self.request.cancel()

@@ -21,7 +21,7 @@ from moqt.uri import parse_uri
 TICK_SECONDS = 0.5
 
 
-class connect:  # noqa: N801 - reads as a function: `async with moqt.connect(url) as session`
+class connect:
     """Connect to `url` (moqt://host[:port]/path) and establish a session.
 
     Use it as `session = await connect(url)` (then `session.close()` and

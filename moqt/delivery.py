@@ -23,12 +23,24 @@ from moqt.messages import RangeFilter
 from moqt.names import Location
 from moqt.quic.base import Transport
 from moqt.scheduler import Delivery, Flow, Progress, Scheduler
-from moqt.store import StoredObject, SubgroupLog, TrackStore
+from moqt.store import (
+    Assumption,
+    IntervalSet,
+    StoredObject,
+    SubgroupLog,
+    TrackStore,
+    location_after,
+    location_before,
+)
 from moqt.wire.codec import Codec
 from moqt.wire.objects import DatagramObject, ObjectHeader, SubgroupHeader
 
 MAX_PENDING_SUBGROUPS = 4096
 """Subgroups one subscription may be behind; beyond it ends with TOO_FAR_BEHIND."""
+
+
+FLUSH_ROUNDS = 4
+"""Rounds of sending a stream that is to be reset is given to get rid of what it holds."""
 
 
 class Outlet(Protocol):
@@ -54,10 +66,24 @@ class StreamDelivery(Delivery):
         self.current: StoredObject | None = None
         self.offset = 0
         self.over = False
+        self._patience = FLUSH_ROUNDS
 
     def wake(self) -> None:
-        if not self.over:
+        if not self.over and not self.queued:
             self.outlet.scheduler.ready(self)
+            # The store may be filled by another session: this one has to be told to send.
+            self.outlet.transport.wake()
+
+    def flushed(self) -> bool:
+        """Whether what was written has left, so that a reset does not take it back.
+
+        Only a header that arrives lets the peer know what was reset. The transport does
+        not say what of one stream is unsent, hence the limit.
+        """
+        if self.stream_id is None or self.outlet.transport.unsent == 0:
+            return True
+        self._patience -= 1
+        return self._patience < 0
 
     def reset(self, code: StreamErrorCode) -> None:
         """Reset the stream, if one is open."""
@@ -66,6 +92,7 @@ class StreamDelivery(Delivery):
             stream_id, self.stream_id = self.stream_id, None
             self.outlet.transport.reset(stream_id, code)
             self.outlet.data_stream_closed(stream_id)
+        self._patience = FLUSH_ROUNDS
 
     def stopped(self) -> None:
         """The peer sent STOP_SENDING for the open stream (the transport has reset it)."""
@@ -101,31 +128,34 @@ class StreamDelivery(Delivery):
 class SubgroupDelivery(StreamDelivery):
     """Sends the Objects of one Subgroup from the subscription's start on."""
 
-    def __init__(self, subscription: SubscriptionDelivery, log: SubgroupLog) -> None:
+    def __init__(self, subscription: SubscriptionDelivery, log: SubgroupLog, position: int) -> None:
         super().__init__(subscription.outlet, subscription.flow, subscription.store)
         self.subscription = subscription
         self.log = log
         log.readers += 1
-        start = subscription.start
-        self.position = start.object - 1 if log.group == start.group else -1
+        self.position = position
         """Object IDs up to here are dealt with: sent, filtered out or given up."""
         self.previous: int | None = None
         """Last Object ID written on the open stream."""
         self.passed: int | None = None
         """Last Object ID of this stream dealt with, filtered ones included."""
-        self.incomplete = False
-        """An Object had to be given up: the stream must not end with FIN."""
+        self.incomplete: StreamErrorCode | None = None
+        """Why the stream must not end with FIN: an Object was given up or withheld."""
 
     def rank(self) -> tuple[int, ...]:
         group = self.log.group
         ascending = self.subscription.group_order is GroupOrder.ASCENDING
-        return (self.log.priority, group if ascending else -group, 1, self.log.subgroup)
+        return (self.log.priority, 0, group if ascending else -group, 1, self.log.subgroup)
 
     def write(self, limit: int) -> Progress:
         if self.over or self.subscription.paused:
             return Progress.WAITING
         if self.current is not None:
             if self.current.gone and not self.current.complete:
+                if not self.flushed():
+                    return Progress.BLOCKED
+                # What was sent of it counts for nothing: should it come again, send it again.
+                self.position = self.current.location.object - 1
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
                 return self.send_current(limit)
@@ -170,6 +200,7 @@ class SubgroupDelivery(StreamDelivery):
             ),
         )
         self.previous = self.passed = object_id
+        self.store.used(stored)
         self.current, self.offset = stored, 0
         return self.send_current(limit)
 
@@ -187,15 +218,20 @@ class SubgroupDelivery(StreamDelivery):
             if at == len(ids):
                 return None
             object_id = ids[at]
-            if Location(self.log.group, object_id) > self.subscription.end:
+            location = Location(self.log.group, object_id)
+            if location > self.subscription.end:
                 return None
+            if self.subscription.withholds(location):
+                self.position = object_id
+                self.incomplete = StreamErrorCode.CANCELLED
+                continue
             stored = group.objects.get(object_id)
             if stored is None:
                 if self._want(object_id):
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = object_id
-                self.incomplete = True
+                self.incomplete = StreamErrorCode.TOO_FAR_BEHIND
                 continue
             self.position = object_id
             if stored.status is not ObjectStatus.NORMAL or self.subscription.passes(stored):
@@ -234,29 +270,61 @@ class SubgroupDelivery(StreamDelivery):
 
     def _at_end(self) -> Progress:
         ids = self.log.ids
-        if (
-            ids
-            and self.position < ids[-1]
-            and (
-                Location(self.log.group, ids[bisect_right(ids, self.position)])
-                <= self.subscription.end
-            )
-        ):
+        at = bisect_right(ids, self.position)
+        left = at < len(ids)
+        if left and Location(self.log.group, ids[at]) <= self.subscription.end:
             return Progress.WAITING  # an evicted Object is on its way back
-        beyond = Location(self.log.group, self.position + 1) > self.subscription.end
-        if self.log.finished and not self.incomplete:
+        if left:
+            self.reset(StreamErrorCode.CANCELLED)  # the filter ends inside the Subgroup
+            if not (self.log.finished or self.store.ended):
+                return Progress.WAITING  # an update may move the end of the filter
+        elif self.log.finished and self.incomplete is None:
+            self._end_group()
             self.finish()
+        elif (self.log.finished or self.store.ended or self.log.broken) and not self.flushed():
+            return Progress.BLOCKED
         elif self.log.finished:
-            self.reset(StreamErrorCode.TOO_FAR_BEHIND)
-        elif beyond or self.log.broken or self.store.ended:
-            self.reset(StreamErrorCode.CANCELLED if beyond else StreamErrorCode.INTERNAL_ERROR)
-            if self.log.broken and not (beyond or self.store.ended):
-                return Progress.WAITING  # the upstream may open another stream for the rest
+            self.reset(self.incomplete or StreamErrorCode.CANCELLED)
+        elif self.store.ended:
+            self.reset(StreamErrorCode.INTERNAL_ERROR)
+        elif self.log.broken:
+            # The upstream may open another stream for the rest: then there is a new delivery.
+            self.reset(StreamErrorCode.INTERNAL_ERROR)
+            self.close()
+            self.subscription.subgroup_broken(self)
+            return Progress.DONE
         else:
             return Progress.WAITING
         self.close()
         self.subscription.subgroup_done(self)
         return Progress.DONE
+
+    def _end_group(self) -> None:
+        """Say as an End of Group Object what END_OF_GROUP said upstream (MOQT 16.1).
+
+        The stream's header went out before that was known.
+        """
+        group = self.store.groups.get(self.log.group)
+        end = group.end if group is not None else None
+        if (
+            not self.log.end_of_group
+            or self.stream_id is None
+            or self.previous is None
+            or end is None
+            or end <= self.previous
+            or Location(self.log.group, end) > self.subscription.end
+        ):
+            return
+        self.outlet.transport.send(
+            self.stream_id,
+            self.outlet.codec.encode_subgroup_object(
+                self.previous,
+                end,
+                with_properties=True,
+                length=0,
+                status=ObjectStatus.END_OF_GROUP,
+            ),
+        )
 
     def stopped(self) -> None:
         self.reset(StreamErrorCode.CANCELLED)
@@ -293,6 +361,8 @@ class SubscriptionDelivery:
         self.track_alias = track_alias
         self.start = start
         self.end = end
+        self._withheld = IntervalSet()
+        """Published while the filter of then, or a pause, kept it back: never to be sent."""
         self.filters = filters
         self.group_order = group_order
         self.paused = paused
@@ -301,8 +371,12 @@ class SubscriptionDelivery:
         self._on_done = on_done
         self._subgroups: dict[tuple[int, int], SubgroupDelivery] = {}
         self._finished: set[tuple[int, int]] = set()
+        self._trim_at = 2048
+        self._past = IntervalSet()
+        """Groups dealt with that the store has forgotten since: never send them again."""
+        self._resume: dict[tuple[int, int], int] = {}
+        """How far a Subgroup had come when its upstream stream was reset."""
         self._fills: list[FetchDelivery] = []
-        self._next_datagram = start
         self.over = False
 
     def begin(self) -> None:
@@ -312,55 +386,75 @@ class SubscriptionDelivery:
             if group_id >= self.start.group:
                 for log in tuple(self.store.groups[group_id].subgroups.values()):
                     self._consider(log)
+        self._send_datagrams()
         self.check_done()
 
     def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
         if log is None:
             for delivery in tuple(self._subgroups.values()):
                 delivery.wake()
-            self._send_datagrams()
             self.check_done()
         else:
             self._consider(log)
+
+    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+        if not (self.paused or stored.location > self.end or self.withholds(stored.location)):
+            self._send_datagram(stored)
 
     def _consider(self, log: SubgroupLog) -> None:
         key = (log.group, log.subgroup)
         delivery = self._subgroups.get(key)
         if delivery is None:
             if (
-                key in self._finished
+                self.over
+                or key in self._finished
                 or not log.ids
                 or Location(log.group, log.ids[-1]) < self.start
                 or log.group > self.end.group
                 or self.paused
+                or Location(log.group, 0) in self._past
             ):
                 return
+            position = self.start.object - 1 if log.group == self.start.group else -1
+            position = max(position, self._resume.get(key, -1))
+            if log.ids[-1] <= position:
+                return
+            self._resume.pop(key, None)
             if len(self._subgroups) >= MAX_PENDING_SUBGROUPS:
                 self._end(PublishDoneCode.TOO_FAR_BEHIND, "too many groups are waiting to be sent")
                 return
-            delivery = self._subgroups[key] = SubgroupDelivery(self, log)
+            delivery = self._subgroups[key] = SubgroupDelivery(self, log, position)
         delivery.wake()
 
     def _send_datagrams(self) -> None:
-        """Objects in Delivery Mode Datagram go out as soon as they are whole."""
-        while not self.paused:
-            stored = self.store.next_object(self._next_datagram, self.end)
-            if stored is None or not (stored.complete or stored.subgroup is not None):
-                return
-            self._next_datagram = Location(stored.location.group, stored.location.object + 1)
-            if stored.subgroup is None and self.passes(stored):
-                self.outlet.transport.send_datagram(
-                    self.outlet.codec.encode_datagram(
-                        DatagramObject(
-                            track_alias=self.track_alias,
-                            group=stored.location.group,
-                            object=stored.location.object,
-                            priority=stored.priority,
-                            properties=stored.properties,
-                            payload=bytes(stored.payload),
-                        )
+        """What is there in Delivery Mode Datagram; later ones go out as they arrive."""
+        if self.paused or self.over or not self.store.has_datagrams:
+            return
+        at = self.start
+        while (stored := self.store.next_object(at, self.end)) is not None:
+            at = location_after(stored.location)
+            if stored.subgroup is None and stored.complete:
+                self._send_datagram(stored)
+
+    def _send_datagram(self, stored: StoredObject) -> None:
+        if self.passes(stored):
+            self.store.used(stored)
+            self.outlet.transport.send_datagram(
+                self.outlet.codec.encode_datagram(
+                    DatagramObject(
+                        track_alias=self.track_alias,
+                        group=stored.location.group,
+                        object=stored.location.object,
+                        priority=stored.priority,
+                        properties=stored.properties,
+                        payload=bytes(stored.payload),
                     )
                 )
+            )
+            self.outlet.transport.wake()
+
+    def withholds(self, location: Location) -> bool:
+        return location < self.start or (bool(self._withheld) and location in self._withheld)
 
     def passes(self, stored: StoredObject) -> bool:
         """Whether the range filters let the Object through."""
@@ -378,15 +472,35 @@ class SubscriptionDelivery:
 
     def fill_done(self, fill: FetchDelivery) -> None:
         self._fills.remove(fill)
+        self.streams_opened += fill.opened
         self.check_done()
 
     def subgroup_done(self, delivery: SubgroupDelivery) -> None:
         key = (delivery.log.group, delivery.log.subgroup)
         self._subgroups.pop(key, None)
         self._finished.add(key)
-        if len(self._finished) > 2048:
-            self._finished = {k for k in self._finished if k[0] in self.store.groups}
+        if len(self._finished) > self._trim_at:
+            self._trim()
         self.check_done()
+
+    def subgroup_broken(self, delivery: SubgroupDelivery) -> None:
+        """The upstream stream was reset: forget the delivery, but not what was sent."""
+        key = (delivery.log.group, delivery.log.subgroup)
+        self._subgroups.pop(key, None)
+        self._resume[key] = delivery.position
+        if len(self._resume) > self._trim_at:
+            self._trim()
+        self.check_done()
+
+    def _trim(self) -> None:
+        """Keep what is known of forgotten groups as intervals."""
+        kept = self.store.groups
+        for group, _ in (*self._finished, *self._resume):
+            if group not in kept:
+                self._past.add(Location(group, 0), Location(group, MAX_VI64))
+        self._finished = {k for k in self._finished if k[0] in kept}
+        self._resume = {k: p for k, p in self._resume.items() if k[0] in kept}
+        self._trim_at = max(2048, 2 * len(self._finished), 2 * len(self._resume))
 
     def pause(self, paused: bool) -> None:
         """FORWARD changed. Streams that would miss Objects are reset (MOQT 8.4)."""
@@ -401,23 +515,32 @@ class SubscriptionDelivery:
         else:
             largest = self.store.largest
             if largest is not None:
-                self.start = max(self.start, Location(largest.group, largest.object + 1))
+                self._withheld.add(Location(0, 0), largest)
             self.store_changed(self.store, None)
 
     def refilter(
         self, start: Location | None, end: Location | None, filters: tuple[RangeFilter, ...]
     ) -> None:
-        """REQUEST_UPDATE changed the filters; what was sent stays sent."""
+        """REQUEST_UPDATE changed the filters. What was sent stays sent, and what the old ones
+        kept back stays back: a wider filter is for what is published from now on."""
         self.filters = filters
-        if start is not None and end is not None:
-            self.start, self.end = start, end
-            for log in [
-                log
-                for g in tuple(self.store.groups.values())
-                for log in tuple(g.subgroups.values())
-            ]:
+        if start is None or end is None:
+            return
+        largest = self.store.largest
+        if largest is not None:
+            if start < self.start:
+                self._withhold(start, min(location_before(self.start), largest))
+            if end > self.end:
+                self._withhold(location_after(self.end), largest)
+        self.start, self.end = start, end
+        for group in tuple(self.store.groups.values()):
+            for log in tuple(group.subgroups.values()):
                 if log.group >= start.group:
                     self._consider(log)
+
+    def _withhold(self, start: Location, end: Location) -> None:
+        if start <= end:
+            self._withheld.add(start, end)
 
     def check_done(self) -> None:
         if self.store.ended and not self._subgroups and not self._fills and not self.over:
@@ -439,6 +562,7 @@ class SubscriptionDelivery:
             delivery.close()
         for fill in tuple(self._fills):
             fill.abort(code)
+            self.streams_opened += fill.opened
         self._subgroups.clear()
         self._fills.clear()
         self.outlet.scheduler.forget(self.flow)
@@ -459,7 +583,9 @@ class FetchDelivery(StreamDelivery):
         group_order: GroupOrder,
         filters: tuple[RangeFilter, ...],
         on_done: Callable[[FetchDelivery, StreamErrorCode | None], None],
+        behind: bool = False,
     ) -> None:
+        """`behind`: a fill whose group order is not its subscription's goes after it."""
         super().__init__(outlet, flow, store)
         self.request_id = request_id
         self.start = start
@@ -467,12 +593,15 @@ class FetchDelivery(StreamDelivery):
         self.group_order = group_order
         self.filters = filters
         self._on_done = on_done
+        self._behind = behind
         self._encoder = outlet.codec.fetch_encoder(request_id, group_order)
         self._descending = group_order is GroupOrder.DESCENDING
         group = end.group if self._descending else start.group
         self._next_location, self._stop = self._span(group)
         self._priority = store.default_priority
-        self._opened = False
+        self.opened = False
+        self._assumed: list[tuple[Assumption, Location, Location]] = []
+        """Gaps skipped because a fetch on its way left them out; proven when it ends."""
 
     def _span(self, group: int) -> tuple[Location, Location]:
         """What is walked without a change of direction: all of it, or one group of it."""
@@ -490,19 +619,29 @@ class FetchDelivery(StreamDelivery):
     def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
         self.wake()
 
+    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+        self.wake()
+
     def rank(self) -> tuple[int, ...]:
+        if self.current is None:
+            following = self.store.next_object(self._next_location, self._stop)
+            if following is not None:
+                self._priority = following.priority
         group = self._next_location.group
-        return (self._priority, -group if self._descending else group, 0, 0)
+        return (self._priority, int(self._behind), -group if self._descending else group, 0, 0)
 
     def write(self, limit: int) -> Progress:
         if self.over:
             return Progress.DONE
-        if not self._opened:
+        if not self.opened:
             stream_id = self.outlet.open_data_stream(self)
             if stream_id is None:
                 return Progress.BLOCKED
-            self.stream_id, self._opened = stream_id, True
+            self.stream_id, self.opened = stream_id, True
             self.outlet.transport.send(stream_id, self._encoder.header())
+            # A reset takes along what has not been sent: the header must go out before one
+            # can follow, or the peer would not know what was reset.
+            return Progress.BLOCKED
         assert self.stream_id is not None
         if self.outlet.transport.send_room(self.stream_id) <= 0:
             return Progress.BLOCKED
@@ -528,6 +667,7 @@ class FetchDelivery(StreamDelivery):
                 )
             ),
         )
+        self.store.used(stored)
         self.current, self.offset = stored, 0
         return self.send_current(limit)
 
@@ -540,8 +680,14 @@ class FetchDelivery(StreamDelivery):
             if unknown is not None and (stored is None or unknown < stored.location):
                 source = self.store.source
                 end = self.store.known.missing_end(unknown, self._stop)
-                if self._descending and stored is None:
-                    end = min(end, self._stop)
+                gap = source.assumed(self.store, unknown) if source is not None else None
+                if gap is not None:
+                    gap_end = min(gap[1], end)
+                    if stored is not None:
+                        gap_end = min(gap_end, location_before(stored.location))
+                    self._assumed.append((gap[0], unknown, gap_end))
+                    self._next_location = location_after(gap_end)
+                    continue
                 if source is not None and source.want(self.store, unknown, end):
                     return Progress.WAITING
                 if self.store.first_unknown(unknown, unknown) is None:
@@ -549,11 +695,14 @@ class FetchDelivery(StreamDelivery):
                 return self._fail(StreamErrorCode.UNKNOWN_OBJECT_STATUS)
             if stored is None:
                 if not self._descending or not self._previous_group():
+                    unproven = self._prove()
+                    if unproven is not None:
+                        return unproven
                     self.finish()
                     self._close(None)
                     return Progress.DONE
                 continue
-            self._next_location = Location(stored.location.group, stored.location.object + 1)
+            self._next_location = location_after(stored.location)
             if not self.filters or matches(
                 self.filters,
                 object=stored.location.object,
@@ -562,6 +711,24 @@ class FetchDelivery(StreamDelivery):
                 properties=stored.properties,
             ):
                 return stored
+
+    def _prove(self) -> Progress | None:
+        """None once every gap that was skipped on assumption is known not to exist."""
+        while self._assumed:
+            assumption, start, end = self._assumed[-1]
+            if not assumption.proven and self.store.first_unknown(start, end) is not None:
+                if assumption.proven is None and not assumption.stalled:
+                    return Progress.WAITING
+                source = self.store.source
+                if source is not None and source.want(self.store, start, end):
+                    return Progress.WAITING
+            if not assumption.proven and (
+                self.store.first_unknown(start, end) is not None
+                or self.store.next_object(start, end) is not None
+            ):
+                return self._fail(StreamErrorCode.UNKNOWN_OBJECT_STATUS)
+            self._assumed.pop()
+        return None
 
     def _previous_group(self) -> bool:
         """Step down to the next lower group that has, or may have, Objects."""
@@ -579,6 +746,8 @@ class FetchDelivery(StreamDelivery):
 
     def _fail(self, code: StreamErrorCode) -> Progress:
         """What is missing cannot be had: say so instead of leaving an unmarked hole."""
+        if not self.flushed():
+            return Progress.BLOCKED
         self.reset(code)
         self._close(code)
         return Progress.DONE
@@ -590,7 +759,8 @@ class FetchDelivery(StreamDelivery):
             self._on_done(self, code)
 
     def stopped(self) -> None:
-        self._fail(StreamErrorCode.CANCELLED)
+        self.reset(StreamErrorCode.CANCELLED)
+        self._close(StreamErrorCode.CANCELLED)
 
     def abort(self, code: StreamErrorCode) -> None:
         """Stop without telling `on_done`."""

@@ -10,6 +10,11 @@ class MoqtError(Exception):
     """Base of every exception this package raises."""
 
 
+def escaped(text: str) -> str:
+    """A peer's text made fit for a log line: what is not printable is written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class SessionError(MoqtError):
     """The peer broke a rule that ends the session: close it with `code`.
 
@@ -41,7 +46,7 @@ class RequestError(MoqtError):
         redirect: tuple[str, TrackNamespace, bytes] | None = None,
     ) -> None:
         super().__init__(
-            f"{code_name(RequestErrorCode, code)}: {reason}"
+            f"{code_name(RequestErrorCode, code)}: {escaped(reason)}"
             if reason
             else code_name(RequestErrorCode, code)
         )
@@ -59,7 +64,7 @@ class SessionClosed(MoqtError):
 
     def __init__(self, code: int, reason: str, *, transport: bool = False) -> None:
         name = hex(code) if transport else code_name(SessionErrorCode, code)
-        super().__init__(f"session closed ({name}){': ' + reason if reason else ''}")
+        super().__init__(f"session closed ({name}){': ' + escaped(reason) if reason else ''}")
         self.code = code
         self.reason = reason
         self.transport = transport

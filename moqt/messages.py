@@ -15,6 +15,8 @@ from moqt.codes import (
     LocationFilterType,
     MessageType,
     ParameterType,
+    SetupOptionType,
+    code_name,
 )
 from moqt.names import MAX_LOCATION, Location, TrackNamespace
 
@@ -156,6 +158,19 @@ NO_PARAMETERS = Parameters()
 class Setup:
     TYPE: ClassVar[MessageType] = MessageType.SETUP
     options: Properties = ()
+
+    def __repr__(self) -> str:
+        """Without the tokens, which are secrets."""
+        shown = (
+            f"{code_name(SetupOptionType, option.type)}="
+            + (
+                "<secret>"
+                if option.type == SetupOptionType.AUTHORIZATION_TOKEN
+                else repr(option.value)
+            )
+            for option in self.options
+        )
+        return f"Setup({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from moqt.codes import RequestErrorCode
-from moqt.errors import SessionClosed
 from moqt.names import FullTrackName, TrackNamespace, is_prefix, printable_namespace
 from moqt.requests import (
     IncomingFetch,
@@ -11,7 +10,7 @@ from moqt.requests import (
     IncomingSubscribeNamespace,
     IncomingTrackStatus,
 )
-from moqt.session import Session, SessionHandler
+from moqt.session import SessionHandler
 from moqt.store import TrackStore
 
 
@@ -29,14 +28,14 @@ class Publisher(SessionHandler):
     def add_track(self, store: TrackStore) -> None:
         """Serve `store` from now on; its namespace is listed to those who asked."""
         self.tracks[store.name] = store
-        for listing in self._listings:
+        for listing in tuple(self._listings):
             listing.add(store.name.namespace)
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve the track to no new request."""
         self.tracks.pop(name, None)
         if name.namespace not in self.namespaces():
-            for listing in self._listings:
+            for listing in tuple(self._listings):
                 listing.remove(name.namespace)
 
     def namespaces(self) -> set[TrackNamespace]:
@@ -58,18 +57,15 @@ class Publisher(SessionHandler):
             request.accept(store)
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        request.accept()
         self._listings.add(request)
         request.on_ended = lambda: self._listings.discard(request)
+        request.accept()
         self.namespace_prefix_changed(request)
 
     def namespace_prefix_changed(self, request: IncomingSubscribeNamespace) -> None:
         for namespace in self.namespaces():
             if is_prefix(request.prefix, namespace):
                 request.add(namespace)
-
-    def session_closed(self, session: Session, error: SessionClosed) -> None:
-        self._listings = {listing for listing in self._listings if listing.session is not session}
 
     def _find(
         self, request: IncomingSubscribe | IncomingFetch | IncomingTrackStatus

@@ -7,12 +7,15 @@ for what a peer asks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from moqt.codes import (
+    MAX_FULL_TRACK_NAME,
+    MAX_NAMESPACE_FIELDS,
     MAX_VI64,
     GroupOrder,
     MessageType,
@@ -23,7 +26,14 @@ from moqt.codes import (
     StreamErrorCode,
 )
 from moqt.delivery import FetchDelivery, SubscriptionDelivery
-from moqt.errors import MoqtError, RequestError, SessionError, protocol_violation
+from moqt.errors import (
+    MisuseError,
+    MoqtError,
+    RequestError,
+    SessionError,
+    StreamReset,
+    protocol_violation,
+)
 from moqt.filters import merge_update
 from moqt.messages import (
     Fetch,
@@ -49,7 +59,7 @@ from moqt.messages import (
     TrackStatus,
     property_value,
 )
-from moqt.names import FullTrackName, Location, TrackNamespace, is_prefix
+from moqt.names import FullTrackName, Location, TrackNamespace, is_prefix, is_reserved
 from moqt.receiving import Receiver
 from moqt.scheduler import Flow
 from moqt.store import TrackStore
@@ -57,6 +67,8 @@ from moqt.tokens import Token
 
 if TYPE_CHECKING:
     from moqt.session import Session
+
+UpdateAnswer = Callable[[RequestOk | RequestError], None]
 
 _M = MessageType
 _UPDATE = frozenset({_M.REQUEST_UPDATE, _M.GOAWAY})
@@ -95,6 +107,9 @@ LATER_ANSWERS: dict[MessageType, frozenset[MessageType]] = {
 }
 """What the answering side may send after its answer."""
 
+MAX_PATIENCE = 300.0
+"""Seconds a subscriber waits at most for streams after PUBLISH_DONE."""
+
 
 class RequestState(IntEnum):
     PENDING = 0
@@ -112,7 +127,6 @@ class RequestStream:
         self.stream_id = stream_id
         self.opening = opening
         self.requester = requester
-        self.decoder = session.codec.message_decoder()
         self.state = RequestState.PENDING
         self.goaway_seen = False
         self.fin_sent = False
@@ -163,17 +177,22 @@ class RequestStream:
         self.session.transport.wake()
         self.session.forget_stream(self.stream_id)
 
+    def cancel_reading(self) -> None:
+        """The request is over already: do not wait for the peer's FIN."""
+        if not self.fin_received:
+            self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
+        self.session.forget_stream(self.stream_id)
+
     def closed(self) -> None:
         """Nothing more will be said on either side."""
         self.state = RequestState.CLOSED
         self.finish()
+        self.session.request_closed(self.stream_id)
         if self.fin_received:
             self.session.forget_stream(self.stream_id)
 
     def peer_finished(self) -> None:
         self.fin_received = True
-        if self.decoder.buffered:
-            raise protocol_violation("FIN inside a message")
         if self.state is RequestState.CLOSED:
             self.session.forget_stream(self.stream_id)
         else:
@@ -182,8 +201,10 @@ class RequestStream:
     def peer_cancelled(self, code: int) -> None:
         """RESET_STREAM or STOP_SENDING: the request is over, whichever came first."""
         if self.state is RequestState.CLOSED:
-            self.session.forget_stream(self.stream_id)
+            self.cancel_reading()
             return
+        if self.fin_sent and self.fin_received:
+            return  # it crossed our FIN: there is nothing left to cancel
         self.cancel()
         self.owner.peer_cancelled(code)
 
@@ -199,7 +220,9 @@ class OutgoingRequest:
         self.message_sent = message
         self.request_id = message.request_id
         self.stream = session.open_request(message, self)
-        self._updates: list[Callable[[RequestOk | RequestError], None]] = []
+        self._updates: deque[UpdateAnswer] = deque()
+        self._unsent_updates: deque[RequestUpdate] = deque()
+        """Held back while the peer's MAX_REQUEST_UPDATES are unanswered."""
         self.on_answer: Callable[[MoqtError | None], None] | None = None
         """Called once: with None when the request was accepted, else with why it was not."""
 
@@ -215,26 +238,42 @@ class OutgoingRequest:
                     self.session.check_redirect(message, self.stream.opening)
                     self._close()
                     self._fail(error)
-                elif self._updates:
-                    self._updates.pop(0)(error)
                 else:
-                    raise protocol_violation("a second answer to one request")
+                    self._update_answer()(error)
+                    self.update_refused(error)
             case RequestOk() if self.state is RequestState.ESTABLISHED:
-                if not self._updates:
-                    raise protocol_violation("a second answer to one request")
+                answer = self._update_answer()
                 self.session.codec.check_request_ok(message, MessageType.REQUEST_UPDATE)
-                self._updates.pop(0)(message)
+                answer(message)
             case Goaway():
                 self.session.handler.request_goaway_received(self, message)
             case _:
                 try:
                     self.answered(message)
                 except RequestError as error:
-                    self.cancel()
-                    self._fail(error)
+                    self.give_up(error)
                 else:
                     if self.state is not RequestState.PENDING:
                         self._notify(None)
+
+    def _update_answer(self) -> UpdateAnswer:
+        """Who waits for the answer that has come; it makes room for one more update."""
+        if not self._updates:
+            raise protocol_violation("a second answer to one request")
+        if self._unsent_updates:
+            self.stream.send(self._unsent_updates.popleft())
+        return self._updates.popleft()
+
+    def update_refused(self, error: RequestError) -> None:
+        """A refused update ends the request (MOQT 4.4 of our reference)."""
+        if self.state is not RequestState.CLOSED:
+            self._close()
+            self._fail(error)
+
+    def give_up(self, error: RequestError) -> None:
+        """Cancel because of `error`, and say so to whoever waits."""
+        self.cancel()
+        self._fail(error)
 
     def answered(self, message: Message) -> None:
         """An answer or notification; raises RequestError to give the request up."""
@@ -245,32 +284,55 @@ class OutgoingRequest:
 
     def _fail(self, error: MoqtError) -> None:
         self._notify(error)
+        self._drop_updates()
         self.failed(error)
+
+    def _drop_updates(self) -> None:
+        """The request is over: no update will be answered any more."""
+        self._unsent_updates.clear()
+        while self._updates:
+            self._updates.popleft()(
+                RequestError(RequestErrorCode.INTERNAL_ERROR, "the request ended before its answer")
+            )
 
     def _notify(self, error: MoqtError | None) -> None:
         if self.on_answer is not None:
             on_answer, self.on_answer = self.on_answer, None
             on_answer(error)
 
-    def update(
-        self, parameters: Parameters, on_answer: Callable[[RequestOk | RequestError], None]
-    ) -> int:
-        """REQUEST_UPDATE; returns its Request ID."""
-        request_id = self.session.next_request_id()
+    def update(self, parameters: Parameters, on_answer: UpdateAnswer) -> int:
+        """REQUEST_UPDATE; returns its Request ID. `on_answer` is called once, unless the
+        request is cancelled here."""
+        if self.state is RequestState.CLOSED or self.stream.fin_sent:
+            raise MisuseError("the request is over, or FIN was sent: it cannot be updated")
+        message = RequestUpdate(self.session.next_request_id(), parameters)
+        limit = self.session.peer_max_request_updates
         self._updates.append(on_answer)
-        self.stream.send(RequestUpdate(request_id, parameters))
-        return request_id
+        if limit and len(self._updates) > limit:
+            self._unsent_updates.append(message)
+        else:
+            self.stream.send(message)
+        return message.request_id
 
     def cancel(self) -> None:
+        """Give the request up; the receiver hears nothing more of it."""
+        self._updates.clear()
+        self._unsent_updates.clear()
         self._forget()
         self.stream.cancel()
 
+    @property
+    def owed(self) -> bool:
+        """Whether the peer still owes a message."""
+        return self.state is RequestState.PENDING or bool(self._updates)
+
     def peer_finished(self) -> None:
-        if self.state is RequestState.PENDING:
+        if self.owed:
             self._close()
             self._fail(
                 RequestError(
-                    RequestErrorCode.INTERNAL_ERROR, "the peer ended the stream without an answer"
+                    RequestErrorCode.INTERNAL_ERROR,
+                    "the peer ended the stream before everything was said",
                 )
             )
 
@@ -360,20 +422,55 @@ class OutgoingSubscribe(OutgoingRequest):
                 self.stream.state = RequestState.ESTABLISHED
                 refuse_unknown_mandatory(message.properties)
                 self.receiver.subscribe_accepted(self)
-                self.session.alias_known(message.track_alias)
+                self.session.place_waiting()
             case PublishDone():
                 self.done = message
-                self.done_deadline = self.session.now + self.session.config.done_timeout
+                self.done_deadline = self.session.now + self._patience()
+                self.stream.finish()
                 self.check_done()
             case PublishStateNotify():
-                largest = message.parameters.largest_object
-                if largest is not None and (self.largest is None or largest > self.largest):
-                    self.largest = largest
+                self._saw(message.parameters.largest_object)
 
-    def update(
-        self, parameters: Parameters, on_answer: Callable[[RequestOk | RequestError], None]
-    ) -> int:
-        request_id = super().update(parameters, on_answer)
+    def _saw(self, largest: Location | None) -> None:
+        if largest is not None and (self.largest is None or largest > self.largest):
+            self.largest = largest
+
+    @property
+    def order_known(self) -> bool:
+        """Whether `group_order` is final; the track's default is told in SUBSCRIBE_OK."""
+        return not self._order_follows_track or self.state is not RequestState.PENDING
+
+    @property
+    def owed(self) -> bool:
+        return self.done is None or super().owed
+
+    def message(self, message: Message) -> None:
+        if self.done is not None:
+            raise protocol_violation(f"{message.TYPE.name} after PUBLISH_DONE")
+        super().message(message)
+
+    def update_refused(self, error: RequestError) -> None:
+        """PUBLISH_DONE UPDATE_FAILED follows."""
+
+    def _patience(self) -> float:
+        """How long streams may be late: no less than the larger delivery timeout."""
+        parameters = self.message_sent.parameters
+        timeouts = [
+            property_value(self.properties, PropertyType.OBJECT_DELIVERY_TIMEOUT),
+            property_value(self.properties, PropertyType.SUBGROUP_DELIVERY_TIMEOUT),
+            parameters.object_delivery_timeout,
+            parameters.subgroup_delivery_timeout,
+        ]
+        longest = max((t for t in timeouts if isinstance(t, int)), default=0)
+        return max(self.session.config.done_timeout, min(longest / 1000, MAX_PATIENCE))
+
+    def update(self, parameters: Parameters, on_answer: UpdateAnswer) -> int:
+        def answered(answer: RequestOk | RequestError) -> None:
+            if isinstance(answer, RequestOk):
+                self._saw(answer.parameters.largest_object)
+            on_answer(answer)
+
+        request_id = super().update(parameters, answered)
         if parameters.fill_parameters is not None:
             self._request_ids.append(request_id)
             self.session.fetch_receivers[request_id] = self
@@ -390,6 +487,7 @@ class OutgoingSubscribe(OutgoingRequest):
             return
         if expired or self.streams_ended >= done.stream_count:
             self._close()
+            self._drop_updates()
             self.receiver.subscription_done(done.code, done.reason)
 
     def failed(self, error: MoqtError) -> None:
@@ -400,6 +498,7 @@ class OutgoingSubscribe(OutgoingRequest):
             self.session.fetch_receivers.pop(request_id, None)
         if self.track_alias is not None:
             self.session.release_alias(self.track_alias, self)
+        self.session.drop_streams(self)
 
 
 class OutgoingFetch(OutgoingRequest):
@@ -446,11 +545,22 @@ class OutgoingFetch(OutgoingRequest):
         if self.data_ended and self.state is RequestState.ESTABLISHED:
             self._close()
 
+    def peer_cancelled(self, code: int) -> None:
+        """As if its data stream had been reset, when there is one."""
+        if self.end_location is None:
+            super().peer_cancelled(code)
+        elif not self.data_ended:
+            self._drop_updates()
+            if not self.session.reset_streams(self, code):
+                self.receiver.request_failed(StreamReset(code, "the fetch"))
+        self._forget()
+
     def failed(self, error: MoqtError) -> None:
         self.receiver.request_failed(error)
 
     def _forget(self) -> None:
         self.session.fetch_receivers.pop(self.request_id, None)
+        self.session.drop_streams(self)
 
 
 class OutgoingPublishNamespace(OutgoingRequest):
@@ -480,7 +590,10 @@ class OutgoingPublishNamespace(OutgoingRequest):
 
 
 class OutgoingSubscribeNamespace(OutgoingRequest):
-    """SUBSCRIBE_NAMESPACE; reports full namespaces as they come and go."""
+    """SUBSCRIBE_NAMESPACE; reports full namespaces as they come and go.
+
+    When it ends, every namespace is gone without further word.
+    """
 
     def __init__(
         self,
@@ -504,17 +617,19 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
                 self.stream.state = RequestState.ESTABLISHED
             case Namespace():
                 namespace = self.prefix + message.suffix
-                if len(self.namespaces) >= self.session.config.max_namespaces:
-                    self.cancel()
-                    self._on_ended(
-                        RequestError(
-                            RequestErrorCode.NAMESPACE_TOO_LARGE,
-                            f"more than {self.session.config.max_namespaces} namespaces",
-                        )
+                limit = self.session.config.max_namespaces
+                if namespace in self.namespaces:
+                    return
+                if len(self.namespaces) >= limit:
+                    raise RequestError(
+                        RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {limit} namespaces"
                     )
-                elif namespace not in self.namespaces:
-                    self.namespaces.add(namespace)
-                    self._on_namespace(namespace, True)
+                if len(namespace) > MAX_NAMESPACE_FIELDS or (
+                    sum(map(len, namespace)) > MAX_FULL_TRACK_NAME
+                ):
+                    raise protocol_violation("a namespace longer than allowed, with its prefix")
+                self.namespaces.add(namespace)
+                self._on_namespace(namespace, True)
             case NamespaceDone():
                 namespace = self.prefix + message.suffix
                 if namespace not in self.namespaces:
@@ -522,15 +637,30 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
                 self.namespaces.remove(namespace)
                 self._on_namespace(namespace, False)
 
+    def update(self, parameters: Parameters, on_answer: UpdateAnswer) -> int:
+        prefix = parameters.track_namespace_prefix
+
+        def answered(answer: RequestOk | RequestError) -> None:
+            if prefix is not None and isinstance(answer, RequestOk):
+                self.prefix = prefix
+                for namespace in [n for n in self.namespaces if not is_prefix(prefix, n)]:
+                    self.namespaces.remove(namespace)
+                    self._on_namespace(namespace, False)
+            on_answer(answer)
+
+        return super().update(parameters, answered)
+
     def failed(self, error: MoqtError) -> None:
         self._on_ended(error)
 
     def peer_finished(self) -> None:
-        if self.state is RequestState.PENDING:
-            super().peer_finished()
-        else:
+        super().peer_finished()
+        if self.state is not RequestState.CLOSED:
             self._close()
             self._on_ended(None)
+
+    def _forget(self) -> None:
+        self.namespaces.clear()
 
 
 class OutgoingTrackStatus(OutgoingRequest):
@@ -572,7 +702,7 @@ class IncomingRequest:
         self.tokens: tuple[Token, ...] = ()
         self._held_updates: list[RequestUpdate] = []
         self.on_ended: Callable[[], None] | None = None
-        """Called when the peer cancels, or the session ends, after or before the answer."""
+        """Called once when the request is over, whoever ended it."""
 
     @property
     def state(self) -> RequestState:
@@ -605,7 +735,7 @@ class IncomingRequest:
 
     def _end(self) -> None:
         self.stream.closed()
-        self.session.request_over(self)
+        self.ended()
 
     def message(self, message: Message) -> None:
         if isinstance(message, RequestUpdate):
@@ -620,18 +750,31 @@ class IncomingRequest:
                         f"more than {limit} REQUEST_UPDATEs are unanswered",
                     )
             else:
-                self.updated(message)
+                self._apply(message)
 
     def _accepted(self) -> None:
         """Everything the answer starts has started: now the updates that came before it."""
         held, self._held_updates = self._held_updates, []
         for update in held:
             if self.state is RequestState.ESTABLISHED:
-                self.updated(update)
+                self._apply(update)
         self.session.transport.wake()
 
+    def _apply(self, update: RequestUpdate) -> None:
+        try:
+            self.tokens = self.session.resolve_tokens(update.parameters) or self.tokens
+            self.updated(update)
+        except RequestError as error:
+            self.update_failed(error)
+
     def updated(self, update: RequestUpdate) -> None:
+        """Apply it and answer; raises RequestError when it cannot be applied."""
         self.stream.send(RequestOk())
+
+    def update_failed(self, error: RequestError) -> None:
+        """REQUEST_ERROR, and with it the request ends (MOQT 4.4 of our reference)."""
+        self.stream.send(RequestErrorMessage(error.code, 0, error.reason), fin=True)
+        self._end()
 
     def peer_finished(self) -> None:
         """FIN is not cancellation: the peer only has no more to say."""
@@ -669,6 +812,8 @@ class IncomingSubscribe(IncomingRequest):
 
     def accept(self, store: TrackStore, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_OK, then deliver from `store` by the filters, fill included."""
+        if not self.pending:
+            return
         parameters = self.parameters
         largest = store.largest
         self.track_alias = self.session.next_track_alias()
@@ -719,7 +864,6 @@ class IncomingSubscribe(IncomingRequest):
         flow = delivery.flow
         if priority is not None and priority != flow.subscriber_priority:
             flow = Flow(self.session.scheduler, priority)
-        delivery.streams_opened += 1
         delivery.add_fill(
             FetchDelivery(
                 self.session,
@@ -731,19 +875,16 @@ class IncomingSubscribe(IncomingRequest):
                 group_order=GroupOrder(order),
                 filters=fill.range_filters or self.range_filters,
                 on_done=lambda done, _code: delivery.fill_done(done),
+                behind=order != delivery.group_order,
             )
         )
 
     def updated(self, update: RequestUpdate) -> None:
         delivery, store, parameters = self.delivery, self.store, update.parameters
         assert delivery is not None and store is not None
-        try:
-            merged = merge_update(self.range_filters, parameters.range_filters)
-            self.session.check_filters(replace(parameters, range_filters=merged))
-        except RequestError as error:
-            self.stream.send(RequestErrorMessage(error.code, 0, error.reason))
-            self._done(PublishDoneCode.UPDATE_FAILED, error.reason)
-            return
+        merged = merge_update(self.range_filters, parameters.range_filters)
+        self.session.check_filters(parameters)
+        self.session.check_filters(replace(parameters, range_filters=merged))
         largest = store.largest
         self.range_filters = merged
         start: Location | None = None
@@ -759,6 +900,10 @@ class IncomingSubscribe(IncomingRequest):
         self.stream.send(RequestOk(Parameters(largest_object=largest)))
         if parameters.fill_parameters is not None:
             self._fill(update.request_id, parameters.fill_parameters, largest)
+
+    def update_failed(self, error: RequestError) -> None:
+        self.stream.send(RequestErrorMessage(error.code, 0, error.reason))
+        self._done(PublishDoneCode.UPDATE_FAILED, error.reason)
 
     def end(self, code: int, reason: str = "") -> None:
         """PUBLISH_DONE before the track has ended, e.g. when the relay lets go."""
@@ -824,7 +969,7 @@ class IncomingFetch(IncomingRequest):
             end=end,
             group_order=GroupOrder(self.parameters.group_order or GroupOrder.ASCENDING),
             filters=self.parameters.range_filters,
-            on_done=lambda _delivery, _code: self._end(),
+            on_done=lambda _delivery, code: self._end() if code is None else self._failed(code),
         )
         self.delivery.begin()
         self._accepted()
@@ -839,7 +984,12 @@ class IncomingFetch(IncomingRequest):
         """Reset the data stream: what was not delivered stays unknown to the peer."""
         if self.delivery is not None and self.state is RequestState.ESTABLISHED:
             self.delivery.abort(code)
-            self._end()
+            self._failed(code)
+
+    def _failed(self, code: StreamErrorCode) -> None:
+        """The data stream was reset: reset this one too, as its header may be lost."""
+        self.stream.cancel(code)
+        self.ended()
 
     def ended(self) -> None:
         if self.delivery is not None:
@@ -859,11 +1009,10 @@ class IncomingPublishNamespace(IncomingRequest):
             self._accepted()
 
     def revoke(self) -> None:
-        self.stream.cancel()
-        self.session.request_over(self)
-
-    def peer_finished(self) -> None:
-        """The publisher may FIN after its request; the namespace stays."""
+        """The peer may publish under the namespace no longer."""
+        if self.state is not RequestState.CLOSED:
+            self.stream.cancel()
+            self.ended()
 
 
 class IncomingSubscribeNamespace(IncomingRequest):
@@ -898,12 +1047,13 @@ class IncomingSubscribeNamespace(IncomingRequest):
     def updated(self, update: RequestUpdate) -> None:
         prefix = update.parameters.track_namespace_prefix
         if prefix is not None:
+            if is_reserved(prefix):
+                raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
             if self.session.prefix_overlaps(prefix, self):
-                self.stream.send(
-                    RequestErrorMessage(RequestErrorCode.PREFIX_OVERLAP, 0, ""), fin=True
+                raise RequestError(
+                    RequestErrorCode.PREFIX_OVERLAP,
+                    "overlaps a namespace subscription of this session",
                 )
-                self._end()
-                return
             self.prefix = prefix
             self._told = {n for n in self._told if is_prefix(prefix, n)}
         self.stream.send(RequestOk())

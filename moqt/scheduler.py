@@ -49,7 +49,10 @@ class Flow:
         self.scheduler = scheduler
         self.subscriber_priority = subscriber_priority
         self.heap: list[tuple[tuple[int, ...], int, Delivery]] = []
-        self.version = 0
+        self.turn = 0
+        """When it was served last or came: of equals, the one that waits longest is next."""
+        self.entry: Entry | None = None
+        """Where it stands in the scheduler's queue."""
 
     def set_priority(self, subscriber_priority: int) -> None:
         if subscriber_priority != self.subscriber_priority:
@@ -57,32 +60,47 @@ class Flow:
             self.scheduler.offer(self)
 
 
+Entry = tuple[int, int, int, int, Flow]
+"""Subscriber priority, publisher priority, turn, a number that makes it unique, the flow."""
+
+
 class Scheduler:
     """Chooses among flows; holds no octets itself."""
 
     def __init__(self) -> None:
-        self._flows: list[tuple[int, int, int, int, Flow]] = []
-        self._turn = 0
-        self._blocked: list[Delivery] = []
+        self._flows: list[Entry] = []
+        self._number = 0
+        self._blocked: dict[Delivery, None] = {}
+        self._compact_at = 256
 
     def ready(self, delivery: Delivery) -> None:
         """`delivery` has something to write."""
         if delivery.queued:
             return
         delivery.queued = True
-        self._turn += 1
-        heapq.heappush(delivery.flow.heap, (delivery.rank(), self._turn, delivery))
+        if not delivery.flow.heap:
+            delivery.flow.turn = self._next_number()
+        heapq.heappush(delivery.flow.heap, (delivery.rank(), self._next_number(), delivery))
         self.offer(delivery.flow)
 
     def offer(self, flow: Flow) -> None:
-        """(Re)enter `flow` under its best delivery; earlier entries become void."""
-        flow.version += 1
-        if flow.heap:
-            self._turn += 1
-            heapq.heappush(
-                self._flows,
-                (flow.subscriber_priority, flow.heap[0][0][0], self._turn, flow.version, flow),
-            )
+        """Enter `flow` under its best delivery; an earlier entry becomes void."""
+        if not flow.heap:
+            flow.entry = None
+            return
+        place = (flow.subscriber_priority, flow.heap[0][0][0], flow.turn)
+        if flow.entry is not None and flow.entry[:3] == place:
+            return
+        flow.entry = (*place, self._next_number(), flow)
+        heapq.heappush(self._flows, flow.entry)
+        if len(self._flows) > self._compact_at:
+            self._flows = [entry for entry in self._flows if entry[4].entry is entry]
+            heapq.heapify(self._flows)
+            self._compact_at = max(256, 2 * len(self._flows))
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
 
     @property
     def idle(self) -> bool:
@@ -90,24 +108,27 @@ class Scheduler:
 
     def unblock(self) -> None:
         """The transport has new credit: everything held back may try again."""
-        blocked, self._blocked = self._blocked, []
+        blocked, self._blocked = self._blocked, {}
         for delivery in blocked:
             self.ready(delivery)
 
     def write_next(self, limit: int) -> bool:
         """Let the best delivery write; False when nothing could be written."""
         while self._flows:
-            _, _, _, version, flow = heapq.heappop(self._flows)
-            if version != flow.version:
+            entry = heapq.heappop(self._flows)
+            flow = entry[4]
+            if flow.entry is not entry:
                 continue
+            flow.entry, flow.turn = None, self._next_number()
             _, _, delivery = heapq.heappop(flow.heap)
             delivery.queued = False
             progress = delivery.write(limit)
             if progress is Progress.MORE:
                 self.ready(delivery)
+                self.offer(flow)
                 return True
             if progress is Progress.BLOCKED:
-                self._blocked.append(delivery)
+                self._blocked[delivery] = None
             self.offer(flow)
         return False
 
@@ -116,5 +137,5 @@ class Scheduler:
         for _, _, delivery in flow.heap:
             delivery.queued = False
         flow.heap.clear()
-        flow.version += 1
-        self._blocked = [d for d in self._blocked if d.flow is not flow]
+        flow.entry = None
+        self._blocked = {d: None for d in self._blocked if d.flow is not flow}

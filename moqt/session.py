@@ -8,10 +8,12 @@ brings the time.
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import cast
 
 from moqt.codes import (
     REQUEST_OPENERS,
@@ -45,7 +47,7 @@ from moqt.messages import (
     Setup,
     property_value,
 )
-from moqt.names import FullTrackName, TrackNamespace, is_reserved, overlap
+from moqt.names import FullTrackName, Location, TrackNamespace, is_reserved, overlap
 from moqt.quic.base import Transport
 from moqt.receiving import IncomingStream, Receiver, Via
 from moqt.requests import (
@@ -62,11 +64,12 @@ from moqt.requests import (
     OutgoingSubscribe,
     OutgoingSubscribeNamespace,
     OutgoingTrackStatus,
+    RequestState,
     RequestStream,
     build_incoming,
 )
 from moqt.scheduler import Scheduler
-from moqt.store import MalformedTrack
+from moqt.store import IntervalSet, MalformedTrack
 from moqt.tokens import Token, TokenCache
 from moqt.wire.codec import Codec, FetchDecoder, SubgroupDecoder, codec_for
 from moqt.wire.objects import (
@@ -83,6 +86,19 @@ logger = logging.getLogger("moqt.session")
 IMPLEMENTATION = b"kvcs/0"
 WRITE_QUANTUM = 64 * 1024
 """Octets one delivery may hand over before the priorities are looked at again."""
+MAX_EARLY = 4096
+"""Pieces of streams held before the peer's SETUP."""
+MAX_REQUEST_ID_GAPS = 4096
+"""Runs of the peer's Request IDs told apart; beyond it the oldest gap counts as used."""
+
+_PCHAR = rb"A-Za-z0-9._~!$&'()*+,;=:@%/-"
+_PATH = re.compile(rb"(/[" + _PCHAR + rb"]*)?(\?[?" + _PCHAR + rb"]*)?")
+_AUTHORITY = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]+")
+
+
+def _number(options: Properties, kind: SetupOptionType) -> int:
+    value = property_value(options, kind)
+    return value if isinstance(value, int) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,11 @@ class SessionConfig:
     setup_timeout: float = 10.0
     alias_timeout: float = 5.0
     done_timeout: float = 10.0
-    """How long PUBLISH_DONE waits for the streams it counts."""
+    """How long PUBLISH_DONE waits at least for the streams it counts."""
+
+    def __post_init__(self) -> None:
+        if self.max_request_updates < 1:  # 0 would announce "unlimited"
+            raise MisuseError("max_request_updates must be at least 1")
 
 
 class SessionHandler:
@@ -165,6 +185,8 @@ class _ControlIn:
     def data(self, data: bytes, fin: bool) -> None:
         for message in self.decoder.feed(data):
             self.session.control_message(message)
+            if self.session.closed is not None:
+                return
         if fin:
             raise protocol_violation("the control stream ended")
 
@@ -172,172 +194,180 @@ class _ControlIn:
 class _RequestIn:
     """A bidirectional stream, from its first octet."""
 
-    def __init__(self, session: Session, stream_id: int) -> None:
+    def __init__(
+        self, session: Session, stream_id: int, stream: RequestStream | None = None
+    ) -> None:
         self.session = session
         self.stream_id = stream_id
-        self.decoder = session.codec.message_decoder(REQUEST_OPENERS)
-        self.stream: RequestStream | None = None
+        self.decoder = session.codec.message_decoder(None if stream else REQUEST_OPENERS)
+        self.stream = stream
 
     def data(self, data: bytes, fin: bool) -> None:
         session = self.session
-        try:
-            messages = (self.stream or self).decoder.feed(data)
-        except RequestError as error:
-            self._refuse(error)
-            return
-        for message in messages:
+        for message in self.decoder.feed(data):
             if self.stream is None:
                 self.stream = session.request_opened(self.stream_id, message)
-                self.stream.decoder = self.decoder
             else:
                 self.stream.receive(message)
-        if fin:
-            if self.stream is not None:
-                self.stream.peer_finished()
-            elif self.decoder.buffered:
-                raise protocol_violation("FIN inside a message")
-            else:
-                session.transport.send(self.stream_id, b"", fin=True)
-                session.forget_stream(self.stream_id)
-
-    def _refuse(self, error: RequestError) -> None:
-        """The octets are well-formed, the request is not acceptable (INVALID_FILTER)."""
-        if self.stream is not None and isinstance(self.stream.owner, IncomingRequest):
-            owner = self.stream.owner
-            if owner.pending:
-                owner.reject(RequestErrorCode(error.code), error.reason)
-            else:
-                self.session.send_message(
-                    self.stream_id, RequestErrorMessage(error.code, 0, error.reason), True
-                )
-                self.stream.cancel()
-                owner.ended()
+            if session.closed is not None:
+                return
+        if not fin:
             return
-        self.session.send_message(
-            self.stream_id, RequestErrorMessage(error.code, 0, error.reason), True
-        )
-        self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
-        self.session.forget_stream(self.stream_id)
+        if self.decoder.buffered:
+            raise protocol_violation("FIN inside a message")
+        if self.stream is not None:
+            self.stream.peer_finished()
+        else:
+            session.transport.send(self.stream_id, b"", fin=True)
+            session.forget_stream(self.stream_id)
 
 
 class _DataIn:
-    """A unidirectional stream: classified by its first octets, then decoded."""
+    """A unidirectional stream: placed by its header, then decoded for its owner.
+
+    What comes before the owner is known (its Track Alias, or the group order of a fill) is
+    held as octets, bounded over all streams, and the stream's credit is held back.
+    """
 
     def __init__(self, session: Session, stream_id: int) -> None:
         self.session = session
         self.stream_id = stream_id
         self.decoder: SubgroupDecoder | FetchDecoder | None = None
+        self.header: SubgroupHeader | FetchHeader | None = None
         self.incoming: IncomingStream | None = None
         self.owner: OutgoingSubscribe | OutgoingFetch | None = None
-        self.receiver: Receiver | None = None
-        self.held: list[object] = []
-        self.held_octets = 0
+        self.held = bytearray()
         self.held_since = 0.0
-        self.alias: int | None = None
-        self.fin = False
+        self.ended = False
+        self.error: int | None = None
+        """The code of a reset, once `ended`."""
         self.discard = False
-        self._prefix = b""
 
     def data(self, data: bytes, fin: bool) -> None:
-        if self.discard:
+        self.ended = self.ended or fin
+        if self.discard:  # padding
             if fin:
                 self.session.forget_stream(self.stream_id)
-            return
-        decoder = self.decoder
+        elif self.owner is not None:
+            self._decode(data)
+        elif self.header is not None:
+            self._hold(data)
+        else:
+            self._begin(data)
+
+    def _begin(self, data: bytes) -> None:
+        """Read the header, octet by octet so that nothing after it is decoded yet."""
+        session, decoder = self.session, self.decoder
         if decoder is None:
-            self._prefix += data
-            found = self.session.codec.data_stream_type(self._prefix)
+            data = bytes(self.held) + data
+            found = session.codec.data_stream_type(data)
             if found is None:
-                if fin and self._prefix:
+                if self.ended and data:
                     raise protocol_violation("a stream ended inside its type")
-                if fin:
-                    self.session.forget_stream(self.stream_id)
+                if self.ended:
+                    session.forget_stream(self.stream_id)
+                self.held[:] = data
                 return
-            data, self._prefix = self._prefix, b""
+            self.held.clear()
             match found[0]:
                 case StreamKind.CONTROL:
-                    self.session.control_opened(self.stream_id, data, fin)
+                    session.control_opened(self.stream_id, data, self.ended)
                     return
                 case StreamKind.PADDING:
                     self.discard = True
+                    if self.ended:
+                        session.forget_stream(self.stream_id)
                     return
                 case StreamKind.SUBGROUP:
-                    decoder = self.decoder = self.session.codec.subgroup_decoder()
+                    decoder = session.codec.subgroup_decoder()
                 case StreamKind.FETCH:
-                    decoder = self.decoder = self.session.codec.fetch_decoder(
-                        self.session.fetch_group_order
-                    )
-        events = decoder.feed(data)
-        self.fin = self.fin or fin
-        if fin and decoder.mid_object:
-            raise protocol_violation("a data stream ended inside an object")
-        if self.receiver is not None:
-            self.process(events)
-        elif events or fin:
-            self._place(events)
-
-    def _place(self, events: Sequence[object]) -> None:
-        """Find out for which request this stream is, as soon as its header is there."""
-        if self.alias is not None:
-            self._hold(events)
-            return
-        if not events:
-            self.session.forget_stream(self.stream_id)  # an empty stream without a header
-            return
-        header, rest = events[0], events[1:]
-        session = self.session
-        if isinstance(header, SubgroupHeader):
-            self.incoming = IncomingStream(self.stream_id, Via.SUBSCRIPTION, subgroup=header)
-            owner = session.aliases.get(header.track_alias)
-            if owner is None:
-                if header.track_alias in session.dead_aliases:
-                    self.drop()
-                    return
-                self.alias = header.track_alias
-                self.held_since = session.now
-                session.waiting_for_alias.setdefault(self.alias, []).append(self)
-                session.transport.pause_receiving(self.stream_id)
-                self._hold(rest)
+                    decoder = session.codec.fetch_decoder(GroupOrder.ASCENDING)
+            self.decoder = decoder
+        for position in range(len(data)):
+            events = decoder.feed(data[position : position + 1])
+            if events:
+                header = events[0]
+                assert isinstance(header, SubgroupHeader | FetchHeader)
+                self.header = header
+                self.place(data[position + 1 :])
                 return
-            self.start(owner, rest)
-            return
-        assert isinstance(header, FetchHeader)
-        fetch = session.fetch_receivers.get(header.request_id)
-        if fetch is None:
+        if self.ended:
+            raise protocol_violation("a data stream ended inside its header")
+
+    @property
+    def waiting(self) -> bool:
+        return self.stream_id in self.session.waiting_for_alias
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an owner is there or may still come."""
+        if isinstance(self.header, SubgroupHeader):
+            return self.header.track_alias not in self.session.dead_aliases
+        return self.header is not None and self.header.request_id in self.session.fetch_receivers
+
+    def place(self, data: bytes = b"") -> None:
+        """Start for the owner, wait for it, or drop what nobody wants."""
+        session, header = self.session, self.header
+        owner: OutgoingSubscribe | OutgoingFetch | None
+        if isinstance(header, SubgroupHeader):
+            owner = session.aliases.get(header.track_alias)
+            incoming = IncomingStream(self.stream_id, Via.SUBSCRIPTION, subgroup=header)
+        else:
+            assert header is not None
+            owner = session.fetch_receivers.get(header.request_id)
+            via = Via.FETCH if isinstance(owner, OutgoingFetch) else Via.FILL
+            incoming = IncomingStream(self.stream_id, via, request_id=header.request_id)
+            if isinstance(owner, OutgoingSubscribe) and not owner.order_known:
+                owner = None
+        if owner is not None:
+            self._start(owner, incoming, data)
+        elif self.wanted:
+            self._hold(data)
+        else:
             self.drop()
-            return
-        via = Via.FETCH if isinstance(fetch, OutgoingFetch) else Via.FILL
-        self.incoming = IncomingStream(self.stream_id, via, request_id=header.request_id)
-        self.start(fetch, rest)
 
-    def _hold(self, events: Sequence[object]) -> None:
-        self.held += events
-        size = sum(len(e) for e in events if isinstance(e, bytes | memoryview))
-        self.held_octets += size
-        self.session.held_octets += size
-        if self.session.held_octets > self.session.config.max_held_octets:
-            self.session.streams_dropped += 1
+    def _hold(self, data: bytes) -> None:
+        session = self.session
+        if not self.waiting:
+            self.held_since = session.now
+            session.waiting_for_alias[self.stream_id] = self
+            session.transport.pause_receiving(self.stream_id)
+        self.held += data
+        session.held_octets += len(data)
+        if session.held_octets > session.config.max_held_octets:
+            session.streams_dropped += 1
             self.drop()
 
-    def start(self, owner: OutgoingSubscribe | OutgoingFetch, events: Sequence[object]) -> None:
-        self.owner = owner
-        self.receiver = owner.receiver
-        assert self.incoming is not None
-        self.receiver.stream_opened(self.incoming)
-        self.process(events)
+    def _release(self) -> bytes:
+        """Leave the waiting room with what was held."""
+        session = self.session
+        held, self.held = bytes(self.held), bytearray()
+        if session.waiting_for_alias.pop(self.stream_id, None) is not None:
+            session.held_octets -= len(held)
+        return held
 
-    def alias_known(self, owner: OutgoingSubscribe) -> None:
-        """SUBSCRIBE_OK has come: what was held belongs to `owner`."""
-        events, self.held = self.held, []
-        self.session.held_octets -= self.held_octets
-        self.held_octets = 0
-        self.alias = None
-        self.session.transport.resume_receiving(self.stream_id)
-        self.start(owner, events)
+    def _start(
+        self, owner: OutgoingSubscribe | OutgoingFetch, incoming: IncomingStream, data: bytes
+    ) -> None:
+        if self.waiting:
+            data = self._release() + data
+            self.session.transport.resume_receiving(self.stream_id)
+        self.owner, self.incoming = owner, incoming
+        if isinstance(self.header, FetchHeader):
+            cast(FetchDecoder, self.decoder).group_order = owner.group_order
+            # There is one stream for each request: another one of this ID is unwanted.
+            del self.session.fetch_receivers[self.header.request_id]
+        owner.receiver.stream_opened(incoming)
+        if not self.discard:
+            self._decode(data)
 
-    def process(self, events: Sequence[object]) -> None:
-        receiver, incoming = self.receiver, self.incoming
-        assert receiver is not None and incoming is not None
+    def _decode(self, data: bytes) -> None:
+        decoder, owner, incoming = self.decoder, self.owner, self.incoming
+        assert decoder is not None and owner is not None and incoming is not None
+        events = decoder.feed(data)
+        if self.ended and self.error is None and decoder.mid_object:
+            raise protocol_violation("a data stream ended inside an object")
+        receiver = owner.receiver
         try:
             for event in events:
                 if isinstance(event, bytes | memoryview):
@@ -345,60 +375,53 @@ class _DataIn:
                     assert header is not None
                     receiver.object_part(incoming, event)
                     incoming.remaining -= len(event)
-                    if not incoming.remaining:
+                    if not incoming.remaining and not self.discard:
                         incoming.header = None
                         receiver.object_ended(incoming, header)
                 elif isinstance(event, ObjectHeader):
                     receiver.object_begun(incoming, event)
+                    incoming.remaining = event.length
                     if event.length:
                         incoming.header = event
-                        incoming.remaining = event.length
-                    else:
+                    elif not self.discard:
                         receiver.object_ended(incoming, event)
                 elif isinstance(event, RangeMarker):
                     receiver.range_marker(incoming, event)
+                if self.discard:  # a callback gave the request up, or closed the session
+                    return
         except MalformedTrack as malformed:
-            self._malformed(malformed)
+            self.session.track_malformed(owner, str(malformed))
             return
-        if self.fin and not self.discard:
-            self._over(None)
-
-    def _malformed(self, malformed: MalformedTrack) -> None:
-        owner, receiver = self.owner, self.receiver
-        self.drop()
-        if owner is not None and receiver is not None:
-            owner.cancel()
-            receiver.request_failed(RequestError(RequestErrorCode.MALFORMED_TRACK, str(malformed)))
+        if self.ended:
+            self._over()
 
     def reset(self, code: int) -> None:
-        if not self.discard and self.receiver is not None:
-            self._over(code)
-        else:
-            self.drop()
+        self.ended, self.error = True, code
+        if self.owner is not None:
+            self._over()
+        elif not self.waiting:
+            self.discard = True
+            self.session.forget_stream(self.stream_id)
 
-    def _over(self, error: int | None) -> None:
+    def _over(self) -> None:
+        owner, incoming = self.owner, self.incoming
+        assert owner is not None and incoming is not None
         self.discard = True
         self.session.forget_stream(self.stream_id)
-        receiver, incoming, owner = self.receiver, self.incoming, self.owner
-        if receiver is not None and incoming is not None and owner is not None:
-            receiver.stream_ended(incoming, error)
-            owner.stream_ended()
+        try:
+            owner.receiver.stream_ended(incoming, self.error)
+        except MalformedTrack as malformed:
+            self.session.track_malformed(owner, str(malformed))
+            return
+        owner.stream_ended()
 
     def drop(self) -> None:
         """Nobody wants what comes on this stream."""
         if self.discard:
             return
         self.discard = True
-        self.session.held_octets -= self.held_octets
-        self.held_octets = 0
-        self.held.clear()
-        if self.alias is not None:
-            waiting = self.session.waiting_for_alias.get(self.alias, [])
-            if self in waiting:
-                waiting.remove(self)
-            if not waiting:
-                self.session.waiting_for_alias.pop(self.alias, None)
-        if not self.fin:
+        self._release()
+        if not self.ended:
             self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
         self.session.forget_stream(self.stream_id)
 
@@ -428,18 +451,21 @@ class Session:
         self.scheduler = Scheduler()
         self.aliases: dict[int, OutgoingSubscribe] = {}
         self.dead_aliases: OrderedDict[int, None] = OrderedDict()
-        self.waiting_for_alias: dict[int, list[_DataIn]] = {}
+        self.waiting_for_alias: dict[int, _DataIn] = {}
+        """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
         self.fetch_receivers: dict[int, OutgoingSubscribe | OutgoingFetch] = {}
         self.held_octets = 0
         self.streams_dropped = 0
         self.peer_options: Properties = ()
         self.peer_max_filter_ranges = 0
+        self.peer_max_request_updates = 0
         self.peer_tokens: tuple[Token, ...] = ()
         self.goaway: Goaway | None = None
         self.closed: SessionClosed | None = None
         self.observers: list[Callable[[SessionClosed | None], None]] = []
         """Called with None at establishment and with the reason at the end."""
         self._goaway_sent = False
+        self._goaway_deadline: float | None = None
         self._token_cache = TokenCache(self.config.max_auth_token_cache_size)
         self._streams: dict[int, _ControlIn | _RequestIn | _DataIn] = {}
         self._sending: dict[int, StreamDelivery] = {}
@@ -448,8 +474,7 @@ class Session:
         self._early: list[tuple[int, bytes, bool]] = []
         self._early_octets = 0
         self._incoming: dict[int, IncomingRequest] = {}
-        self._seen_request_ids: set[int] = set()
-        self._contiguous_request_ids = 1 if transport.is_client else 0
+        self._used_request_ids = IntervalSet()
         self._outgoing: dict[int, OutgoingRequest] = {}
         self._next_request_id = 0 if transport.is_client else 1
         self._next_alias = 0
@@ -505,6 +530,8 @@ class Session:
         if uri and self.transport.is_client:
             raise MisuseError("a client's GOAWAY carries no URI")
         self._goaway_sent = True
+        if timeout_ms:
+            self._goaway_deadline = self.now + timeout_ms / 1000
         self.send_message(self._control_out, Goaway(uri, timeout_ms), False)
 
     def close(self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = "") -> None:
@@ -526,11 +553,18 @@ class Session:
             self.close(SessionErrorCode.INTERNAL_ERROR, "the peer allows no control stream")
             return
         self.send_message(self._control_out, Setup(self._setup_options()), False)
+        early, self._early, self._early_octets = self._early, [], 0
+        for stream_id, data, fin in early:
+            self.transport.resume_receiving(stream_id)
+            self.stream_data(stream_id, data, fin)
 
     def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
         if self.state is SessionState.CLOSED:
             return
         try:
+            if self.state is SessionState.CONNECTING:
+                self._hold_early(stream_id, data, fin)
+                return
             stream = self._streams.get(stream_id)
             if stream is None:
                 stream = self._new_stream(stream_id)
@@ -549,9 +583,8 @@ class Session:
             match stream:
                 case _ControlIn():
                     raise protocol_violation("the control stream was reset")
-                case _RequestIn(stream=None):
-                    self.transport.reset(stream_id, StreamErrorCode.CANCELLED)
-                    self.forget_stream(stream_id)
+                case None | _RequestIn(stream=None):
+                    self._refuse_request_stream(stream_id)
                 case _RequestIn(stream=RequestStream() as request):
                     request.peer_cancelled(code)
                 case _DataIn():
@@ -566,12 +599,13 @@ class Session:
             if stream_id == self._control_out:
                 raise protocol_violation("STOP_SENDING on the control stream")
             stream = self._streams.get(stream_id)
+            delivery = self._sending.get(stream_id)
             if isinstance(stream, _RequestIn) and stream.stream is not None:
                 stream.stream.peer_cancelled(code)
-                return
-            delivery = self._sending.get(stream_id)
-            if delivery is not None:
+            elif delivery is not None:
                 delivery.stopped()
+            else:
+                self._refuse_request_stream(stream_id)
         except SessionError as error:
             self._violated(error)
 
@@ -605,11 +639,15 @@ class Session:
         if self.state is SessionState.SETUP and now > (self._setup_deadline or now):
             self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
             return
-        for streams in tuple(self.waiting_for_alias.values()):
-            for stream in tuple(streams):
-                if now - stream.held_since > self.config.alias_timeout:
-                    self.streams_dropped += 1
-                    stream.drop()
+        if self._goaway_deadline is not None and now > self._goaway_deadline:
+            self._goaway_deadline = None
+            if self._incoming or self._outgoing:
+                self.close(SessionErrorCode.GOAWAY_TIMEOUT, "the peer did not leave in time")
+                return
+        for stream in tuple(self.waiting_for_alias.values()):
+            if now - stream.held_since > self.config.alias_timeout:
+                self.streams_dropped += 1
+                stream.drop()
         for request in tuple(self._outgoing.values()):
             if (
                 isinstance(request, OutgoingSubscribe)
@@ -628,11 +666,6 @@ class Session:
 
     def data_stream_closed(self, stream_id: int) -> None:
         self._sending.pop(stream_id, None)
-
-    def fetch_group_order(self, request_id: int) -> GroupOrder:
-        """The order in which the answer to `request_id` lists its groups."""
-        owner = self.fetch_receivers.get(request_id)
-        return owner.group_order if owner is not None else GroupOrder.ASCENDING
 
     # -- used by the request objects -------------------------------------------------------
 
@@ -659,6 +692,7 @@ class Session:
             raise MisuseError("the session is not connected yet")
         stream_id = self.transport.open_stream(bidirectional=True)
         if stream_id is None:
+            self._next_request_id -= 2  # the message's ID was not used
             raise RequestError(
                 RequestErrorCode.EXCESSIVE_LOAD,
                 "the peer allows no further request stream at the moment",
@@ -666,16 +700,16 @@ class Session:
             )
         stream = RequestStream(self, stream_id, message.TYPE, requester=True)
         stream.owner = owner
-        reader = _RequestIn(self, stream_id)
-        reader.stream = stream
-        reader.decoder = stream.decoder
-        self._streams[stream_id] = reader
+        self._streams[stream_id] = _RequestIn(self, stream_id, stream)
         self._outgoing[stream_id] = owner
         self.send_message(stream_id, message, False)
         return stream
 
     def forget_stream(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
+        self._outgoing.pop(stream_id, None)
+
+    def request_closed(self, stream_id: int) -> None:
         self._outgoing.pop(stream_id, None)
 
     def request_over(self, request: IncomingRequest) -> None:
@@ -691,40 +725,75 @@ class Session:
         self.aliases.setdefault(alias, owner)
 
     def release_alias(self, alias: int, owner: OutgoingSubscribe) -> None:
-        if self.aliases.get(alias) is owner:
-            del self.aliases[alias]
-            self.dead_aliases[alias] = None
-            if len(self.dead_aliases) > 1024:
-                self.dead_aliases.popitem(last=False)
+        """`owner` uses `alias` no more; another subscription to the track may."""
+        if self.aliases.get(alias) is not owner:
+            return
+        for other in self._outgoing.values():
+            if (
+                isinstance(other, OutgoingSubscribe)
+                and other is not owner
+                and other.track_alias == alias
+                and other.state is RequestState.ESTABLISHED
+            ):
+                self.aliases[alias] = other
+                return
+        del self.aliases[alias]
+        self.dead_aliases[alias] = None
+        if len(self.dead_aliases) > 1024:
+            self.dead_aliases.popitem(last=False)
+
+    def place_waiting(self) -> None:
+        """A SUBSCRIBE_OK has come: find the owners of the streams that came before it."""
+        for stream in tuple(self.waiting_for_alias.values()):
+            if not stream.discard:
+                stream.place()
+
+    def reset_streams(self, owner: OutgoingFetch, code: int) -> bool:
+        """The peer gave `owner` up: its streams end as if reset; False when there is none."""
+        readers = [
+            reader
+            for reader in self._streams.values()
+            if isinstance(reader, _DataIn) and reader.owner is owner
+        ]
+        for reader in readers:
+            reader.drop()
+            reader.reset(code)
+        return bool(readers)
+
+    def drop_streams(self, owner: OutgoingSubscribe | OutgoingFetch) -> None:
+        """`owner` is over: STOP_SENDING on its streams that are still open."""
         for reader in tuple(self._streams.values()):
-            if isinstance(reader, _DataIn) and reader.owner is owner:
+            if isinstance(reader, _DataIn) and (
+                reader.owner is owner or (reader.waiting and not reader.wanted)
+            ):
                 reader.drop()
 
-    def alias_known(self, alias: int) -> None:
-        owner = self.aliases.get(alias)
-        for stream in self.waiting_for_alias.pop(alias, ()):
-            if owner is not None and not stream.discard:
-                stream.alias_known(owner)
+    def track_malformed(self, owner: OutgoingSubscribe | OutgoingFetch, reason: str) -> None:
+        """Give up every request for the track (MOQT 16.6 of our reference)."""
+        error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
+        for request in (owner, *self._outgoing.values()):
+            if isinstance(request, OutgoingSubscribe | OutgoingFetch) and (
+                request.name == owner.name and request.state is not RequestState.CLOSED
+            ):
+                request.give_up(error)
 
     def use_request_id(self, request_id: int) -> None:
-        """Check parity and that the ID is new (MOQT 4.1); a set only for what came early."""
-        if request_id & 1 != self._contiguous_request_ids & 1:
+        """Check parity and that the ID is new (MOQT 4.1). Kept as intervals: IDs may be
+        skipped for good, when a request is cancelled before it was ever read."""
+        if request_id & 1 != self.transport.is_client:
             raise SessionError(
                 SessionErrorCode.INVALID_REQUEST_ID,
                 f"Request ID {request_id} has the wrong least significant bit",
             )
-        if request_id < self._contiguous_request_ids or request_id in self._seen_request_ids:
+        used, mark = self._used_request_ids, Location(0, request_id >> 1)
+        if mark in used:
             raise SessionError(
                 SessionErrorCode.INVALID_REQUEST_ID, f"Request ID {request_id} was used before"
             )
-        self._seen_request_ids.add(request_id)
-        while self._contiguous_request_ids in self._seen_request_ids:
-            self._seen_request_ids.remove(self._contiguous_request_ids)
-            self._contiguous_request_ids += 2
-        if len(self._seen_request_ids) > 65536:
-            raise SessionError(
-                SessionErrorCode.INVALID_REQUEST_ID, "too many Request IDs were skipped"
-            )
+        used.add(mark, mark)
+        if len(used) > MAX_REQUEST_ID_GAPS:
+            hole = used.first_missing(Location(0, 0), mark) or mark
+            used.add(hole, used.missing_end(hole, mark))
 
     def prefix_overlaps(
         self, prefix: TrackNamespace, but: IncomingSubscribeNamespace | None
@@ -745,6 +814,9 @@ class Session:
         if fill is not None:
             used = sum(len(each.ranges) for each in parameters.range_filters)
             check_range_filters(fill.range_filters, limit - used)
+
+    def resolve_tokens(self, parameters: Parameters) -> tuple[Token, ...]:
+        return self._token_cache.resolve(parameters.authorization_tokens)
 
     def check_goaway(self, goaway: Goaway) -> None:
         if goaway.uri and not self.transport.is_client:
@@ -798,7 +870,7 @@ class Session:
         request = build_incoming(self, stream, message)  # type: ignore[arg-type]
         self._incoming[stream_id] = request
         try:
-            request.tokens = self._token_cache.resolve(request.parameters.authorization_tokens)
+            request.tokens = self.resolve_tokens(request.parameters)
             self.check_filters(request.parameters)
         except RequestError as error:
             request.reject(RequestErrorCode(error.code), error.reason)
@@ -807,6 +879,13 @@ class Session:
         return stream
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _refuse_request_stream(self, stream_id: int) -> None:
+        """The peer gave up a request stream of its own before its request was read."""
+        if not stream_id & 2 and (stream_id & 1 == 0) != self.transport.is_client:
+            self.transport.reset(stream_id, StreamErrorCode.CANCELLED)
+            self.transport.stop_receiving(stream_id, StreamErrorCode.CANCELLED)
+            self.forget_stream(stream_id)
 
     def _dispatch(self, request: IncomingRequest) -> None:
         if len(self._incoming) > self.config.max_requests:
@@ -866,37 +945,57 @@ class Session:
             pairs.append(KeyValue(option.AUTHORITY, config.authority.encode()))
         pairs.append(KeyValue(option.MAX_FILTER_RANGES, config.max_filter_ranges))
         pairs.append(KeyValue(option.MOQT_IMPLEMENTATION, IMPLEMENTATION))
-        if config.max_request_updates:
-            pairs.append(KeyValue(option.MAX_REQUEST_UPDATES, config.max_request_updates))
+        pairs.append(KeyValue(option.MAX_REQUEST_UPDATES, config.max_request_updates))
         return tuple(pairs)
 
     def _setup_received(self, setup: Setup) -> None:
         options = setup.options
-        for kind, code in (
-            (SetupOptionType.PATH, SessionErrorCode.INVALID_PATH),
-            (SetupOptionType.AUTHORITY, SessionErrorCode.INVALID_AUTHORITY),
-        ):
-            if self.transport.is_client and property_value(options, kind) is not None:
-                raise SessionError(code, f"{kind.name} from a server")
+        self._check_address(options)
         tokens = [
             self.codec.decode_token(pair.value)
             for pair in options
             if pair.type == SetupOptionType.AUTHORIZATION_TOKEN and isinstance(pair.value, bytes)
         ]
         self.peer_tokens = self._token_cache.resolve(tokens, setup=True)
-        ranges = property_value(options, SetupOptionType.MAX_FILTER_RANGES)
-        self.peer_max_filter_ranges = ranges if isinstance(ranges, int) else 0
+        self.peer_max_filter_ranges = _number(options, SetupOptionType.MAX_FILTER_RANGES)
+        self.peer_max_request_updates = _number(options, SetupOptionType.MAX_REQUEST_UPDATES)
         self.peer_options = options
         self.state = SessionState.ESTABLISHED
         self.handler.session_established(self)
+        if self.closed is not None:
+            return
         for observer in tuple(self.observers):
             observer(None)
         early, self._early, self._early_octets = self._early, [], 0
         for stream_id, data, fin in early:
             stream = self._streams.get(stream_id)
-            if stream is not None and self.state is SessionState.ESTABLISHED:
+            if stream is not None and self.closed is None:
                 self.transport.resume_receiving(stream_id)
                 stream.data(data, fin)
+
+    def _check_address(self, options: Properties) -> None:
+        """PATH and AUTHORITY come from clients only, and must be well-formed (MOQT 3)."""
+        for kind, form, malformed, invalid in (
+            (
+                SetupOptionType.PATH,
+                _PATH,
+                SessionErrorCode.MALFORMED_PATH,
+                SessionErrorCode.INVALID_PATH,
+            ),
+            (
+                SetupOptionType.AUTHORITY,
+                _AUTHORITY,
+                SessionErrorCode.MALFORMED_AUTHORITY,
+                SessionErrorCode.INVALID_AUTHORITY,
+            ),
+        ):
+            value = property_value(options, kind)
+            if value is None:
+                continue
+            if self.transport.is_client:
+                raise SessionError(invalid, f"{kind.name} from a server")
+            if not isinstance(value, bytes) or not form.fullmatch(value):
+                raise SessionError(malformed, f"{kind.name} is not well-formed")
 
     def _new_stream(self, stream_id: int) -> _RequestIn | _DataIn:
         stream: _RequestIn | _DataIn
@@ -911,19 +1010,23 @@ class Session:
         self, stream_id: int, stream: _RequestIn | _DataIn, data: bytes, fin: bool
     ) -> None:
         """Hold what overtook the peer's SETUP; find the control stream among it."""
-        if isinstance(stream, _DataIn) and self.state is SessionState.SETUP:
+        if isinstance(stream, _DataIn):
             held = b"".join(d for s, d, _ in self._early if s == stream_id)
             found = self.codec.data_stream_type(held + data)
             if found is not None and found[0] is StreamKind.CONTROL:
                 self._early = [e for e in self._early if e[0] != stream_id]
                 self._early_octets -= len(held)
+                self.transport.resume_receiving(stream_id)
                 stream.data(held + data, fin)
                 return
+        self._hold_early(stream_id, data, fin)
+
+    def _hold_early(self, stream_id: int, data: bytes, fin: bool) -> None:
         self._early.append((stream_id, data, fin))
         self._early_octets += len(data)
-        if self._early_octets > self.config.max_held_octets or len(self._early) > 4096:
+        if self._early_octets > self.config.max_held_octets or len(self._early) > MAX_EARLY:
             raise SessionError(SessionErrorCode.INTERNAL_ERROR, "too much was sent before SETUP")
-        if not isinstance(stream, _DataIn) or self._early_octets > 65536:
+        if not stream_id & 2 or self._early_octets > 65536:
             self.transport.pause_receiving(stream_id)
 
     def _datagram(self, data: bytes) -> None:
@@ -933,7 +1036,13 @@ class Session:
         owner = self.aliases.get(decoded.track_alias)
         if owner is None:
             return
-        incoming = IncomingStream(-1, Via.DATAGRAM)
+        incoming = IncomingStream(
+            -1,
+            Via.DATAGRAM,
+            subgroup=SubgroupHeader(
+                decoded.track_alias, decoded.group, None, decoded.priority, decoded.end_of_group
+            ),
+        )
         header = ObjectHeader(
             group=decoded.group,
             object=decoded.object,
@@ -946,12 +1055,12 @@ class Session:
         receiver = owner.receiver
         try:
             receiver.object_begun(incoming, header)
-            if decoded.payload:
+            if decoded.payload and owner.state is RequestState.ESTABLISHED:
                 receiver.object_part(incoming, decoded.payload)
-            receiver.object_ended(incoming, header)
+            if owner.state is RequestState.ESTABLISHED:
+                receiver.object_ended(incoming, header)
         except MalformedTrack as malformed:
-            owner.cancel()
-            receiver.request_failed(RequestError(RequestErrorCode.MALFORMED_TRACK, str(malformed)))
+            self.track_malformed(owner, str(malformed))
 
     def _violated(self, error: SessionError) -> None:
         logger.info("closing the session: %s", error)
@@ -963,15 +1072,19 @@ class Session:
         self.state = SessionState.CLOSED
         self.closed = closed
         self._early.clear()
+        for reader in self._streams.values():
+            if isinstance(reader, _DataIn):
+                reader.discard = True
+        self._streams.clear()
+        self.waiting_for_alias.clear()
+        self.held_octets = 0
         for incoming in tuple(self._incoming.values()):
             incoming.session_closed(closed)
         for outgoing in tuple(self._outgoing.values()):
             outgoing.session_closed(closed)
-        self._streams.clear()
         self._incoming.clear()
         self._outgoing.clear()
         self._sending.clear()
-        self.waiting_for_alias.clear()
         self.handler.session_closed(self, closed)
         for observer in tuple(self.observers):
             observer(closed)

@@ -28,6 +28,20 @@ def buffer_length(buffer: Buffer) -> int:
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
+def location_after(location: Location) -> Location:
+    """The Location that comes next."""
+    if location.object < MAX_VI64:
+        return Location(location.group, location.object + 1)
+    return Location(location.group + 1, 0)
+
+
+def location_before(location: Location) -> Location:
+    """The Location that comes directly before; there must be one."""
+    if location.object:
+        return Location(location.group, location.object - 1)
+    return Location(location.group - 1, MAX_VI64)
+
+
 @dataclass(slots=True, eq=False)
 class StoredObject:
     """An Object, possibly still growing. `subgroup` None means Delivery Mode Datagram.
@@ -49,6 +63,8 @@ class StoredObject:
     received: int = 0
     gone: bool = False
     """Aborted or evicted: no longer in the store."""
+    again: bool = False
+    """Its ID was in the Subgroup's log before: it was evicted and has come back."""
 
     @property
     def complete(self) -> bool:
@@ -182,6 +198,21 @@ class StoreListener(Protocol):
     def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
         """Objects, octets or an end were added; `log` is the Subgroup concerned, if one is."""
 
+    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+        """A whole Object in Delivery Mode Datagram was added (`store_changed` follows)."""
+
+
+class Assumption(Protocol):
+    """A fetch into the store that is still running; what it leaves out may not exist."""
+
+    @property
+    def proven(self) -> bool | None:
+        """Whether it ended well; None while it runs."""
+
+    @property
+    def stalled(self) -> bool:
+        """It waits for its readers, so waiting for its end may take for ever."""
+
 
 class Source(Protocol):
     """Where a store gets what it does not have (a relay's upstream)."""
@@ -191,6 +222,14 @@ class Source(Protocol):
 
         Asking again for what is already on its way costs nothing. The listeners are
         told when Objects arrive and when a fetch ends, successful or not.
+        """
+
+    def assumed(self, store: TrackStore, start: Location) -> tuple[Assumption, Location] | None:
+        """Whether a running fetch has left out `start`, and up to where.
+
+        That means "does not exist" only if the fetch ends with FIN (MOQT 9.3 of our
+        reference). A delivery whose own stream makes the same promise may go on before
+        that, and has to look at the Assumption before its FIN.
         """
 
 
@@ -223,6 +262,9 @@ class TrackStore:
         self._listeners: dict[StoreListener, None] = {}
         self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each complete Object stored (cache accounting)."""
+        self.on_used: Callable[[TrackStore, StoredObject], None] | None = None
+        """Called whenever a delivery begins to send an Object (cache accounting)."""
+        self.has_datagrams = False
         self.properties: Properties = ()
         self.default_priority = DEFAULT_PRIORITY
         self.set_properties(properties)
@@ -315,7 +357,11 @@ class TrackStore:
 
     def complete(self, stored: StoredObject) -> None:
         """The payload is whole: join its parts so that they are held without overhead."""
-        if len(stored.parts) > 1 and stored.length <= 16 << 20:
+        if stored.length <= 16 << 20 and (
+            len(stored.parts) > 1
+            # A view would keep the whole datagram or chunk it was cut from.
+            or any(isinstance(part, memoryview) for part in stored.parts)
+        ):
             stored.parts = [b"".join(stored.parts)]
             stored.ends = [stored.length]
         self._finish(stored)
@@ -324,7 +370,7 @@ class TrackStore:
         """The rest of a growing Object will not come: forget it."""
         self._drop(stored)
         log = self._log_of(stored)
-        if log is not None:
+        if log is not None and not stored.again:
             log.ids.remove(stored.location.object)
         self.changed(log)
 
@@ -483,11 +529,18 @@ class TrackStore:
 
     def is_complete(self) -> bool:
         """Whether every Object of the Track, to its end, is held whole."""
-        if self.end_of_track is None or self.largest is None:
+        if self.end_of_track is None:
             return False
+        if self.largest is None:
+            return self.end_of_track == Location(0, 0)
         if self.first_unknown(Location(0, 0), self.largest) is not None:
             return False
         return all(o.complete for o in self.objects())
+
+    def used(self, stored: StoredObject) -> None:
+        """A delivery begins to send `stored`."""
+        if self.on_used is not None:
+            self.on_used(self, stored)
 
     def objects(self) -> Iterator[StoredObject]:
         """Every real Object held, in order."""
@@ -563,6 +616,8 @@ class TrackStore:
             at = bisect_left(log.ids, location.object)
             if at == len(log.ids) or log.ids[at] != location.object:
                 log.ids.insert(at, location.object)
+            else:
+                stored.again = True
         group.objects[location.object] = stored
         insort(group.ids, location.object)
         if normal and live and (self.largest is None or location > self.largest):
@@ -583,6 +638,10 @@ class TrackStore:
             self.known.add(stored.location, stored.location)
         if self.on_stored is not None:
             self.on_stored(self, stored)
+        if stored.subgroup is None:
+            self.has_datagrams = True
+            for listener in tuple(self._listeners):
+                listener.datagram_stored(self, stored)
         self.changed(self._log_of(stored))
 
     def _drop(self, stored: StoredObject) -> None:

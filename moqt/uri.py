@@ -28,6 +28,8 @@ def parse_uri(text: str) -> MoqtUri:
         raise MisuseError(f"{text!r} is not a URI: {error}") from None
     if parts.scheme != "moqt":
         raise MisuseError(f"{text!r} must begin with moqt://")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise MisuseError(f"{text!r} has characters a URI must percent-encode")
     if not parts.hostname:
         raise MisuseError(f"{text!r} names no host")
     if parts.username is not None:

@@ -7,6 +7,7 @@ come in, datagrams go out. `moqt.quic.endpoint` drives them with a socket, tests
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -279,7 +280,14 @@ class AioquicTransport:
             return
         at = connection.get_timer()
         if at is not None and now >= at:
-            connection.handle_timer(now)
+            # aioquic arms the loss timer for sent + delay but then looks for what was sent
+            # before now - delay; rounding can make these disagree, and the timer would fire
+            # for ever while the clock stands still.
+            try:
+                connection.handle_timer(now + 1e-6)
+            except Exception:
+                log.exception("a timer failed, closing the connection")
+                self._fail()
         if connection.over:
             return
         if self._handshake_at is not None:
@@ -316,10 +324,14 @@ class AioquicTransport:
                 except Exception:
                     log.exception("a handler failed, closing the connection")
                     self._fail()
-            if again and connection.unsent == 0 and not connection.over:
+            if again and connection.unsent == 0 and not connection.capped and not connection.over:
                 return []
             datagrams = connection.datagrams_to_send(now)
-            self.more = bool(datagrams) and connection.unsent == 0 and not connection.over
+            self.more = (
+                bool(datagrams)
+                and (connection.capped or connection.unsent == 0)
+                and not connection.over
+            )
             self.deliver()
             return datagrams
         except Exception:
@@ -439,7 +451,9 @@ class QuicContext:
         if not is_client and (config.certfile is None or config.keyfile is None):
             raise ValueError("a QUIC server needs certfile and keyfile")
         if config.secrets_log_file is not None:
-            self._secrets = open(config.secrets_log_file, "a", encoding="ascii")  # noqa: SIM115
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            handle = os.open(config.secrets_log_file, flags, 0o600)
+            self._secrets = os.fdopen(handle, "a", encoding="ascii")
         try:
             self._configuration = self._configure(config.server_name)
             if not is_client:

@@ -77,6 +77,9 @@ SHORT_OVERHEAD = 1 + CID_LENGTH + PN_LENGTH + TAG_LENGTH
 ACK_EVERY = 32
 """Packets after which an ACK no longer waits for the ACK timer."""
 
+BURST = 256 << 10
+"""Octets built before they go to the socket: the peer reads while we build the next ones."""
+
 MIN_STREAM_ROOM = 64
 """A packet with less room left than this does not begin another STREAM frame."""
 
@@ -172,7 +175,11 @@ class StreamSender(QuicStreamSender):
     ) -> tuple[int, int, bool, list[memoryview]] | None:
         """The next `(offset, length, fin, pieces)` never sent before, or None when blocked."""
         start = self.highest_offset
-        stop = min(self._buffer_stop, start + max_size, max_offset)
+        stop = start + max_size
+        if stop > max_offset:
+            stop = max_offset
+        if stop > self._buffer_stop:
+            stop = self._buffer_stop
         pieces: list[memoryview] = []
         if stop <= start:
             # A FIN alone needs no credit, but all octets before it must have gone.
@@ -413,8 +420,11 @@ class Connection(QuicConnection):
         self._queues = (self._lost_queue, self._bidi_queue, self._uni_queue)
         self._control_queue: dict[int, Stream] = {}  # STOP_SENDING or RESET_STREAM
         self._credit_queue: dict[int, Stream] = {}  # MAX_STREAM_DATA
+        self._again: Stream | None = None  # its turn is over, but it has more
+        self.capped = False  # the last transmission ended at BURST: more can go at once
         self._unacknowledged = 0
         self._packets_under_key = 0
+        self.key_updates = 0  # that we began
         self.datagram_backlog = 0  # octets of DATAGRAMs that wait
 
     # ---- what the transport asks
@@ -717,7 +727,7 @@ class Connection(QuicConnection):
         samples = []
         while stop < count:
             data = datagrams[stop]
-            if data[0] & 0xC0 != 0x40 or data[1:cid_end] != cid or len(data) < sample_end:
+            if len(data) < sample_end or data[0] & 0xC0 != 0x40 or data[1:cid_end] != cid:
                 break
             samples.append(data[sample_at:sample_end])
             stop += 1
@@ -1010,6 +1020,7 @@ class Connection(QuicConnection):
         if not self._network_paths:
             return []
         closing = self._close_pending
+        self.capped = False
         datagrams: list[Datagram] = super().datagrams_to_send(now)
         if closing and datagrams:
             self.close_datagrams = datagrams
@@ -1053,6 +1064,7 @@ class Connection(QuicConnection):
         crypto_stream = self._crypto_streams[tls.Epoch.ONE_RTT]
         if self._packets_under_key >= KEY_UPDATE_PACKETS and self._handshake_confirmed:
             self._packets_under_key = 0
+            self.key_updates += 1
             crypto.update_key()
 
         while True:
@@ -1159,54 +1171,72 @@ class Connection(QuicConnection):
     ) -> tuple[Stream, bytes, list[memoryview], tuple[int, int, bool]] | None:
         """The next STREAM frame of at most `room` octets: stream, header, payload, and what
         its delivery callback needs. Lost data goes first, then bidirectional streams."""
-        credit = self._remote_max_data - self._remote_max_data_used
         for queue in self._queues:
-            blocked: list[int] = []
+            if not queue:
+                continue
+            lost = queue is self._lost_queue
+            credit = self._remote_max_data - self._remote_max_data_used
+            leave: list[int] = []
             found = None
             for stream_id, stream in queue.items():
                 out = stream.out
-                # type, id, offset (at most 8), length: checked against `room` by the caller.
-                space = min(room - 11 - len(stream.id_octets), MAX_FRAME_DATA)
-                if queue is self._lost_queue:
+                # Around the payload: type, id, offset (at most 8 octets), length.
+                space = room - 11 - len(stream.id_octets)
+                if space > MAX_FRAME_DATA:
+                    space = MAX_FRAME_DATA
+                if lost:
                     if not out.has_lost:
-                        blocked.append(stream_id)
+                        leave.append(stream_id)
                         continue
                     start, length, fin, pieces = out.take_lost(space)
                     if not out.has_lost:
-                        blocked.append(stream_id)
+                        leave.append(stream_id)
                 else:
-                    taken = out.take_new(
-                        space, min(out.highest_offset + credit, stream.max_stream_data_remote)
-                    )
+                    limit = out.highest_offset + credit
+                    if limit > stream.max_stream_data_remote:
+                        limit = stream.max_stream_data_remote
+                    taken = out.take_new(space, limit)
                     if taken is None:
-                        # Waits for MAX_STREAM_DATA, which queues it again; for MAX_DATA all
-                        # wait in the queue.
+                        # MAX_STREAM_DATA queues it again; for MAX_DATA all wait in the queue.
                         if not out.has_new or out.highest_offset >= stream.max_stream_data_remote:
-                            blocked.append(stream_id)
+                            leave.append(stream_id)
                         continue
                     start, length, fin, pieces = taken
                     self._remote_max_data_used += length
                     stream.served += length
-                    if not out.has_new:
+                    if out.highest_offset == out._buffer_stop:
                         stream.served = 0
-                        blocked.append(stream_id)
-                kind = 0x0A | (4 if start else 0) | fin
-                header = b"%c%b%b%b" % (
-                    kind,
-                    stream.id_octets,
-                    _varint(start) if start else b"",
-                    (length | 0x4000).to_bytes(2, "big"),
-                )
+                        leave.append(stream_id)
+                    elif stream.served >= TURN:
+                        stream.served = 0
+                        if len(queue) > 1:
+                            leave.append(stream_id)
+                            self._again = stream
+                if not start:
+                    header = b"%c%b%c%c" % (
+                        0x0A | fin,
+                        stream.id_octets,
+                        length >> 8 | 0x40,
+                        length & 0xFF,
+                    )
+                else:
+                    header = b"%c%b%b%c%c" % (
+                        0x0E | fin,
+                        stream.id_octets,
+                        (start | 0x80000000).to_bytes(4, "big")
+                        if 0x4000 <= start < 0x40000000
+                        else _varint(start),
+                        length >> 8 | 0x40,
+                        length & 0xFF,
+                    )
                 found = stream, header, pieces, (start, start + length, fin)
                 break
-            for stream_id in blocked:
+            for stream_id in leave:
                 del queue[stream_id]
             if found is not None:
-                stream = found[0]
-                if stream.served >= TURN:
-                    stream.served = 0
-                    if len(queue) > 1 and queue.pop(stream.id, None) is not None:
-                        queue[stream.id] = stream
+                if self._again is not None:
+                    queue[self._again.id] = self._again  # at the end
+                    self._again = None
                 return found
         return None
 
@@ -1230,18 +1260,23 @@ class Connection(QuicConnection):
         prefix = b"%c%b" % (first, cid)
         overhead = len(prefix) + PN_LENGTH + TAG_LENGTH
         size = self._max_datagram_size
+        burst = max(1, BURST // size)
+        most = min(allowance, burst)
         flight = (builder.max_flight_bytes or 0) - builder._flight_bytes
         number = builder._packet_number
         numbers: list[int] = []
         sealed: list[bytes] = []
         samples: list[bytes] = []
+        # Packets are registered in the order of their numbers: here, if the builder has none.
         packets: list[Any] = builder._packets
+        register = None if packets else self._loss.on_packet_sent
+        space = self._spaces[tls.Epoch.ONE_RTT]
         sample_at = 4 - PN_LENGTH
         next_frame = self._next_frame
 
         # A packet is only begun when a full one fits: runts would cost as much as full ones,
         # and segmentation offload wants equal sizes.
-        while len(sealed) < allowance and flight >= size:
+        while len(sealed) < most and flight >= size:
             room = size - overhead
             parts: list[bytes | memoryview] = []
             handlers: list[tuple[Any, Any]] = []
@@ -1262,7 +1297,12 @@ class Connection(QuicConnection):
             numbers.append(number)
             sealed.append(cipher)
             samples.append(cipher[sample_at : sample_at + SAMPLE_LENGTH])
-            packets.append(_SentPacket(number, sent, handlers))
+            packet: Any = _SentPacket(number, sent, handlers)
+            if register is None:
+                packets.append(packet)
+            else:
+                packet.sent_time = now
+                register(packet=packet, space=space)
             flight -= sent
             number += 1
 
@@ -1288,10 +1328,18 @@ class Connection(QuicConnection):
         builder._packet_number = number
         builder._flight_bytes += total
         builder._total_bytes += total
+        if register is not None and not self._ack_eliciting_sent_since_receipt:
+            # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
+            self._close_at = now + self._idle_timeout()
+            self._ack_eliciting_sent_since_receipt = True
         self._packets_under_key += len(sealed)
         self._pacer.spend(len(sealed))
-        if len(sealed) == allowance and any(self._queues):
+        if not any(self._queues):
+            return
+        if len(sealed) == allowance:
             self._pacing_at = self._pacer.next_send_time(now=now) or now
+        else:
+            self.capped = len(sealed) == burst
 
 
 def _masks(hp: Any, samples: list[bytes]) -> bytes:

@@ -22,7 +22,7 @@ from moqt.quic.udp import UdpSocket
 log = logging.getLogger(__name__)
 
 TRANSMIT_ROUNDS = 4
-"""Rounds of a send budget each before other work has its turn."""
+"""Bursts (of 256 KiB at most) before other work has its turn."""
 
 MAX_BACKLOG = 16 << 20
 """Octets that may wait for the socket; what goes beyond counts as lost in the network."""
@@ -191,7 +191,9 @@ class Endpoint:
             self._loop.remove_writer(self._udp.sock.fileno())
             self._backlog.clear()
         for transport in list(self._cids):
+            # One word to the peer, who would otherwise wait for its idle time-out.
             transport.abort("the endpoint was closed")
+            self._udp.send(transport.datagrams_to_send(self._clock()))
             self._forget(transport)
         self._udp.close()
         self._context.close()
@@ -369,12 +371,22 @@ async def serve(
     """
     context = QuicContext(config, is_client=False)
     try:
-        family, _, _, _, addr = (await _resolve(host or None, port, passive=True))[0]
-        udp = UdpSocket(family, local=addr, buffer_size=config.socket_buffer)
+        infos = await _resolve(host or None, port, passive=True)
+        if not host:
+            # One IPv6 socket serves both families; without IPv6 there is only the other.
+            infos.sort(key=lambda info: info[0] != socket.AF_INET6)
+        failure: OSError | None = None
+        for family, _, _, _, addr in infos:
+            try:
+                udp = UdpSocket(family, local=addr, buffer_size=config.socket_buffer)
+            except OSError as exc:
+                failure = failure or exc
+                continue
+            return Endpoint(context, udp, handler_factory)
+        raise failure or OSError(f"cannot resolve {host}")
     except BaseException:
         context.close()
         raise
-    return Endpoint(context, udp, handler_factory)
 
 
 async def connect(

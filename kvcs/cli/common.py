@@ -1,0 +1,201 @@
+"""What the command lines share: exit codes, inputs, signals, reconnecting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from cryptography import x509
+
+from kvcs.errors import (
+    FileError,
+    KvcsError,
+    NotAuthorized,
+    NotFound,
+    NothingToPublish,
+    VerificationFailed,
+)
+from kvcs.retrieval import not_authorized
+from kvsp.errors import KvspError
+from moqt.codes import SessionErrorCode
+from moqt.errors import MisuseError, MoqtError, SessionClosed
+from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE
+from moqt.uri import parse_uri
+
+MTU_RANGE: Final = (MIN_DATAGRAM_SIZE, MAX_DATAGRAM_SIZE)
+_LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
+
+
+class ExitCode(IntEnum):
+    """How the programs of this package end."""
+
+    DONE = 0
+    FAILED = 1
+    """Timeout, publisher lost, unreachable, output not written."""
+    USAGE = 2
+    """Wrong usage, or an input file that is not what it should be."""
+    NOT_FOUND = 3
+    NOT_AUTHORIZED = 4
+    VERIFICATION_FAILED = 5
+
+
+EXIT_CODES_HELP: Final = (
+    "Exit code: 0 done, 1 failed (timeout, publisher lost, unreachable), 2 wrong usage or a "
+    "malformed input file, 3 not found, 4 not authorized, 5 verification failed."
+)
+
+
+class InputError(KvcsError):
+    """An argument or an input file is wrong; the message is one sentence that says how."""
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code that an error ends a program with."""
+    match error:
+        case InputError():
+            return ExitCode.USAGE
+        case NotFound():
+            return ExitCode.NOT_FOUND
+        case NotAuthorized():
+            return ExitCode.NOT_AUTHORIZED
+        case VerificationFailed():
+            return ExitCode.VERIFICATION_FAILED
+        case MoqtError() if not_authorized(error):
+            return ExitCode.NOT_AUTHORIZED
+        case SessionClosed(code=SessionErrorCode.UNAUTHORIZED, transport=False):
+            return ExitCode.NOT_AUTHORIZED
+    cause = error.__cause__
+    return exit_code(cause) if isinstance(cause, MoqtError) else ExitCode.FAILED
+
+
+@contextlib.contextmanager
+def inputs() -> Iterator[None]:
+    """What goes wrong inside is a fault of the arguments or the input files."""
+    try:
+        yield
+    except (FileError, NothingToPublish, KvspError, MisuseError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+def check_url(url: str) -> None:
+    """Raises InputError unless `url` is a moqt:// URI of an endpoint."""
+    with inputs():
+        parse_uri(url)
+
+
+def check_cafile(path: Path | None) -> None:
+    """Raises InputError unless `path` holds PEM certificates."""
+    if path is None:
+        return
+    try:
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path}: not a file of PEM certificates") from None
+
+
+def check_output(path: Path) -> None:
+    """Raises InputError when a file can never be written at `path`."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the directory {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: the directory {path.parent} is not writable")
+
+
+def parse_layers(text: str | None, layers: int) -> range:
+    """`A-B` or `A`, both inclusive; all `layers` when absent. Raises InputError."""
+    if text is None:
+        return range(layers)
+    match = _LAYERS.fullmatch(text)
+    if match is None:
+        raise InputError("--layers: write A-B, two layer numbers, for example 0-7")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if first > last or last >= layers:
+        raise InputError(f"--layers: {text} is not a range within 0-{layers - 1}")
+    return range(first, last + 1)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object, on one line of standard output."""
+    print(json.dumps(value), flush=True)
+
+
+def note(program: str, text: str) -> None:
+    """One line on standard error."""
+    print(f"{program}: {text}", file=sys.stderr, flush=True)
+
+
+def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run an asyncio program; errors are one sentence on standard error and an exit code.
+
+    SIGINT and SIGTERM cancel it, so that it cleans up, unless it handles them itself.
+    """
+    signals: list[int] = []
+
+    async def guarded() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            signals.append(number)
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        await main()
+
+    try:
+        asyncio.run(guarded())
+    except asyncio.CancelledError:
+        note(program, "interrupted")
+        raise typer.Exit(128 + (signals[0] if signals else signal.SIGINT)) from None
+    except (KvcsError, KvspError, MoqtError, OSError, ValueError) as error:
+        note(program, str(error) or type(error).__name__)
+        raise typer.Exit(exit_code(error)) from None
+
+
+class Backoff:
+    """Growing delays between tries to reconnect, with jitter.
+
+    Only a session that lived for `healthy` seconds makes the delays short again: one that
+    is accepted and closed at once does not.
+    """
+
+    def __init__(
+        self,
+        *,
+        first: float = 0.5,
+        most: float = 30.0,
+        healthy: float = 10.0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._first = first
+        self._most = most
+        self._healthy = healthy
+        self._jitter = jitter
+        self._failures = 0
+
+    def next(self, lived: float = 0.0) -> float:
+        """Seconds to wait, after a session that lived for `lived` seconds."""
+        if lived >= self._healthy:
+            self._failures = 0
+        delay = min(self._first * 2.0 ** min(self._failures, 32), self._most)
+        self._failures += 1
+        # a quarter at most, so that each delay is longer than the one before
+        return delay * (1 - self._jitter() / 4)

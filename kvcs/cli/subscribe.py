@@ -1,0 +1,204 @@
+"""`kvcs-subscribe`: retrieve the KV cache of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvcs.assembly import FileDestination, Layer, Stats
+from kvcs.cli.common import (
+    EXIT_CODES_HELP,
+    MTU_RANGE,
+    InputError,
+    check_cafile,
+    check_output,
+    check_url,
+    exit_code,
+    inputs,
+    parse_layers,
+    print_json,
+    run,
+)
+from kvcs.consumer import Consumer
+from kvcs.errors import KvcsError, RetrievalTimeout
+from kvcs.files import load_descriptor, load_tokens
+from kvcs.retrieval import Mode
+from kvsp.identity import Scope
+from moqt.client import connect
+from moqt.errors import MoqtError
+from moqt.quic.config import QuicConfig
+
+PROGRAM: Final = "kvcs-subscribe"
+EXAMPLE: Final = (
+    "Example:  kvcs-subscribe moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
+    "--compat compat.json --tokens tokens.json --out received.safetensors"
+)
+CONNECT_TIMEOUT: Final = 10.0
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=True,
+    # a traceback with local variables would show keys
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(
+    help=(
+        "Retrieve the KV cache of a prompt, or of the longest prefix of it that is published, "
+        f"verified, into a KV file.\n\n{EXIT_CODES_HELP}"
+    ),
+    epilog=EXAMPLE,
+)
+def command(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port].")],
+    scope_key_file: Annotated[
+        Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")
+    ],
+    compat: Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")],
+    tokens: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
+    cafile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Authorities that sign the relay, PEM.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N blocks.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="How to ask for the layers.")] = Mode.AUTO,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
+    ] = 60,
+    mtu: Annotated[
+        int, typer.Option(min=MTU_RANGE[0], max=MTU_RANGE[1], help="UDP payload the path carries.")
+    ] = 1200,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """The help is given to the decorator: it holds the exit codes."""
+    stats = Stats(source=url)
+
+    async def main() -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
+        check_url(url)
+        check_cafile(cafile)
+        check_output(out)
+        with inputs():
+            scope = Scope.load(scope_key_file)
+            descriptor = load_descriptor(compat)
+            descriptor.section_octets()
+            ids = load_tokens(tokens)
+            wanted = parse_layers(layers, descriptor.layers)
+        quic = QuicConfig(cafile=cafile, max_datagram_size=mtu)
+        async with connect(url, quic=quic, timeout=min(timeout, CONNECT_TIMEOUT)) as session:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise RetrievalTimeout(f"nothing came within {timeout:g} s")
+            with FileDestination(out, descriptor) as destination:
+                consumer = Consumer(
+                    session,
+                    scope,
+                    descriptor,
+                    ids,
+                    layers=wanted,
+                    blocks=blocks,
+                    mode=mode,
+                    timeout=left,
+                    destination=destination,
+                    source=url,
+                )
+                consumer.stats = stats
+                await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
+                destination.commit()
+        _report(stats, out, wanted, json)
+
+    async def reported() -> None:
+        try:
+            await main()
+        except (KvcsError, MoqtError) as error:
+            if json and not isinstance(error, InputError):
+                print_json(
+                    {
+                        "ok": False,
+                        "error": str(error),
+                        "exit_code": int(exit_code(error)),
+                        **stats.as_dict(),
+                    }
+                )
+            raise
+
+    run(PROGRAM, reported)
+
+
+class _Shown(Protocol):
+    def __call__(self, layer: Layer) -> None: ...
+
+
+async def _retrieve(consumer: Consumer, layers: range, *, show: bool) -> None:
+    async with consumer:
+        with _progress(layers, show) as shown:
+            async for layer in consumer.layers():
+                shown(layer)
+
+
+@contextlib.contextmanager
+def _progress(layers: range, show: bool) -> Iterator[_Shown]:
+    """A bar by layer on standard error, when that is a terminal."""
+    if not show:
+        yield lambda layer: None
+        return
+    with Progress(
+        TextColumn("layers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("layers", total=len(layers))
+        yield lambda layer: progress.update(task, completed=layer.index - layers.start + 1)
+
+
+def _report(stats: Stats, out: Path, layers: range, json: bool) -> None:
+    if json:
+        result: dict[str, Any] = {
+            "ok": True,
+            "out": str(out),
+            "first_layer": layers.start,
+            "last_layer": layers.stop - 1,
+            **stats.as_dict(),
+        }
+        print_json(result)
+        return
+    text = (
+        f"{stats.tokens} tokens ({stats.blocks} blocks, layers {layers.start}-{layers.stop - 1}), "
+        f"{stats.octets / 1e6:.1f} MB in {stats.seconds:.2f} s "
+        f"({stats.megabytes_per_second:.1f} MB/s), first usable layer after "
+        f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects verified, "
+        f"written to {out}"
+    )
+    if stats.discarded or stats.duplicates:
+        reasons = [f"{name} {count}" for name, count in stats.discarded.items()]
+        text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Entry point of the `kvcs-subscribe` script."""
+    app(prog_name=PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Real processes over loopback: start them, wait for their ready line, stop or kill them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from kvsp.identity import Descriptor, Scope
+
+BIN = Path(sys.executable).parent
+DEADLINE = 60.0
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "tools" / "data"
+
+
+class Process:
+    """A child with its output in files, so that it can never block on a full pipe."""
+
+    def __init__(self, directory: Path, name: str, *command: str | Path, **options) -> None:
+        self.name = name
+        self.out = directory / f"{name}.out"
+        self.err = directory / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [str(part) for part in command], stdout=out, stderr=err, cwd=ROOT, **options
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self.out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.err.read_text()
+
+    def wait_for(self, pattern: str, deadline: float = DEADLINE) -> re.Match[str]:
+        """The first match of `pattern` in its standard output."""
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
+            if match := re.search(pattern, self.stdout):
+                return match
+            if self.popen.poll() is not None and not re.search(pattern, self.stdout):
+                break
+            time.sleep(0.02)
+        raise AssertionError(
+            f"{self.name} (exit {self.popen.poll()}) never said {pattern!r}\n"
+            f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        )
+
+    def wait(self, deadline: float = DEADLINE) -> int:
+        try:
+            return self.popen.wait(deadline)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"{self.name} did not end within {deadline:g} s\n{self.stderr}"
+            ) from None
+
+    def finish(self, expected: int = 0, deadline: float = DEADLINE) -> Process:
+        """Wait for the exit code `expected`; shows the output otherwise."""
+        code = self.wait(deadline)
+        assert code == expected, (
+            f"{self.name} exited with {code}, not {expected}\n"
+            f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        )
+        assert "Traceback" not in self.stderr, self.stderr
+        return self
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.kill()
+        self.popen.wait()
+
+    def json(self) -> dict:
+        return json.loads(self.stdout.splitlines()[-1])
+
+    def anonymous_memory(self) -> int:
+        """Resident octets that no file backs (mapped input files do not count)."""
+        status = Path(f"/proc/{self.popen.pid}/status").read_text()
+        match = re.search(r"RssAnon:\s+(\d+) kB", status)
+        return int(match.group(1)) * 1024 if match else 0
+
+
+@dataclasses.dataclass
+class Cache:
+    """The files of one KV cache and its scope."""
+
+    directory: Path
+    descriptor: dict
+    tokens: list[int]
+    scope: Path
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def compat(self) -> Path:
+        return self.directory / "compat.json"
+
+    @property
+    def tokens_file(self) -> Path:
+        return self.directory / "tokens.json"
+
+    @property
+    def kv(self) -> Path:
+        return self.directory / "cache.safetensors"
+
+    def identity(self) -> list[str]:
+        return [
+            "--scope-key-file",
+            str(self.scope),
+            "--compat",
+            str(self.compat),
+            "--tokens",
+            str(self.tokens_file),
+        ]
+
+
+def make_cache(
+    directory: Path,
+    *,
+    layers: int = 8,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    block_tokens: int = 4,
+    tokens: int = 32,
+    dtype: str = "fp16",
+    seed: int = 1,
+    scope: Path | None = None,
+) -> Cache:
+    """A small cache with random content; a fresh scope key unless one is given."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    descriptor = {
+        "model": "synthetic",
+        "model_digest": "sha-256:" + "11" * 32,
+        "tokenizer_digest": "sha-256:" + "22" * 32,
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "kv_dtype": dtype,
+        "positional": "rope",
+        "block_tokens": block_tokens,
+        "layout": "kvsp-layout-1",
+    }
+    ids = [int(t) for t in rng.integers(0, 50_000, tokens)]
+    element = Descriptor.parse(json.dumps(descriptor)).dtype
+    width = np.dtype(element).itemsize
+    tensors = {}
+    for layer in range(layers):
+        for kind in "kv":
+            raw = rng.integers(0, 256, tokens * kv_heads * head_dim * width, dtype=np.uint8)
+            tensors[f"layers.{layer}.{kind}"] = raw.view(element).reshape(
+                tokens, kv_heads, head_dim
+            )
+    if scope is None:
+        scope = directory / "scope.json"
+        Scope.generate().save(scope)
+    cache = Cache(directory, descriptor, ids, scope, tensors)
+    cache.compat.write_text(json.dumps(descriptor))
+    cache.tokens_file.write_text(json.dumps(ids))
+    save_file(tensors, cache.kv)
+    return cache
+
+
+@contextlib.contextmanager
+def relay(directory: Path, *options: str) -> Iterator[Relay]:
+    process = Process(
+        directory,
+        "relay",
+        BIN / "kvcs-relay",
+        "--listen",
+        "127.0.0.1:0",
+        "--self-signed",
+        directory / "tls",
+        "--metrics",
+        "127.0.0.1:0",
+        *options,
+    )
+    running = Relay(process, directory)
+    try:
+        running.ready()
+        yield running
+    finally:
+        process.kill()
+
+
+class Relay:
+    def __init__(self, process: Process, directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self.url = ""
+        self.metrics_url = ""
+
+    def ready(self) -> None:
+        line = self.process.wait_for(r"moqt://\S+:\d+.*\n").group()
+        self.url = re.search(r"moqt://[^\s,]+:\d+", line).group()
+        if match := re.search(r"http://[^\s,]+", line):
+            self.metrics_url = match.group()
+
+    @property
+    def cafile(self) -> Path:
+        return self.directory / "tls" / "cert.pem"
+
+    def metric(self, name: str) -> float:
+        from urllib.request import urlopen
+
+        text = urlopen(self.metrics_url, timeout=5).read().decode()
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"no metric {name} in\n{text}"
+        return sum(map(float, values))
+
+    def publish(self, cache: Cache, *options: str, name: str = "publish", kv=None) -> Process:
+        return Process(
+            self.directory,
+            name,
+            BIN / "kvcs-publish",
+            self.url,
+            "--cafile",
+            self.cafile,
+            *cache.identity(),
+            "--kv",
+            kv or cache.kv,
+            *options,
+        )
+
+    def subscribe(
+        self, cache: Cache, out: Path, *options: str, name: str = "subscribe", **popen
+    ) -> Process:
+        return Process(
+            self.directory,
+            name,
+            BIN / "kvcs-subscribe",
+            self.url,
+            "--cafile",
+            self.cafile,
+            *cache.identity(),
+            "--out",
+            out,
+            *options,
+            **popen,
+        )
+
+
+def interrupt(process: Process) -> None:
+    process.signal(signal.SIGINT)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

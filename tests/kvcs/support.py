@@ -1,0 +1,214 @@
+"""Publications, and consumers joined to them in memory: no socket, a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+import numpy as np
+
+from kvcs.consumer import Consumer
+from kvcs.publisher import Publication
+from kvsp.identity import Descriptor, Scope
+from moqt.aio import MoqtSession
+from moqt.codes import ObjectStatus, PublishDoneCode
+from moqt.names import Location
+from moqt.publisher import Publisher
+from moqt.session import _ControlIn
+from moqt.store import TrackStore
+from tests.moqt.memory import ALPN, Pair
+
+LAYERS = 6
+BLOCK = 4
+BLOCKS = 5
+TOKENS = list(range(1000, 1000 + BLOCK * BLOCKS))
+SCOPE = Scope(bytes(range(32)))
+
+
+def descriptor(**changes) -> Descriptor:
+    return Descriptor.parse(
+        {
+            "model": "test-model",
+            "model_digest": "sha-256:" + "11" * 32,
+            "tokenizer_digest": "sha-256:" + "22" * 32,
+            "layers": LAYERS,
+            "kv_heads": 2,
+            "head_dim": 8,
+            "kv_dtype": "bf16",
+            "positional": "rope",
+            "block_tokens": BLOCK,
+            "layout": "kvsp-layout-1",
+            **changes,
+        }
+    )
+
+
+DESCRIPTOR = descriptor()
+
+
+def kv(described: Descriptor = DESCRIPTOR, tokens: int = len(TOKENS), seed: int = 0):
+    """[(k, v), …] of every layer, random octets."""
+    random = np.random.default_rng(seed)
+    shape = (tokens, described.kv_heads, described.head_dim)
+    octets = tokens * described.kv_heads * described.head_dim * described.element_octets
+
+    def tensor():
+        return random.integers(0, 256, octets, dtype=np.uint8).view(described.dtype).reshape(shape)
+
+    return [(tensor(), tensor()) for _ in range(described.layers)]
+
+
+def same(a, b) -> bool:
+    """Equality of octets: NaNs are as good as any value."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def produced(
+    described: Descriptor = DESCRIPTOR, tokens=TOKENS, cache=None, *, scope=SCOPE, **settings
+) -> Publication:
+    """A complete publication."""
+    publication = Publication(scope, described, tokens, **settings)
+    for layer, (k, v) in enumerate(cache or kv(described, len(tokens))):
+        publication.put_layer(layer, k, v)
+    return publication
+
+
+def publisher(*publications: Publication) -> Publisher:
+    served = Publisher()
+    for publication in publications:
+        for store in publication.tracks:
+            served.add_track(store)
+    return served
+
+
+def altered(store: TrackStore, change) -> TrackStore:
+    """A copy of a complete store; `change(location, payload)` gives a payload or None to drop."""
+    copy = TrackStore(store.name, store.properties)
+    for group_id in store.group_ids:
+        group = store.groups[group_id]
+        for object_id in group.ids:
+            stored = group.objects[object_id]
+            if stored.status is not ObjectStatus.NORMAL:
+                copy.mark_end(stored.location, stored.status, priority=stored.priority)
+                continue
+            payload = change(stored.location, bytes(stored.payload))
+            if payload is not None:
+                copy.append(group_id, object_id, payload, priority=stored.priority)
+        copy.finish_subgroup(group_id, 0)
+    if store.ended:
+        copy.finish(PublishDoneCode.TRACK_ENDED)
+    return copy
+
+
+def corrupted(*locations):
+    """A change for `altered`: one bit of the Data at these Locations is wrong."""
+    wanted = {Location(*location) for location in locations}
+
+    def change(location, payload):
+        if location in wanted:
+            return payload[:-1] + bytes([payload[-1] ^ 1])
+        return payload
+
+    return change
+
+
+class Split(Publisher):
+    """Serves some tracks differently to SUBSCRIBE than to FETCH."""
+
+    def __init__(self, *publications: Publication) -> None:
+        super().__init__()
+        for publication in publications:
+            for store in publication.tracks:
+                self.add_track(store)
+        self.subscribed = {}
+        self.subscribes = 0
+        self.fetches = []
+
+    def subscribe_received(self, request) -> None:
+        self.subscribes += 1
+        store = self.subscribed.get(request.name)
+        if store is not None:
+            request.accept(store)
+        else:
+            super().subscribe_received(request)
+
+    def fetch_received(self, request) -> None:
+        self.fetches.append(request)
+        super().fetch_received(request)
+
+
+class Link:
+    """A consumer's session joined in memory to one that serves `handler`."""
+
+    def __init__(self, handler, *, client_config=None, server_config=None, seed=None, **transport):
+        self.pair = Pair(
+            server=handler,
+            client_config=client_config,
+            server_config=server_config,
+            seed=seed,
+            start=False,
+            **transport,
+        )
+        self.handler = handler
+        self.session = MoqtSession(self.pair.client)
+        self.objects: Counter = Counter()
+        self.pumped = 0
+        self.on_pump = None
+        self._task: asyncio.Task | None = None
+
+    async def __aenter__(self):
+        self.pair.client.connection_established(ALPN)
+        self.pair.server.connection_established(ALPN)
+        self.pair.run()
+        self._task = asyncio.create_task(self._pump())
+        return self
+
+    async def __aexit__(self, *_):
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _pump(self):
+        while True:
+            self.step()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.0002)
+
+    def step(self):
+        loop = asyncio.get_running_loop()
+        self.pair.client.tick(loop.time())
+        self.pair.server.tick(loop.time())
+        self.pair.run()
+        self.pumped += 1
+        if self.on_pump is not None:
+            self.on_pump(self.pumped)
+
+    async def settle(self):
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+
+    async def assert_clean(self):
+        """Nothing of any request is left in either session."""
+        await self.settle()
+        client, server = self.pair.client, self.pair.server
+        assert client._outgoing == {}
+        assert client.fetch_receivers == {}
+        assert client.aliases == {}
+        assert client.waiting_for_alias == {}
+        assert server._incoming == {}
+        assert server._sending == {}
+        for session in (client, server):
+            assert all(isinstance(s, _ControlIn) for s in session._streams.values())
+        others = asyncio.all_tasks() - {asyncio.current_task(), self._task}
+        assert not others
+
+    def consumer(self, *, scope=SCOPE, described=DESCRIPTOR, tokens=TOKENS, **settings):
+        settings.setdefault("timeout", 10)
+        settings.setdefault("grace", 0.02)
+        return Consumer(self.session, scope, described, tokens, **settings)
+
+
+async def collect(consumer) -> list:
+    async with consumer:
+        return [layer async for layer in consumer.layers()]

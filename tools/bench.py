@@ -1,0 +1,332 @@
+"""`make bench`: what moving a KV cache costs, as ratios inside one run.
+
+For each datagram size: raw UDP, stock aioquic, our endpoint with raw streams, then KVCS
+with every check: direct, through a relay, and from the relay's cache to four consumers.
+All with Objects of 32 KiB on loopback, each side in a process of its own. MB are 10^6
+octets; CPU seconds are those of all processes together, per 10^9 octets delivered.
+
+    python -m tools.bench
+    python -m tools.bench --sizes 1452 --megabytes 256 --repeat 3 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import moqt
+from kvcs.consumer import Consumer
+from kvcs.publisher import Publication, publish
+from kvsp.identity import Descriptor, Scope
+from moqt.quic.certs import make_self_signed
+from tools import bench_raw
+
+SIZES = (1200, 1452, 8952)
+LAYERS = 32
+OBJECT = 32 << 10
+CONSUMERS = 4
+ROOT = Path(__file__).resolve().parent.parent
+SCOPE = Scope(bytes(range(32)))
+ROWS = (
+    ("udp", "raw UDP"),
+    ("stock", "stock aioquic streams"),
+    ("ours", "our endpoint, raw streams"),
+    ("direct", "KVCS publisher to consumer"),
+    ("relay", "KVCS through the relay"),
+    ("cache", f"KVCS, relay cache to {CONSUMERS}"),
+)
+
+
+def geometry(megabytes: int) -> tuple[Descriptor, list[int]]:
+    """A model whose blocks of 16 tokens make Objects of 32 KiB, and tokens for the volume."""
+    blocks = max(1, megabytes * 1_000_000 // (2 * LAYERS * OBJECT))
+    descriptor = Descriptor.parse(
+        {
+            "model": "bench",
+            "model_digest": "sha-256:" + "00" * 32,
+            "tokenizer_digest": "sha-256:" + "00" * 32,
+            "layers": LAYERS,
+            "kv_heads": 8,
+            "head_dim": 128,
+            "kv_dtype": "bf16",
+            "positional": "rope",
+            "block_tokens": 16,
+            "layout": "kvsp-layout-1",
+        }
+    )
+    return descriptor, list(range(blocks * 16))
+
+
+def cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+# ------------------------------------------------------------------------------- the processes
+
+
+async def role_publish(options: argparse.Namespace) -> None:
+    """Serve a complete publication: as a server (`--url` absent) or through a relay."""
+    descriptor, tokens = geometry(options.megabytes)
+    publication = Publication(SCOPE, descriptor, tokens)
+    shape = (len(tokens), descriptor.kv_heads, descriptor.head_dim)
+    rng = np.random.default_rng(1)
+    layer = rng.integers(0, 1 << 16, shape, dtype=np.uint16).view(descriptor.dtype)
+    for index in range(descriptor.layers):
+        publication.put_layer(index, layer, layer)
+    quic = moqt.QuicConfig(
+        certfile=options.certs / "cert.pem",
+        keyfile=options.certs / "key.pem",
+        cafile=options.certs / "cert.pem",
+        max_datagram_size=options.size,
+    )
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if options.url:
+        session = await moqt.connect(options.url, quic=quic)
+        await publish(session, publication)
+        print("ready", flush=True)
+        before = cpu()
+        await stop.wait()
+        session.close()
+    else:
+        publisher = moqt.Publisher()
+        for store in publication.tracks:
+            publisher.add_track(store)
+        server = await moqt.serve("127.0.0.1", 0, quic=quic, handler=publisher)
+        print(f"ready moqt://127.0.0.1:{server.port}", flush=True)
+        before = cpu()
+        await stop.wait()
+        await server.close()
+    print(json.dumps({"cpu": cpu() - before}), flush=True)
+
+
+async def role_consume(options: argparse.Namespace) -> None:
+    descriptor, tokens = geometry(options.megabytes)
+    quic = moqt.QuicConfig(cafile=options.certs / "cert.pem", max_datagram_size=options.size)
+    async with moqt.connect(options.url, quic=quic) as session:
+        print("ready", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        before, start = cpu(), time.perf_counter()
+        async with Consumer(session, SCOPE, descriptor, tokens, timeout=600) as consumer:
+            stats = await consumer.retrieve()
+        print(
+            json.dumps(
+                {
+                    "octets": stats.octets,
+                    "seconds": time.perf_counter() - start,
+                    "cpu": cpu() - before,
+                    "first_layer": stats.first_layer_seconds,
+                }
+            ),
+            flush=True,
+        )
+
+
+class Role:
+    """One process of a run, spoken to through its standard streams."""
+
+    def __init__(self, command: list[str]) -> None:
+        environment = dict(os.environ, PYTHONPATH=str(ROOT))
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def line(self) -> str:
+        assert self.popen.stdout is not None
+        text = self.popen.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self.popen.args} ended with {self.popen.wait()}")
+        return text.strip()
+
+    def go(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
+
+    def cpu(self) -> float:
+        """CPU seconds so far, from outside."""
+        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident(self) -> int:
+        status = Path(f"/proc/{self.popen.pid}/status").read_text()
+        match = re.search(r"VmRSS:\s+(\d+)", status)
+        return int(match.group(1)) * 1024 if match else 0
+
+    def stop(self) -> str:
+        self.popen.send_signal(signal.SIGTERM)
+        return self.popen.communicate(timeout=30)[0]
+
+
+@contextmanager
+def role(options: argparse.Namespace, name: str, url: str = "") -> Iterator[Role]:
+    command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
+    command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
+    command += ["--certs", str(options.certs)]
+    started = Role(command)
+    try:
+        yield started
+    finally:
+        started.popen.kill()
+        started.popen.wait()
+
+
+@contextmanager
+def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
+    command = [str(Path(sys.executable).parent / "kvcs-relay"), "--listen", "127.0.0.1:0"]
+    command += ["--cert", str(options.certs / "cert.pem"), "--key", str(options.certs / "key.pem")]
+    command += ["--cache-memory", "2GiB", "--mtu", str(options.size)]
+    started = Role(command)
+    try:
+        match = re.search(r"moqt://[^\s,]+", started.line())
+        assert match is not None
+        yield started, match.group()
+    finally:
+        started.popen.kill()
+        started.popen.wait()
+
+
+# ------------------------------------------------------------------------------------ the runs
+
+
+def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str, float]]:
+    """`count` consumers at once, started together."""
+    with ExitStack() as stack:
+        roles = [stack.enter_context(role(options, "consume", url)) for _ in range(count)]
+        for consumer in roles:
+            consumer.line()
+        for consumer in roles:
+            consumer.go()
+        return [json.loads(consumer.line()) for consumer in roles]
+
+
+def result(runs: list[dict[str, float]], server_cpu: float) -> dict[str, float]:
+    octets = sum(run["octets"] for run in runs)
+    return {
+        "mb_s": octets / max(run["seconds"] for run in runs) / 1e6,
+        "cpu_s_per_gb": (sum(run["cpu"] for run in runs) + server_cpu) / octets * 1e9,
+        "first_layer_ms": 1000 * max(run["first_layer"] for run in runs),
+    }
+
+
+def run_direct(options: argparse.Namespace) -> dict[str, float]:
+    with role(options, "publish") as publisher:
+        url = publisher.line().split()[1]
+        runs = consume(options, url, 1)
+        return result(runs, json.loads(publisher.stop())["cpu"])
+
+
+def run_relay(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
+    """Through the relay with nothing cached, then from its cache with the publisher gone."""
+    with relay(options) as (server, url):
+        base = server.resident()
+        with role(options, "publish", url) as publisher:
+            publisher.line()
+            start = server.cpu()
+            runs = consume(options, url, 1)
+            relay_cpu = server.cpu() - start
+            cold = result(runs, relay_cpu + json.loads(publisher.stop())["cpu"])
+        start = server.cpu()
+        runs = consume(options, url, CONSUMERS)
+        warm = result(runs, server.cpu() - start)
+        cached = runs[0]["octets"]
+        warm["relay_base_mib"] = base / 2**20
+        warm["relay_rss_mib"] = server.resident() / 2**20
+        warm["cached_mib"] = cached / 2**20
+        return cold, warm
+
+
+def bench(options: argparse.Namespace) -> dict[str, Any]:
+    """Every row at every size; medians of `--repeat` runs."""
+    table: dict[str, Any] = {}
+    for size in options.sizes:
+        options.size = size
+        runs: dict[str, list[dict[str, float]]] = {kind: [] for kind, _ in ROWS}
+        for _ in range(options.repeat):
+            for kind in ("udp", "stock", "ours"):
+                runs[kind].append(bench_raw.measure(kind, size, options.megabytes))
+            runs["direct"].append(run_direct(options))
+            cold, warm = run_relay(options)
+            runs["relay"].append(cold)
+            runs["cache"].append(warm)
+        table[str(size)] = {
+            kind: {
+                name: round(statistics.median(run[name] for run in rows), 2)
+                for name in rows[0]
+                if isinstance(rows[0][name], int | float)
+            }
+            for kind, rows in runs.items()
+        }
+        if not options.json:
+            show(size, table[str(size)])
+    return table
+
+
+def show(size: int, rows: dict[str, dict[str, float]]) -> None:
+    stock, ours = rows["stock"]["mb_s"], rows["ours"]["mb_s"]
+    print(f"\ndatagrams of {size:,} octets")
+    print(f"  {'':28}{'MB/s':>8}{'CPU s/GB':>10}{'vs stock':>10}{'vs ours':>9}")
+    for kind, title in ROWS:
+        row = rows[kind]
+        print(
+            f"  {title:28}{row['mb_s']:>8.1f}{row['cpu_s_per_gb']:>10.2f}"
+            f"{row['mb_s'] / stock:>9.2f}x{row['mb_s'] / ours:>8.2f}x"
+        )
+    cache = rows["cache"]
+    limit = cache["cached_mib"] * 1.15 + 80
+    print(
+        f"  relay: {cache['relay_rss_mib']:.0f} MiB resident with {cache['cached_mib']:.0f} MiB "
+        f"cached ({cache['relay_base_mib']:.0f} MiB when empty; goal at most {limit:.0f} MiB)"
+    )
+    print(
+        f"  goals: ours at least {'3.0x' if size > 8000 else '1.3x'} stock at "
+        f"{'8,952' if size > 8000 else '1,452'} ({ours / stock:.2f}x), "
+        f"direct at least 0.80x ours ({rows['direct']['mb_s'] / ours:.2f}x)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="datagram sizes")
+    parser.add_argument("--megabytes", type=int, default=128, help="payload of each run")
+    parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
+    parser.add_argument("--role", choices=("publish", "consume"), help=argparse.SUPPRESS)
+    parser.add_argument("--url", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.sizes = [int(size) for size in options.sizes.split(",")]
+    if options.role:
+        options.size = options.sizes[0]
+        asyncio.run({"publish": role_publish, "consume": role_consume}[options.role](options))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options.certs = Path(folder)
+        make_self_signed(options.certs)
+        table = bench(options)
+    if options.json:
+        print(json.dumps(table, indent=2))
+
+
+if __name__ == "__main__":
+    main()
