@@ -32,6 +32,9 @@ class Component(IntEnum):
     V = 2
     KV = 3
 
+    # the names of a track are looked up for every Object: an enum hashes itself slowly
+    __hash__ = int.__hash__
+
     @property
     def label(self) -> str:
         """The component's name, as in track names."""

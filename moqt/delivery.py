@@ -7,7 +7,7 @@ A slow peer costs a cursor, never a copy.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from moqt.codes import (
 )
 from moqt.filters import matches
 from moqt.messages import RangeFilter
-from moqt.names import Location
+from moqt.names import MAX_LOCATION, Location
 from moqt.quic.base import Transport
 from moqt.scheduler import Delivery, Flow, Progress, Scheduler
 from moqt.store import (
@@ -35,11 +35,14 @@ from moqt.store import (
 from moqt.wire.codec import Codec
 from moqt.wire.objects import DatagramObject, ObjectHeader, SubgroupHeader
 
+SHORT_PART = 256
+"""Octets up to which the first part of a payload is copied behind the Object's header."""
+
 MAX_PENDING_SUBGROUPS = 4096
 """Subgroups one subscription may be behind; beyond it ends with TOO_FAR_BEHIND."""
 
 
-FLUSH_ROUNDS = 4
+FLUSH_ROUNDS = 64
 """Rounds of sending a stream that is to be reset is given to get rid of what it holds."""
 
 
@@ -104,6 +107,21 @@ class StreamDelivery(Delivery):
             self.outlet.transport.send(stream_id, b"", fin=True)
             self.outlet.data_stream_closed(stream_id)
 
+    def send_object(self, stored: StoredObject, head: bytes, limit: int) -> Progress:
+        """Begin an Object: its header on the stream is `head`.
+
+        A short first part of the payload goes along: each piece the transport is given
+        costs about as much as sending a packet's worth of octets.
+        """
+        self.store.used(stored)
+        self.current, self.offset = stored, 0
+        if stored.parts and stored.ends[0] <= SHORT_PART:
+            head += stored.parts[0]
+            self.offset = stored.ends[0]
+        assert self.stream_id is not None
+        self.outlet.transport.send(self.stream_id, head)
+        return self.send_current(limit)
+
     def send_current(self, limit: int) -> Progress:
         """Send some of the Object in hand; WAITING when it has not grown that far yet."""
         stored, stream_id = self.current, self.stream_id
@@ -139,6 +157,7 @@ class SubgroupDelivery(StreamDelivery):
         """Last Object ID written on the open stream."""
         self.passed: int | None = None
         """Last Object ID of this stream dealt with, filtered ones included."""
+        self._blocked = False
         self.incomplete: StreamErrorCode | None = None
         """Why the stream must not end with FIN: an Object was given up or withheld."""
 
@@ -159,17 +178,37 @@ class SubgroupDelivery(StreamDelivery):
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
                 return self.send_current(limit)
+        self._blocked = False
         stored = self._next()
         if stored is None:
-            return self._at_end()
+            return Progress.BLOCKED if self._blocked else self._at_end()
         object_id = stored.location.object
         if self.stream_id is not None and not self._may_follow(stored):
+            if not self.flushed():
+                self.position = object_id - 1
+                return Progress.BLOCKED
             self.reset(StreamErrorCode.CANCELLED)
+        if not self._writable(object_id):
+            self.position = object_id - 1
+            return Progress.BLOCKED
+        assert self.stream_id is not None
+        head = self.outlet.codec.encode_subgroup_object(
+            self.previous,
+            object_id,
+            properties=stored.properties,
+            with_properties=True,
+            length=stored.length,
+            status=stored.status,
+        )
+        self.previous = self.passed = object_id
+        return self.send_object(stored, head, limit)
+
+    def _writable(self, object_id: int) -> bool:
+        """Whether there is a stream, opened now for `object_id` if need be, with credit."""
         if self.stream_id is None:
             stream_id = self.outlet.open_data_stream(self)
             if stream_id is None:
-                self.position = object_id - 1
-                return Progress.BLOCKED
+                return False
             self.stream_id = stream_id
             self.previous = None
             header = SubgroupHeader(
@@ -184,25 +223,7 @@ class SubgroupDelivery(StreamDelivery):
                 stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
             )
             self.subscription.streams_opened += 1
-        assert self.stream_id is not None
-        if self.outlet.transport.send_room(self.stream_id) <= 0:
-            self.position = object_id - 1
-            return Progress.BLOCKED
-        self.outlet.transport.send(
-            self.stream_id,
-            self.outlet.codec.encode_subgroup_object(
-                self.previous,
-                object_id,
-                properties=stored.properties,
-                with_properties=True,
-                length=stored.length,
-                status=stored.status,
-            ),
-        )
-        self.previous = self.passed = object_id
-        self.store.used(stored)
-        self.current, self.offset = stored, 0
-        return self.send_current(limit)
+        return self.outlet.transport.send_room(self.stream_id) > 0
 
     def _first_id(self) -> int | None:
         if self.store.authoritative:
@@ -221,13 +242,21 @@ class SubgroupDelivery(StreamDelivery):
             location = Location(self.log.group, object_id)
             if location > self.subscription.end:
                 return None
-            if self.subscription.withholds(location):
+            if self.subscription.withholds(self.log, object_id):
                 self.position = object_id
                 self.incomplete = StreamErrorCode.CANCELLED
                 continue
             stored = group.objects.get(object_id)
             if stored is None:
+                # It comes back only for who can send it: else many that cannot would keep
+                # pushing each other's Objects out of the cache.
+                if self.store.source is not None and not self._writable(object_id):
+                    self._blocked = True
+                    return None
                 if self._want(object_id):
+                    return None
+                if not self.flushed():
+                    self._blocked = True
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = object_id
@@ -274,16 +303,15 @@ class SubgroupDelivery(StreamDelivery):
         left = at < len(ids)
         if left and Location(self.log.group, ids[at]) <= self.subscription.end:
             return Progress.WAITING  # an evicted Object is on its way back
-        if left:
-            self.reset(StreamErrorCode.CANCELLED)  # the filter ends inside the Subgroup
-            if not (self.log.finished or self.store.ended):
-                return Progress.WAITING  # an update may move the end of the filter
-        elif self.log.finished and self.incomplete is None:
+        if left and not (self.log.finished or self.store.ended):
+            return Progress.WAITING  # the filter ends inside the Subgroup; an update may move it
+        complete = self.log.finished and not left and self.incomplete is None
+        if complete:
             self._end_group()
             self.finish()
         elif (self.log.finished or self.store.ended or self.log.broken) and not self.flushed():
             return Progress.BLOCKED
-        elif self.log.finished:
+        elif self.log.finished or left:
             self.reset(self.incomplete or StreamErrorCode.CANCELLED)
         elif self.store.ended:
             self.reset(StreamErrorCode.INTERNAL_ERROR)
@@ -361,8 +389,8 @@ class SubscriptionDelivery:
         self.track_alias = track_alias
         self.start = start
         self.end = end
-        self._withheld = IntervalSet()
-        """Published while the filter of then, or a pause, kept it back: never to be sent."""
+        self._withheld: dict[tuple[int, int], IntervalSet] = {}
+        """Object IDs, by Subgroup, that the filter of then or a pause kept back for good."""
         self.filters = filters
         self.group_order = group_order
         self.paused = paused
@@ -398,7 +426,7 @@ class SubscriptionDelivery:
             self._consider(log)
 
     def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
-        if not (self.paused or stored.location > self.end or self.withholds(stored.location)):
+        if not (self.paused or stored.location > self.end or stored.location < self.start):
             self._send_datagram(stored)
 
     def _consider(self, log: SubgroupLog) -> None:
@@ -453,8 +481,11 @@ class SubscriptionDelivery:
             )
             self.outlet.transport.wake()
 
-    def withholds(self, location: Location) -> bool:
-        return location < self.start or (bool(self._withheld) and location in self._withheld)
+    def withholds(self, log: SubgroupLog, object_id: int) -> bool:
+        held = self._withheld.get((log.group, log.subgroup))
+        return Location(log.group, object_id) < self.start or (
+            held is not None and Location(0, object_id) in held
+        )
 
     def passes(self, stored: StoredObject) -> bool:
         """Whether the range filters let the Object through."""
@@ -495,12 +526,15 @@ class SubscriptionDelivery:
     def _trim(self) -> None:
         """Keep what is known of forgotten groups as intervals."""
         kept = self.store.groups
-        for group, _ in (*self._finished, *self._resume):
+        for group, _ in (*self._finished, *self._resume, *self._withheld):
             if group not in kept:
                 self._past.add(Location(group, 0), Location(group, MAX_VI64))
         self._finished = {k for k in self._finished if k[0] in kept}
         self._resume = {k: p for k, p in self._resume.items() if k[0] in kept}
-        self._trim_at = max(2048, 2 * len(self._finished), 2 * len(self._resume))
+        self._withheld = {k: held for k, held in self._withheld.items() if k[0] in kept}
+        self._trim_at = max(
+            2048, 2 * len(self._finished), 2 * len(self._resume), 2 * len(self._withheld)
+        )
 
     def pause(self, paused: bool) -> None:
         """FORWARD changed. Streams that would miss Objects are reset (MOQT 8.4)."""
@@ -513,9 +547,7 @@ class SubscriptionDelivery:
                 delivery.close()
             self._subgroups.clear()
         else:
-            largest = self.store.largest
-            if largest is not None:
-                self._withheld.add(Location(0, 0), largest)
+            self._withhold(Location(0, 0), MAX_LOCATION)
             self.store_changed(self.store, None)
 
     def refilter(
@@ -526,12 +558,10 @@ class SubscriptionDelivery:
         self.filters = filters
         if start is None or end is None:
             return
-        largest = self.store.largest
-        if largest is not None:
-            if start < self.start:
-                self._withhold(start, min(location_before(self.start), largest))
-            if end > self.end:
-                self._withhold(location_after(self.end), largest)
+        if start < self.start:
+            self._withhold(start, location_before(self.start))
+        if end > self.end:
+            self._withhold(location_after(self.end), MAX_LOCATION)
         self.start, self.end = start, end
         for group in tuple(self.store.groups.values()):
             for log in tuple(group.subgroups.values()):
@@ -539,8 +569,20 @@ class SubscriptionDelivery:
                     self._consider(log)
 
     def _withhold(self, start: Location, end: Location) -> None:
-        if start <= end:
-            self._withheld.add(start, end)
+        """Never send what is there of [start, end] by now."""
+        for group_id, group in self.store.groups.items():
+            if not start.group <= group_id <= end.group:
+                continue
+            low = start.object if group_id == start.group else 0
+            high = end.object if group_id == end.group else MAX_VI64
+            for log in group.subgroups.values():
+                first, last = bisect_left(log.ids, low), bisect_right(log.ids, high)
+                if first < last:
+                    self._withheld.setdefault((group_id, log.subgroup), IntervalSet()).add(
+                        Location(0, log.ids[first]), Location(0, log.ids[last - 1])
+                    )
+        if len(self._withheld) > self._trim_at:
+            self._trim()
 
     def check_done(self) -> None:
         if self.store.ended and not self._subgroups and not self._fills and not self.over:
@@ -639,9 +681,6 @@ class FetchDelivery(StreamDelivery):
                 return Progress.BLOCKED
             self.stream_id, self.opened = stream_id, True
             self.outlet.transport.send(stream_id, self._encoder.header())
-            # A reset takes along what has not been sent: the header must go out before one
-            # can follow, or the peer would not know what was reset.
-            return Progress.BLOCKED
         assert self.stream_id is not None
         if self.outlet.transport.send_room(self.stream_id) <= 0:
             return Progress.BLOCKED
@@ -653,23 +692,18 @@ class FetchDelivery(StreamDelivery):
         if isinstance(stored, Progress):
             return stored
         self._priority = stored.priority
-        self.outlet.transport.send(
-            self.stream_id,
-            self._encoder.object(
-                ObjectHeader(
-                    group=stored.location.group,
-                    object=stored.location.object,
-                    subgroup=stored.subgroup,
-                    priority=stored.priority,
-                    properties=stored.properties,
-                    length=stored.length,
-                    status=ObjectStatus.NORMAL,
-                )
-            ),
+        head = self._encoder.object(
+            ObjectHeader(
+                group=stored.location.group,
+                object=stored.location.object,
+                subgroup=stored.subgroup,
+                priority=stored.priority,
+                properties=stored.properties,
+                length=stored.length,
+                status=ObjectStatus.NORMAL,
+            )
         )
-        self.store.used(stored)
-        self.current, self.offset = stored, 0
-        return self.send_current(limit)
+        return self.send_object(stored, head, limit)
 
     def _advance(self) -> StoredObject | Progress:
         """The next Object to send, or why there is none."""

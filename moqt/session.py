@@ -8,7 +8,6 @@ brings the time.
 from __future__ import annotations
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,9 +90,11 @@ MAX_EARLY = 4096
 MAX_REQUEST_ID_GAPS = 4096
 """Runs of the peer's Request IDs told apart; beyond it the oldest gap counts as used."""
 
-_PCHAR = rb"A-Za-z0-9._~!$&'()*+,;=:@%/-"
-_PATH = re.compile(rb"(/[" + _PCHAR + rb"]*)?(\?[?" + _PCHAR + rb"]*)?")
-_AUTHORITY = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]+")
+
+def _ranges(parameters: Parameters) -> int:
+    fill = parameters.fill_parameters
+    own = sum(len(each.ranges) for each in parameters.range_filters)
+    return own + (_ranges(fill) if fill is not None else 0)
 
 
 def _number(options: Properties, kind: SetupOptionType) -> int:
@@ -690,6 +691,13 @@ class Session:
             raise self.closed
         if self.state is SessionState.CONNECTING:
             raise MisuseError("the session is not connected yet")
+        ranges = _ranges(message.parameters)
+        if ranges > self.peer_max_filter_ranges:
+            self._next_request_id -= 2
+            raise RequestError(
+                RequestErrorCode.INVALID_FILTER,
+                f"{ranges} filter ranges, the peer allows {self.peer_max_filter_ranges}",
+            )
         stream_id = self.transport.open_stream(bidirectional=True)
         if stream_id is None:
             self._next_request_id -= 2  # the message's ID was not used
@@ -950,7 +958,12 @@ class Session:
 
     def _setup_received(self, setup: Setup) -> None:
         options = setup.options
-        self._check_address(options)
+        for kind, code in (
+            (SetupOptionType.PATH, SessionErrorCode.INVALID_PATH),
+            (SetupOptionType.AUTHORITY, SessionErrorCode.INVALID_AUTHORITY),
+        ):
+            if self.transport.is_client and property_value(options, kind) is not None:
+                raise SessionError(code, f"{kind.name} from a server")
         tokens = [
             self.codec.decode_token(pair.value)
             for pair in options
@@ -972,30 +985,6 @@ class Session:
             if stream is not None and self.closed is None:
                 self.transport.resume_receiving(stream_id)
                 stream.data(data, fin)
-
-    def _check_address(self, options: Properties) -> None:
-        """PATH and AUTHORITY come from clients only, and must be well-formed (MOQT 3)."""
-        for kind, form, malformed, invalid in (
-            (
-                SetupOptionType.PATH,
-                _PATH,
-                SessionErrorCode.MALFORMED_PATH,
-                SessionErrorCode.INVALID_PATH,
-            ),
-            (
-                SetupOptionType.AUTHORITY,
-                _AUTHORITY,
-                SessionErrorCode.MALFORMED_AUTHORITY,
-                SessionErrorCode.INVALID_AUTHORITY,
-            ),
-        ):
-            value = property_value(options, kind)
-            if value is None:
-                continue
-            if self.transport.is_client:
-                raise SessionError(invalid, f"{kind.name} from a server")
-            if not isinstance(value, bytes) or not form.fullmatch(value):
-                raise SessionError(malformed, f"{kind.name} is not well-formed")
 
     def _new_stream(self, stream_id: int) -> _RequestIn | _DataIn:
         stream: _RequestIn | _DataIn
@@ -1072,6 +1061,7 @@ class Session:
         self.state = SessionState.CLOSED
         self.closed = closed
         self._early.clear()
+        self._early_octets = 0
         for reader in self._streams.values():
             if isinstance(reader, _DataIn):
                 reader.discard = True

@@ -19,6 +19,9 @@ from moqt.names import MAX_LOCATION, FullTrackName, Location
 
 Buffer = bytes | bytearray | memoryview
 
+MAX_INTERVALS = 4096
+"""Separate ranges of knowledge a store keeps about groups it holds nothing of."""
+
 
 class MalformedTrack(Exception):
     """The Objects of a Track contradict each other (MOQT 16.6 of our reference)."""
@@ -460,9 +463,11 @@ class TrackStore:
             log.readers == 0 and (log.finished or log.broken or self.ended)
             for log in group.subgroups.values()
         ):
-            self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
-            if self.end_of_track is not None:
-                self.known.add(self.end_of_track, MAX_LOCATION)
+            if len(self.known) > MAX_INTERVALS:
+                # What is known not to exist stays known, as long as it costs little.
+                self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
+                if self.end_of_track is not None:
+                    self.known.add(self.end_of_track, MAX_LOCATION)
             del self.groups[group_id]
             self.group_ids.remove(group_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
 import re
@@ -160,6 +161,8 @@ def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
             loop.add_signal_handler(number, stop, number)
         await main()
 
+    # aioquic warns of what is said below in one sentence; a log that is set up still gets it
+    logging.getLogger("quic").addHandler(logging.NullHandler())
     try:
         asyncio.run(guarded())
     except asyncio.CancelledError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -30,12 +30,14 @@ from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.publisher import Publication, publish
 from kvsp.identity import Scope
 from kvsp.prefix import complete_blocks
-from moqt.aio import MoqtSession
+from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.client import connect
 from moqt.errors import ConnectError, MoqtError
+from moqt.messages import Goaway
 from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
+from moqt.session import Session
 
 PROGRAM: Final = "kvcs-publish"
 EXAMPLE: Final = (
@@ -44,6 +46,8 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
+LEAVE_AFTER: Final = 1.0
+"""Seconds without a request after which a relay that goes away is left."""
 
 _T = TypeVar("_T")
 
@@ -62,6 +66,8 @@ class CountingPublisher(Publisher):
     def __init__(self) -> None:
         super().__init__()
         self.requests = 0
+        self.sent_away = asyncio.Event()
+        """The peer is going to end the session (GOAWAY)."""
         self._served: set[IncomingRequest] = set()
 
     @property
@@ -77,6 +83,9 @@ class CountingPublisher(Publisher):
     def fetch_received(self, request: IncomingFetch) -> None:
         self._count(request)
         super().fetch_received(request)
+
+    def goaway_received(self, session: Session, goaway: Goaway) -> None:
+        self.sent_away.set()
 
     def _count(self, request: IncomingRequest) -> None:
         self.requests += 1
@@ -196,6 +205,7 @@ class _Program:
         """One session, to its end; returns why it ended."""
         settings = self._settings
         session: MoqtSession | None = None
+        self._publisher.sent_away.clear()
         try:
             session = await self._unless_stopped(self._connect())
             if session is None:
@@ -205,8 +215,7 @@ class _Program:
             if announced is None:
                 return "stopped"
             self._on_announced()
-            why = await self._unless_stopped(_result(announced.ended))
-            return "stopped" if why is None else f"no longer announced: {why}"
+            return await self._unless_stopped(self._serve(announced)) or "stopped"
         except TimeoutError:
             error: MoqtError = ConnectError(
                 f"{settings.url} did not accept the namespace within {settings.timeout:g} s"
@@ -220,6 +229,23 @@ class _Program:
         if not self._announced or exit_code(error) is ExitCode.NOT_AUTHORIZED:
             raise error
         return str(error)
+
+    async def _serve(self, announced: PublishedNamespace) -> str:
+        """Serve until the relay ends it, or goes away and uses nothing any more; returns why."""
+        ended = asyncio.ensure_future(_result(announced.ended))
+        leaving = asyncio.ensure_future(self._leave())
+        try:
+            await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"no longer announced: {ended.result()}"
+            return "the relay is going away"
+        finally:
+            ended.cancel()
+            leaving.cancel()
+
+    async def _leave(self) -> None:
+        await self._publisher.sent_away.wait()
+        await self._until_unused(LEAVE_AFTER)
 
     async def _connect(self) -> MoqtSession:
         settings = self._settings
@@ -282,14 +308,18 @@ class _Program:
 
     async def _watch_idle(self, seconds: float) -> None:
         """Stop once nothing was asked for `seconds` after the publication is complete."""
+        await self._until_unused(seconds, lambda: self._publication.complete)
+        self._stop.set()
+
+    async def _until_unused(self, seconds: float, ready: Callable[[], bool] = lambda: True) -> None:
+        """Wait until nothing was served or asked for `seconds`, all that time being `ready`."""
         publisher, loop = self._publisher, asyncio.get_running_loop()
         since, requests = loop.time(), publisher.requests
         while True:
             busy = publisher.active > 0 or publisher.requests != requests
-            if busy or not self._publication.complete:
+            if busy or not ready():
                 since, requests = loop.time(), publisher.requests
             elif loop.time() - since >= seconds:
-                self._stop.set()
                 return
             await asyncio.sleep(min(max(seconds / 10, 0.02), 0.5))
 

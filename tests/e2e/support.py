@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -11,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from kvsp.identity import Descriptor, Scope
 
@@ -23,19 +25,50 @@ BIN = Path(sys.executable).parent
 DEADLINE = 60.0
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tools" / "data"
+PEER = (sys.executable, "-m", "tests.e2e.peer")
+MIB = 1 << 20
+
+
+def eventually(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
+    """Poll until `condition()` is true."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen within {deadline:g} s"
+        time.sleep(0.02)
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Process:
-    """A child with its output in files, so that it can never block on a full pipe."""
+    """A child with its output in files, so that it can never block on a full pipe.
+
+    Whatever is running at the end of a test is killed (see conftest.py).
+    """
+
+    running: list[Process] = []  # noqa: RUF012
 
     def __init__(self, directory: Path, name: str, *command: str | Path, **options) -> None:
         self.name = name
+        directory.mkdir(exist_ok=True)
         self.out = directory / f"{name}.out"
         self.err = directory / f"{name}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
+            before = options.pop("preexec_fn", lambda: None)
             self.popen = subprocess.Popen(
-                [str(part) for part in command], stdout=out, stderr=err, cwd=ROOT, **options
+                [str(part) for part in command],
+                stdout=out,
+                stderr=err,
+                preexec_fn=lambda: (_die_with_parent(), before()),
+                **{"cwd": ROOT, "stdin": subprocess.DEVNULL, **options},
             )
+        self.running.append(self)
 
     @property
     def stdout(self) -> str:
@@ -78,6 +111,11 @@ class Process:
         assert "Traceback" not in self.stderr, self.stderr
         return self
 
+    def say(self, line: object) -> None:
+        """One line on the standard input of a process started with `stdin=PIPE`."""
+        self.popen.stdin.write(f"{line}\n".encode())
+        self.popen.stdin.flush()
+
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
 
@@ -85,6 +123,9 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
         self.popen.wait()
+        if self.popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.popen.stdin.close()
 
     def json(self) -> dict:
         return json.loads(self.stdout.splitlines()[-1])
@@ -117,6 +158,52 @@ class Cache:
     @property
     def kv(self) -> Path:
         return self.directory / "cache.safetensors"
+
+    @property
+    def blocks(self) -> int:
+        return len(self.tokens) // self.descriptor["block_tokens"]
+
+    @property
+    def objects(self) -> int:
+        """Data Objects of a whole publication."""
+        return 2 * self.descriptor["layers"] * self.blocks
+
+    def variant(
+        self,
+        name: str,
+        *,
+        scope: Path | None = None,
+        tokens: list[int] | None = None,
+        **members: object,
+    ) -> Cache:
+        """The identity of another cache: other tokens, another scope, other descriptor members."""
+        directory = self.directory / name
+        directory.mkdir()
+        other = Cache(
+            directory,
+            {**self.descriptor, **members},
+            self.tokens if tokens is None else tokens,
+            scope or self.scope,
+            {},
+        )
+        other.compat.write_text(json.dumps(other.descriptor))
+        other.tokens_file.write_text(json.dumps(other.tokens))
+        return other
+
+    def check(self, out: Path, layers: range | None = None, blocks: int | None = None) -> None:
+        """`out` holds exactly these layers and leading blocks, byte for byte.
+
+        Read with the safetensors package, not with our own reader.
+        """
+        layers = layers or range(self.descriptor["layers"])
+        tokens = (blocks or self.blocks) * self.descriptor["block_tokens"]
+        received = load_file(out)
+        assert received.keys() == {f"layers.{layer}.{part}" for layer in layers for part in "kv"}
+        for name, tensor in received.items():
+            wanted = self.tensors[name][:tokens]
+            assert tensor.shape == wanted.shape, name
+            assert tensor.dtype == wanted.dtype, name
+            assert tensor.tobytes() == wanted.tobytes(), name
 
     def identity(self) -> list[str]:
         return [
@@ -177,11 +264,13 @@ def make_cache(
 
 
 @contextlib.contextmanager
-def relay(directory: Path, *options: str) -> Iterator[Relay]:
+def relay(
+    directory: Path, *options: str | Path, program: tuple[str | Path, ...] = (BIN / "kvcs-relay",)
+) -> Iterator[Relay]:
     process = Process(
         directory,
         "relay",
-        BIN / "kvcs-relay",
+        *program,
         "--listen",
         "127.0.0.1:0",
         "--self-signed",
@@ -207,21 +296,56 @@ class Relay:
 
     def ready(self) -> None:
         line = self.process.wait_for(r"moqt://\S+:\d+.*\n").group()
-        self.url = re.search(r"moqt://[^\s,]+:\d+", line).group()
-        if match := re.search(r"http://[^\s,]+", line):
-            self.metrics_url = match.group()
+        self.url = re.search(r"moqt://\S+:\d+", line).group()
+        self.metrics_url = re.search(r"http://\S+", line).group()
 
     @property
     def cafile(self) -> Path:
         return self.directory / "tls" / "cert.pem"
 
     def metric(self, name: str) -> float:
-        from urllib.request import urlopen
+        """The value of kvcs_relay_<name>; the relay renews it every half second."""
+        text = self.metrics()
+        match = re.search(rf"^kvcs_relay_{name} (\S+)$", text, re.MULTILINE)
+        assert match, f"no metric {name} in\n{text}"
+        return float(match.group(1))
 
-        text = urlopen(self.metrics_url, timeout=5).read().decode()
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-        assert values, f"no metric {name} in\n{text}"
-        return sum(map(float, values))
+    def metrics(self) -> str:
+        with urlopen(self.metrics_url, timeout=5) as answer:
+            return answer.read().decode()
+
+    def reaches(self, deadline: float = DEADLINE, **values: float) -> None:
+        """Wait until each metric has its value."""
+        for name, value in values.items():
+            eventually(lambda n=name, v=value: self.metric(n) == v, f"{name} {value:g}", deadline)
+
+    def peer(self, what: str, *options: object, name: str | None = None, **popen) -> Process:
+        """A program of tests/e2e/peer.py that connects to this relay."""
+        return Process(
+            self.directory,
+            name or what,
+            *PEER,
+            what,
+            self.url,
+            "--cafile",
+            self.cafile,
+            *map(str, options),
+            **popen,
+        )
+
+    def produce(self, cache: Cache, *options: object, name: str = "producer") -> Process:
+        """A publisher that produces as many blocks as it is told: `.say(3)`."""
+        process = self.peer(
+            "publish",
+            *cache.identity(),
+            "--kv",
+            cache.kv,
+            *options,
+            name=name,
+            stdin=subprocess.PIPE,
+        )
+        process.wait_for("announced")
+        return process
 
     def publish(self, cache: Cache, *options: str, name: str = "publish", kv=None) -> Process:
         return Process(

@@ -205,3 +205,23 @@ class Pair:
             if not (a or b):
                 return
         raise AssertionError("the sessions never came to rest")
+
+
+def assert_clean(session: Session) -> None:
+    """Nothing of any request or data stream is left in `session`."""
+    assert session._outgoing == {}
+    assert session._incoming == {}
+    assert session._sending == {}
+    assert session.aliases == {}
+    assert session.fetch_receivers == {}
+    assert session.waiting_for_alias == {}
+    assert session.held_octets == 0
+    assert session._early == []
+    assert session._early_octets == 0
+    assert [type(s).__name__ for s in session._streams.values()] in ([], ["_ControlIn"])
+    scheduler = session.scheduler
+    scheduler.unblock()
+    while scheduler.write_next(0):  # what is over says so and is not queued again
+        pass
+    assert scheduler.idle
+    assert not scheduler._blocked

@@ -1,0 +1,201 @@
+"""`kvcs-relay`: the caching MOQT relay on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar, cast
+
+import typer
+
+from moqt.errors import MoqtError
+from moqt.quic.certs import DEFAULT_NAMES, make_self_signed
+from moqt.quic.config import QuicConfig
+from relay.config import RelayConfig
+from relay.core import Relay
+from relay.daemon import DaemonConfig, run
+
+T = TypeVar("T")
+
+PROGRAM = "kvcs-relay"
+FAILED, USAGE = 1, 2
+
+EPILOG = """
+Example: kvcs-relay --listen 127.0.0.1:4443 --self-signed ./relay-cert
+
+Prints one line when it is ready. SIGTERM or Ctrl-C lets the sessions leave first.
+Exit status: 0 done, 1 failed, 2 wrong usage.
+"""
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power, _letter: 1024**_power}
+
+
+def parse_size(text: str) -> int:
+    """Octets from `512MiB`, `1GB`, `65536`. Raises ValueError with a sentence."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB, 1GiB or 65536")
+    size = int(float(match.group(1)) * unit)
+    if size <= 0:
+        raise ValueError(f"{text!r} is not a positive size")
+    return size
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port from `127.0.0.1:4443`, `[::1]:4443`, `host:0`. Raises ValueError."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+)):(\d{1,5})", text)
+    if match is None or int(match.group(3)) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT; write for example 127.0.0.1:4443")
+    return match.group(1) or match.group(2), int(match.group(3))
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Usage(Exception):
+    """The command line cannot be meant; the message is the sentence to show."""
+
+
+_TYPER_USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])
+"""ClickException, of whichever click this typer stands on: newer ones bring their own."""
+
+
+class _Failure(Exception):
+    """The relay cannot run; the message is the sentence to show."""
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(name=PROGRAM, epilog=EPILOG.strip().replace("\n\n", "\n\n\n"))
+def relay_command(
+    listen: Annotated[str, typer.Option(help="Where to listen; port 0 picks one.")],
+    cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
+    self_signed: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make (or use again) a self-signed certificate in DIR."),
+    ] = None,
+    cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
+    mtu: Annotated[int, typer.Option(help="UDP payload of a packet: 1200 to 16383.")] = 1200,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds sessions have to leave at the end.")
+    ] = 10.0,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error, on stderr.")
+    ] = "warning",
+) -> None:
+    """A caching relay for Media over QUIC Transport (draft-22).
+
+    Publishers announce namespaces to it, subscribers get their tracks from it: each
+    track is asked for once, whatever the number of subscribers, and kept in memory.
+    """
+    host, port = _usage(parse_address, listen, "--listen")
+    exporter = None if metrics is None else _usage(parse_address, metrics, "--metrics")
+    cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
+    if drain_timeout < 0:
+        raise _Usage("--drain-timeout must not be negative")
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise _Usage(f"--log-level: {log_level!r} is none of debug, info, warning, error")
+    if self_signed is None and (cert is None or key is None):
+        raise _Usage("give either --cert and --key, or --self-signed DIR")
+    if self_signed is not None and (cert is not None or key is not None):
+        raise _Usage("--self-signed excludes --cert and --key")
+    if self_signed is not None:
+        cert, key = _self_signed(self_signed, host)
+    for path in (cert, key):
+        assert path is not None
+        _check_readable(path)
+    try:
+        quic = QuicConfig(certfile=cert, keyfile=key, max_datagram_size=mtu)
+    except ValueError as error:
+        raise _Usage(str(error).replace("max_datagram_size", "--mtu")) from None
+
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    relay = Relay(RelayConfig(cache_octets=cache_octets))
+    config = DaemonConfig(
+        host=host, port=port, quic=quic, metrics=exporter, drain_timeout=drain_timeout
+    )
+
+    def ready(real_port: int, metrics_port: int | None) -> None:
+        line = f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {cert}"
+        if exporter is not None and metrics_port is not None:
+            line += f" metrics http://{show_address(exporter[0], metrics_port)}/metrics"
+        print(line, flush=True)
+
+    try:
+        asyncio.run(run(relay, config, ready=ready))
+    except OSError as error:
+        wanted = f"{listen} or {metrics}" if metrics else listen
+        raise _Failure(f"cannot listen on {wanted}: {error.strerror or error}") from error
+    except (ValueError, MoqtError) as error:
+        raise _Failure(f"cannot use {cert} with {key}: {error}") from error
+
+
+def _usage(parse: Callable[[str], T], text: str, option: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise _Usage(f"{option}: {error}") from None
+
+
+def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
+    names = list(DEFAULT_NAMES)
+    try:
+        wildcard = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        wildcard = False
+    if host not in names and not wildcard:
+        names.append(host)
+    try:
+        return make_self_signed(directory, names)
+    except OSError as error:
+        raise _Failure(
+            f"cannot make a certificate in {directory}: {error.strerror or error}"
+        ) from error
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise _Failure(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The console script. Errors are one sentence on stderr."""
+    try:
+        code = app(arguments, prog_name=PROGRAM, standalone_mode=False)
+    except _Failure as error:
+        code, message = FAILED, str(error)
+    except _Usage as error:
+        code, message = USAGE, f"{error} (see {PROGRAM} --help)"
+    except _TYPER_USAGE as error:
+        text = getattr(error, "format_message", error.__str__)()
+        code, message = USAGE, f"{text.rstrip('.')} (see {PROGRAM} --help)"
+    except (typer.Abort, KeyboardInterrupt):
+        code, message = FAILED, "interrupted"
+    else:
+        sys.exit(code or 0)
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Settings, limits, counters and the authorization hook of a relay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from moqt.names import TrackNamespace
+from moqt.session import Session
+from moqt.tokens import Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """Every limit of a relay; sizes in octets, times in seconds.
+
+    At a limit a request is refused with EXCESSIVE_LOAD and `retry_after_ms`.
+    """
+
+    cache_octets: int = 1 << 30
+    """What the cache may hold, bookkeeping included."""
+    max_tracks: int = 65_536
+    """Tracks known at once, cached ones included."""
+    max_namespaces: int = 65_536
+    max_namespaces_per_session: int = 1024
+    max_pending: int = 4096
+    """Requests waiting for a publisher at once."""
+    upstream_timeout: float = 5.0
+    """How long a publisher may take to answer a SUBSCRIBE or a FETCH."""
+    stall_timeout: float = 30.0
+    """How long an upstream FETCH may bring nothing before it is given up."""
+    max_rendezvous: float = 30.0
+    """Cap on a subscriber's RENDEZVOUS_TIMEOUT."""
+    linger: float = 30.0
+    """How long an upstream subscription outlives the last downstream request."""
+    max_fetches_per_track: int = 4
+    """Upstream FETCHes of one track at once; further ranges wait."""
+    fetch_window: int = 32 << 20
+    """Octets an upstream FETCH may be ahead of those who read it."""
+    failure_memory: float = 1.0
+    """How long a range that could not be had is not asked for again."""
+    retry_after_ms: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value < 0 or (value == 0 and name not in ("linger", "failure_memory")):
+                raise ValueError(f"{name} must be positive, not {value}")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start; only ever grows."""
+
+    sessions: int = 0
+    upstream_subscriptions: int = 0
+    upstream_fetches: int = 0
+    upstream_timeouts: int = 0
+    downstream_subscriptions: int = 0
+    downstream_fetches: int = 0
+    requests_refused: int = 0
+    malformed_tracks: int = 0
+    objects_in: int = 0
+    octets_in: int = 0
+    objects_out: int = 0
+    octets_out: int = 0
+    """Payload octets of the Objects whose sending has begun."""
+
+
+class Action(StrEnum):
+    """What a session asks for (the request's name in the draft)."""
+
+    PUBLISH_NAMESPACE = "PUBLISH_NAMESPACE"
+    SUBSCRIBE_NAMESPACE = "SUBSCRIBE_NAMESPACE"
+    SUBSCRIBE = "SUBSCRIBE"
+    FETCH = "FETCH"
+    TRACK_STATUS = "TRACK_STATUS"
+
+
+class Policy(Protocol):
+    """Decides who may do what. Asked for every request, also when it is served from cache."""
+
+    def allow(
+        self,
+        session: Session,
+        action: Action,
+        namespace: TrackNamespace,
+        tokens: tuple[Token, ...] = (),
+    ) -> bool:
+        """Whether `session` may; `tokens` are those of the request itself (MOQT 15).
+
+        Those of the session's SETUP are `session.peer_tokens`.
+        """
+
+
+class AllowAll:
+    """The default policy."""
+
+    def allow(
+        self,
+        session: Session,
+        action: Action,
+        namespace: TrackNamespace,
+        tokens: tuple[Token, ...] = (),
+    ) -> bool:
+        return True

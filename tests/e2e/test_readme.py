@@ -1,0 +1,161 @@
+"""What README.md tells people to type does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+
+import numpy as np
+import pytest
+
+import moqt
+from kvcs.assembly import Stats
+from kvcs.errors import NotFound
+from kvcs.files import KvFile, load_descriptor, load_tokens
+from kvsp.identity import Scope
+from tests.e2e.support import BIN, ROOT, SAMPLE, Process, interrupt
+
+README = (ROOT / "README.md").read_text()
+MAKE = {"make demo", "make test"}
+"""What CI runs."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    return [line[2:].partition(" #")[0].strip() for line in lines if line.startswith("$ ")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory as the README assumes it."""
+    for kind in ("compat.json", "tokens.json"):
+        shutil.copy(SAMPLE / f"smollm2-survey.{kind}", tmp_path / kind)
+    shutil.copy(SAMPLE / "smollm2-survey.safetensors", tmp_path / "cache.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def port():
+    """The README's port may be taken; another one is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(folder, port, command: str) -> Process:
+    program, *arguments = shlex.split(command.replace(":4443", f":{port}"))
+    return Process(folder, program, BIN / program, *arguments, cwd=folder)
+
+
+def test_every_command_runs(folder, port):
+    seen = set()
+    relay = publisher = None
+    for command in commands():
+        if command.startswith("make "):
+            assert command in MAKE
+            continue
+        program = command.split()[0]
+        seen.add(program)
+        process = start(folder, port, command)
+        if program == "kvcs-relay":
+            relay = process
+            assert process.wait_for(r"ready on moqt://\S+ ").group()
+            assert process.stdout.count("\n") == 1
+        elif program == "kvcs-publish":
+            publisher = process
+            process.wait_for("publishing 160 tokens")
+        else:
+            process.finish(0)
+    assert seen == {"kvcs-keygen", "kvcs-relay", "kvcs-publish", "kvcs-subscribe"}
+    descriptor = load_descriptor(folder / "compat.json")
+    with (
+        KvFile.open(folder / "cache.safetensors", descriptor) as sent,
+        KvFile.open(folder / "received.safetensors", descriptor) as received,
+    ):
+        for layer in range(descriptor.layers):
+            assert received.k(layer).tobytes() == sent.k(layer).tobytes()
+            assert received.v(layer).tobytes() == sent.v(layer).tobytes()
+    interrupt(publisher)
+    publisher.finish(0)
+    interrupt(relay)
+    relay.finish(0)
+
+
+def test_every_option_in_its_table_exists():
+    rows = re.findall(r"^\| (all|relay|publish|subscribe) \| `(--[a-z-]+)", README, re.MULTILINE)
+    assert len(rows) >= 7
+    everybody = ("relay", "publish", "subscribe")
+    helps = {
+        p: subprocess.run([BIN / f"kvcs-{p}", "--help"], capture_output=True, check=True).stdout
+        for p in everybody
+    }
+    for where, option in rows:
+        for program in everybody if where == "all" else (where,):
+            assert re.search(rf"{option}\b", helps[program].decode()), (program, option)
+
+
+async def test_its_python_code_runs(folder, port, monkeypatch):
+    produce_and_consume, watching = blocks("python")
+    for command in commands():
+        if command.startswith("kvcs-keygen"):
+            start(folder, port, command).finish(0)
+        elif command.startswith("kvcs-relay"):
+            start(folder, port, command).wait_for("ready")
+    monkeypatch.chdir(folder)
+    url = f"moqt://127.0.0.1:{port}"
+    names: dict = {}
+    exec(compile(produce_and_consume, "README.md", "exec"), names)
+    exec(compile(watching, "README.md", "exec"), names)
+    identity = (
+        Scope.load("scope.json"),
+        load_descriptor("compat.json"),
+        load_tokens("tokens.json"),
+    )
+    descriptor = identity[1]
+    with KvFile.open("cache.safetensors", descriptor) as cache:
+        layers = [(cache.k(n), cache.v(n)) for n in range(descriptor.layers)]
+    async with asyncio.timeout(30):
+        producing = asyncio.create_task(names["produce"](url, *identity, iter(layers)))
+        printed = io.StringIO()
+        while True:
+            try:
+                with contextlib.redirect_stdout(printed):
+                    stats = await names["consume"](url, *identity)
+                break
+            except NotFound:  # not announced yet
+                assert not producing.done()
+        assert isinstance(stats, Stats)
+        assert stats.layers == descriptor.layers
+        shape = (160, descriptor.kv_heads, descriptor.head_dim)
+        assert printed.getvalue().splitlines() == [
+            f"{n} {shape} {np.dtype(descriptor.dtype)}" for n in range(descriptor.layers)
+        ]
+        producing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await producing
+
+        async with moqt.connect(url, cafile="tls/cert.pem") as session:
+            track = session.publish_track((b"demo", b"live"), b"video")
+            await session.publish_namespace((b"demo", b"live"))
+            track.append(0, 0, b"first")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                watch = asyncio.create_task(names["watch"](url))
+                while not printed.getvalue():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                track.append(0, 1, b"second")
+                track.mark_end(moqt.Location(1, 0), moqt.ObjectStatus.END_OF_TRACK)
+                track.finish(moqt.PublishDoneCode.TRACK_ENDED)
+                await watch
+        lines = printed.getvalue().splitlines()
+        assert [line.split()[-2] for line in lines[:2]] == ["5", "6"], lines  # their lengths

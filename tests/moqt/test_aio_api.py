@@ -1,0 +1,398 @@
+"""The asyncio face: cancellation anywhere, ends of iteration, bounds, over sessions in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import moqt
+from moqt import aio
+from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.messages import LocationFilter
+from moqt.names import FullTrackName, Location
+from moqt.publisher import Publisher
+from moqt.quic.certs import make_self_signed
+from moqt.session import SessionHandler
+from moqt.store import TrackStore
+from moqt.wire.codec import codec_for
+from moqt.wire.objects import DatagramObject
+from tests.moqt.memory import ALPN, Pair, assert_clean
+
+NAMESPACE, TRACK = (b"demo", b"live"), b"video"
+NAME = FullTrackName(NAMESPACE, TRACK)
+FROM_START = LocationFilter.absolute_start(0)
+
+
+class Accepting(Publisher):
+    def publish_namespace_received(self, request):
+        self.incoming = request
+        request.accept()
+
+
+class Link:
+    """Two MoqtSessions in memory, moved on by a task of their own."""
+
+    def __init__(self, handler=None, **options):
+        self.handler = handler if handler is not None else Accepting()
+        self.pair = Pair(Publisher(), self.handler, start=False, **options)
+        self.client, self.server = (
+            aio.MoqtSession(s) for s in (self.pair.client, self.pair.server)
+        )
+
+    async def __aenter__(self):
+        for session in (self.pair.client, self.pair.server):
+            session.connection_established(ALPN)
+        self.task = asyncio.create_task(self._pump())
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+    async def _pump(self):
+        while True:
+            self.pair.run()
+            await asyncio.sleep(0)
+
+    async def settle(self):
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def stocked(groups=3, objects=4, size=10, ended=True):
+    handler = Accepting()
+    store = TrackStore(NAME)
+    handler.add_track(store)
+    for g in range(groups):
+        for o in range(objects):
+            store.append(g, o, bytes(size))
+        store.finish_subgroup(g, 0)
+    if ended:
+        store.mark_end(Location(groups, 0), ObjectStatus.END_OF_TRACK)
+        store.finish_subgroup(groups, 0)
+        store.finish(PublishDoneCode.TRACK_ENDED)
+    return handler, store
+
+
+async def subscribe(session):
+    async with await session.subscribe(NAMESPACE, TRACK, location_filter=FROM_START) as it:
+        return [o async for o in it]
+
+
+async def fetch(session):
+    async with await session.fetch(NAMESPACE, TRACK) as it:
+        return [o async for o in it]
+
+
+async def listing(session):
+    async with await session.subscribe_namespace((b"demo",)) as it:
+        return await anext(it)
+
+
+async def publish(session):
+    published = await session.publish_namespace((b"mine",))
+    try:
+        await asyncio.sleep(0)
+    finally:
+        published.withdraw()
+
+
+async def status(session):
+    return await session.track_status(NAMESPACE, TRACK)
+
+
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+async def test_a_task_cancelled_at_any_await_leaves_nothing_behind(work):
+    for steps in range(40):
+        handler, store = stocked()
+        async with Link(handler, seed=steps) as link:
+            task = asyncio.create_task(work(link.client))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            done = task.done()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await link.settle()
+            assert_clean(link.pair.client)
+            assert_clean(link.pair.server)
+            assert not store._listeners and not handler._listings
+            assert link.pair.client_transport.paused == set()
+        if done:
+            return
+    raise AssertionError(f"{work.__name__} never ended by itself")
+
+
+async def test_waiting_for_a_stream_to_be_granted_can_be_cancelled():
+    async with Link() as link:
+        await link.client.wait_established()
+        link.pair.client_transport.open_stream = lambda *, bidirectional: None
+        task = asyncio.create_task(link.client.subscribe(NAMESPACE, TRACK))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert_clean(link.pair.client)
+        assert link.pair.client._next_request_id == 0
+
+
+async def test_iteration_ends_with_publish_done_and_says_why():
+    handler, store = stocked(ended=False)
+    async with Link(handler) as link:
+        it = await link.client.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+        store.finish(PublishDoneCode.GOING_AWAY, "later")
+        assert len([o async for o in it]) == 12
+        assert (it.done_code, it.done_reason) == (PublishDoneCode.GOING_AWAY, "later")
+        assert [o async for o in it] == []
+
+
+async def test_iteration_raises_when_the_session_is_lost_after_what_had_come():
+    handler, _ = stocked(ended=False)
+    async with Link(handler) as link:
+        it = await link.client.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+        await link.settle()
+        link.server.close(reason="bye")
+        await link.client.wait_closed()
+        for _ in range(12):
+            await anext(it)
+        for _ in range(2):
+            with pytest.raises(moqt.SessionClosed):
+                await anext(it)
+
+
+async def test_a_fetch_raises_stream_reset_when_the_rest_is_unknown():
+    handler, store = stocked()
+    store.authoritative = False
+    async with Link(handler) as link:
+        it = await link.client.fetch(NAMESPACE, TRACK)
+        with pytest.raises(moqt.StreamReset) as reset:
+            [o async for o in it]
+        assert reset.value.code == StreamErrorCode.UNKNOWN_OBJECT_STATUS
+
+
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+async def test_every_request_raises_when_the_session_ends_meanwhile(work):
+    class Silent(SessionHandler):
+        def subscribe_received(self, request): ...
+
+        fetch_received = track_status_received = subscribe_received
+        publish_namespace_received = subscribe_namespace_received = subscribe_received
+
+    async with Link(Silent()) as link:
+        task = asyncio.create_task(work(link.client))
+        await link.settle()
+        assert not task.done()
+        link.client.close()
+        with pytest.raises(moqt.SessionClosed):
+            await task
+        with pytest.raises(moqt.SessionClosed):
+            await work(link.client)
+        assert_clean(link.pair.client)
+
+
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+async def test_every_request_raises_what_the_peer_refused_it_with(work):
+    async with Link(SessionHandler()) as link:
+        with pytest.raises(moqt.RequestError) as refused:
+            await work(link.client)
+        assert refused.value.code == RequestErrorCode.NOT_SUPPORTED
+        await link.settle()
+        assert_clean(link.pair.client)
+        assert_clean(link.pair.server)
+
+
+async def test_an_unread_queue_is_bounded_and_goes_on_when_it_is_read():
+    handler, _ = stocked(groups=40, objects=10, size=5000)
+    async with Link(handler, stream_window=20_000, max_streams=8) as link:
+        it = await link.client.subscribe(
+            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=30_000
+        )
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert 30_000 < it._octets < 30_000 + 9 * 20_000
+        assert len([o async for o in it if not o.status]) == 400
+        assert link.pair.client_transport.paused == set()
+
+
+async def test_empty_objects_count_in_a_queue_too():
+    handler, _ = stocked(groups=1, objects=2000, size=0)
+    async with Link(handler, stream_window=1000) as link:
+        it = await link.client.subscribe(
+            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=10_000
+        )
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(it._objects) < 500
+        assert len([o async for o in it if not o.status]) == 2000
+
+
+async def test_datagrams_beyond_the_queues_bound_are_dropped():
+    handler, _ = stocked(groups=0, ended=False)
+    async with Link(handler) as link:
+        it = await link.client.subscribe(NAMESPACE, TRACK, queue_octets=2000)
+        codec = codec_for(ALPN)
+        for n in range(100):
+            link.pair.client.datagram(codec.encode_datagram(DatagramObject(1, n, 0, payload=b"x")))
+        assert 7 <= len(it._objects) <= 9
+
+
+async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch):
+    monkeypatch.setattr(aio, "MAX_OBJECT_OCTETS", 1000)
+    handler, _ = stocked(size=1001)
+    async with Link(handler) as link:
+        it = await link.client.fetch(NAMESPACE, TRACK)
+        with pytest.raises(moqt.RequestError) as error:
+            await anext(it)
+        assert error.value.code == RequestErrorCode.EXCESSIVE_LOAD
+        await link.settle()
+        assert_clean(link.pair.client)
+        assert_clean(link.pair.server)
+
+
+async def test_a_listing_nobody_reads_stays_bounded():
+    handler = Accepting()
+    async with Link(handler) as link:
+        it = await link.client.subscribe_namespace(())
+        for n in range(200):
+            store = TrackStore(FullTrackName((b"%d" % (n % 7),), b"t"))
+            handler.add_track(store)
+            await link.settle()
+            if n % 2:
+                handler.remove_track(store.name)
+                await link.settle()
+        assert len(it._events) <= 7
+        seen = set()
+        for _ in range(len(it._events)):
+            namespace, present = await anext(it)
+            (seen.add if present else seen.discard)(namespace)
+        assert seen == it.namespaces == handler.namespaces()
+
+
+async def test_two_sessions_of_which_one_never_reads_do_not_disturb_each_other():
+    """Field report 47."""
+    handler, store = stocked(groups=30, objects=10, size=5000)
+    async with Link(handler, stream_window=20_000) as stuck, Link(handler) as other:
+        lazy = await stuck.client.subscribe(
+            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=10_000
+        )
+        assert len([o for o in await subscribe(other.client) if not o.status]) == 300
+        assert stuck.pair.server_transport.max_unsent < 400_000
+        lazy.cancel()
+        await stuck.settle()
+        assert_clean(stuck.pair.server)
+    assert not store._listeners
+
+
+async def test_a_revoked_namespace_is_told():
+    handler = Accepting()
+    async with Link(handler) as link:
+        published = await link.client.publish_namespace((b"mine",))
+        handler.incoming.revoke()
+        assert isinstance(await asyncio.wait_for(published.ended, 1), moqt.RequestError)
+        assert_clean(link.pair.client)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x", "moqt://", "moqt://u@h", "moqt://h:99999", "moqt://h/ä", "moqt://h/a b"]
+)
+def test_a_url_that_is_none_is_refused_in_words(url):
+    with pytest.raises(moqt.MisuseError):
+        moqt.connect(url)
+
+
+# -- over loopback -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@contextlib.asynccontextmanager
+async def serving(certificate, handler, **options):
+    cert, key = certificate
+    quic = moqt.QuicConfig(certfile=cert, keyfile=key, **options)
+    async with await moqt.serve("127.0.0.1", 0, quic=quic, handler=handler) as server:
+        yield server, f"moqt://127.0.0.1:{server.port}"
+
+
+async def test_a_session_outlives_its_idle_time_out_and_a_request_works(certificate):
+    """Field report 41."""
+    handler, _ = stocked()
+    quic = moqt.QuicConfig(cafile=certificate[0], idle_timeout=0.6)
+    async with (
+        serving(certificate, handler, idle_timeout=0.6) as (_, url),
+        moqt.connect(url, quic=quic) as session,
+    ):
+        await asyncio.sleep(1.5)
+        assert len(await fetch(session)) == 12
+
+
+async def test_a_connect_cancelled_at_any_moment_leaves_no_session_and_no_task(certificate):
+    async with serving(certificate, Publisher()) as (server, url):
+        before = asyncio.all_tasks()
+        for delay in (0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.04):
+            connecting = moqt.connect(url, cafile=certificate[0])
+            task = asyncio.ensure_future(connecting.__aenter__())
+            await asyncio.sleep(delay)
+            task.cancel()
+            try:
+                session = await task
+            except asyncio.CancelledError:
+                continue
+            session.close()
+            await session.wait_closed()
+        async with asyncio.timeout(15):
+            while server.sessions:  # noqa: ASYNC110 - nothing tells of their end
+                await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() - before == set()
+
+
+async def test_leaving_the_with_block_ends_both_ends(certificate):
+    handler, store = stocked(ended=False)
+    async with serving(certificate, handler) as (server, url):
+        async with moqt.connect(url, cafile=certificate[0]) as session:
+            it = await session.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+            await anext(it)
+            (accepted,) = server.sessions
+        closed = await asyncio.wait_for(accepted.wait_closed(), 5)
+        assert closed.code == moqt.SessionErrorCode.NO_ERROR and not closed.transport
+        assert server.sessions == set() and not store._listeners
+        assert_clean(accepted.session)
+        assert_clean(session.session)
+
+
+async def test_a_failing_fetch_is_told_over_a_real_connection(certificate):
+    handler, store = stocked()
+    store.authoritative = False  # and nobody to ask
+    async with (
+        serving(certificate, handler) as (_, url),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        it = await session.fetch(NAMESPACE, TRACK)
+        async with asyncio.timeout(5):
+            with pytest.raises(moqt.StreamReset):
+                [o async for o in it]
+
+
+async def test_goaway_reaches_the_client_and_new_requests_are_refused(certificate):
+    handler, _ = stocked()
+
+    class Watcher(Publisher):
+        def goaway_received(self, session, goaway):
+            told.set_result(goaway)
+
+    told = asyncio.get_running_loop().create_future()
+    async with (
+        serving(certificate, handler) as (server, url),
+        moqt.connect(url, cafile=certificate[0], handler=Watcher()) as session,
+    ):
+        server.goaway("moqt://elsewhere.example/", 1000)
+        assert (await asyncio.wait_for(told, 5)).uri == "moqt://elsewhere.example/"
+        with pytest.raises(moqt.RequestError) as refused:
+            await fetch(session)
+        assert refused.value.code == RequestErrorCode.GOING_AWAY

@@ -1,0 +1,316 @@
+"""Which Object goes out next (MOQT 13): priorities, order, fairness, bounds."""
+
+from __future__ import annotations
+
+from moqt.codes import GroupOrder, ObjectStatus
+from moqt.messages import LocationFilter, Parameters
+from moqt.names import FullTrackName, Location
+from moqt.publisher import Publisher
+from moqt.scheduler import Delivery, Flow, Progress, Scheduler
+from moqt.session import WRITE_QUANTUM, SessionConfig
+from moqt.store import TrackStore
+from tests.moqt.memory import Pair, assert_clean
+from tests.moqt.test_session_pair import NAME, Collector, track
+
+ALL = Parameters(location_filter=LocationFilter.absolute_start(0))
+
+
+class Load(Delivery):
+    """Writes `amount` pieces; `log` tells the order over all loads."""
+
+    def __init__(self, flow, log, name, amount, rank=(128,)):
+        super().__init__(flow)
+        self.log, self.name, self.amount, self._rank = log, name, amount, rank
+        self.blocked = False
+
+    def rank(self):
+        return self._rank
+
+    def write(self, limit):
+        if self.blocked:
+            return Progress.BLOCKED
+        if not self.amount:
+            return Progress.WAITING
+        self.log.append(self.name)
+        self.amount -= 1
+        return Progress.MORE
+
+
+def drain(scheduler, limit=1000):
+    n = 0
+    while scheduler.write_next(1):
+        n += 1
+        assert n <= limit
+    return n
+
+
+def test_subscriber_priority_goes_before_publisher_priority_before_order():
+    scheduler, log = Scheduler(), []
+    low, high = Flow(scheduler, 200), Flow(scheduler, 10)
+    for load in (
+        Load(low, log, "low urgent", 1, (0, 0)),
+        Load(high, log, "high idle", 1, (255, 0)),
+        Load(high, log, "high second", 1, (7, 2)),
+        Load(high, log, "high first", 1, (7, 1)),
+    ):
+        scheduler.ready(load)
+    drain(scheduler)
+    assert log == ["high first", "high second", "high idle", "low urgent"]
+
+
+def test_equal_flows_take_turns():
+    scheduler, log = Scheduler(), []
+    for name in "abc":
+        scheduler.ready(Load(Flow(scheduler, 5), log, name, 10))
+    drain(scheduler)
+    assert log == ["a", "b", "c"] * 10
+
+
+def test_a_flow_that_keeps_getting_ready_is_not_sent_to_the_back_each_time():
+    scheduler, log = Scheduler(), []
+    busy, other = Flow(scheduler, 5), Flow(scheduler, 5)
+    scheduler.ready(Load(other, log, "other", 100))
+    for _ in range(20):
+        scheduler.ready(Load(busy, log, "busy", 1))
+        scheduler.ready(Load(busy, log, "busy", 1))
+        scheduler.write_next(1)
+        scheduler.write_next(1)
+    assert 14 <= log.count("busy") <= 26
+
+
+def test_flows_that_keep_coming_do_not_starve_one_that_waits():
+    scheduler, log = Scheduler(), []
+    scheduler.ready(Load(Flow(scheduler, 5), log, "first", 100))
+    for _ in range(20):
+        scheduler.ready(Load(Flow(scheduler, 5), log, "new", 3))
+        scheduler.write_next(1)
+    assert log.count("first") >= 2
+
+
+def test_a_priority_change_takes_effect_at_the_next_piece():
+    scheduler, log = Scheduler(), []
+    a, b = Flow(scheduler, 1), Flow(scheduler, 2)
+    scheduler.ready(Load(a, log, "a", 3))
+    scheduler.ready(Load(b, log, "b", 3))
+    scheduler.write_next(1)
+    b.set_priority(0)
+    drain(scheduler)
+    assert log == ["a", "b", "b", "b", "a", "a"]
+
+
+def test_what_is_blocked_is_no_candidate_until_credit_comes():
+    scheduler, log = Scheduler(), []
+    flow = Flow(scheduler, 1)
+    load = Load(flow, log, "a", 1)
+    load.blocked = True
+    scheduler.ready(load)
+    scheduler.ready(Load(Flow(scheduler, 9), log, "b", 1))
+    assert scheduler.write_next(1) and log == ["b"]
+    load.blocked = False
+    assert not scheduler.write_next(1)
+    scheduler.unblock()
+    assert scheduler.write_next(1) and log == ["b", "a"]
+    load.blocked, load.amount = True, 1
+    scheduler.ready(load)
+    scheduler.write_next(1)
+    scheduler.forget(flow)
+    scheduler.unblock()
+    assert not scheduler.write_next(1) and scheduler.idle
+
+
+def test_void_entries_do_not_pile_up_while_nothing_can_be_sent():
+    scheduler, log = Scheduler(), []
+    flows = [Flow(scheduler, 1) for _ in range(10)]
+    for flow in flows:
+        scheduler.ready(Load(flow, log, "x", 1))
+    for n in range(10000):
+        flows[n % 10].set_priority(n % 251)
+    assert len(scheduler._flows) <= 256
+    assert drain(scheduler) == 10
+
+
+# -- with sessions -----------------------------------------------------------------------
+
+
+class Order(Collector):
+    """Tells the order in which Objects of several receivers came."""
+
+    def __init__(self, log, name):
+        super().__init__()
+        self.log, self.name = log, name
+
+    def object_received(self, received):
+        super().object_received(received)
+        if received.status is ObjectStatus.NORMAL:
+            self.log.append((self.name, *received.location))
+
+
+def tracks(count, **kwargs):
+    publisher = Publisher()
+    for n in range(count):
+        store = track(**kwargs)
+        store.name = FullTrackName((b"demo",), b"%d" % n)
+        publisher.add_track(store)
+    return publisher
+
+
+def test_a_more_urgent_subscription_gets_everything_first():
+    pair = Pair(server=tracks(2, groups=4), server_config=SessionConfig(send_budget=1))
+    log = []
+    for n, priority in ((0, 200), (1, 100)):
+        pair.client.subscribe(
+            FullTrackName((b"demo",), b"%d" % n),
+            Order(log, n),
+            Parameters(
+                location_filter=LocationFilter.absolute_start(0), subscriber_priority=priority
+            ),
+        )
+    pair.run()
+    assert [name for name, *_ in log] == [1] * 16 + [0] * 16
+
+
+def test_group_order_decides_inside_a_subscription_of_one_priority():
+    for order in GroupOrder:
+        publisher = Publisher()
+        store = TrackStore(NAME)
+        for g in range(5):
+            store.append(g, 0, b"x" * 100)
+        publisher.add_track(store)
+        pair = Pair(server=publisher, server_config=SessionConfig(send_budget=1))
+        log = []
+        pair.client.subscribe(
+            NAME,
+            Order(log, 0),
+            Parameters(location_filter=LocationFilter.absolute_start(0), group_order=order),
+        )
+        pair.run()
+        groups = [g for _, g, _ in log]
+        assert groups == sorted(groups, reverse=order is GroupOrder.DESCENDING)
+
+
+def test_a_fill_in_another_order_goes_after_the_subscription_and_one_in_its_order_before():
+    for order, first in ((GroupOrder.ASCENDING, 1), (GroupOrder.DESCENDING, 0)):
+        publisher = Publisher()
+        store = TrackStore(NAME)
+        for o in range(3):
+            store.append(5, o, b"x" * 100)
+        publisher.add_track(store)
+        pair = Pair(server=publisher, server_config=SessionConfig(send_budget=1))
+        vias = []
+
+        class Vias(Collector):
+            def object_received(self, received, vias=vias):
+                vias.append(int(received.via))
+
+        pair.client.subscribe(
+            NAME,
+            Vias(),
+            Parameters(
+                location_filter=LocationFilter.next_object(),
+                fill_parameters=Parameters(
+                    location_filter=LocationFilter.absolute_start(0), group_order=order
+                ),
+            ),
+        )
+        pair.client_transport.deliver()
+        for o in range(3, 6):
+            store.append(5, o, b"x" * 100)
+        pair.run()
+        assert sorted(vias) == [0, 0, 0, 1, 1, 1]
+        assert vias[0] == first
+
+
+def test_a_request_update_of_the_priority_takes_effect():
+    pair = Pair(server=tracks(2, groups=10), server_config=SessionConfig(send_budget=1))
+    log = []
+    requests = [
+        pair.client.subscribe(
+            FullTrackName((b"demo",), b"%d" % n),
+            Order(log, n),
+            Parameters(location_filter=LocationFilter.absolute_start(0), subscriber_priority=n),
+        )
+        for n in range(2)
+    ]
+    for _ in range(8):
+        pair.server.ready_to_send()
+        pair.client_transport.deliver()
+        pair.server_transport.deliver()
+    assert {name for name, *_ in log} == {0}
+    before = len(log)
+    assert before < 30
+    requests[0].update(Parameters(subscriber_priority=9), lambda answer: None)
+    pair.run()
+    names = [name for name, *_ in log[before + 2 :]]
+    assert names == sorted(names, reverse=True)
+
+
+def test_at_most_one_quantum_of_a_large_object_goes_out_before_a_more_urgent_one():
+    publisher = tracks(1, groups=0, objects=0, ended=False)
+    big, urgent = publisher.tracks[FullTrackName((b"demo",), b"0")], TrackStore(NAME)
+    publisher.add_track(urgent)
+    big.append(0, 0, bytes(8 << 20))
+    budget = 100_000
+    pair = Pair(
+        server=publisher,
+        server_config=SessionConfig(send_budget=budget),
+        stream_window=1 << 30,
+    )
+    got = Collector()
+    pair.client.subscribe(big.name, Collector(), ALL)
+    pair.client.subscribe(NAME, got, Parameters(subscriber_priority=1))
+    for _ in range(3):
+        pair.client_transport.deliver()
+        pair.server.ready_to_send()
+    urgent.append(0, 0, b"now")
+    pair.server.ready_to_send()
+    assert pair.server_transport.unsent <= budget + WRITE_QUANTUM + 200
+    before = len(got.objects)
+    pair.server_transport.deliver()  # what was in QUIC already
+    pair.server.ready_to_send()
+    pair.server_transport.deliver()
+    assert (before, len(got.objects)) == (0, 1)
+
+
+def test_a_peer_that_never_reads_costs_the_send_budget_and_one_quantum_for_1_gib():
+    publisher = Publisher()
+    store = TrackStore(NAME)
+    chunk = bytes(16 << 20)
+    for g in range(64):
+        store.append(g, 0, chunk)  # by reference: 1 GiB of payload, 16 MiB of memory
+    publisher.add_track(store)
+    assert store.octets == 1 << 30
+    pair = Pair(server=publisher, stream_window=1 << 40)
+    pair.client.subscribe(NAME, Collector(), ALL)
+    pair.client_transport.deliver()
+    for _ in range(1000):
+        pair.server.ready_to_send()
+    config = pair.server.config
+    assert pair.server_transport.max_unsent <= config.send_budget + WRITE_QUANTUM + 1000
+    pair.client.close()
+    pair.client_transport.deliver()
+    assert_clean(pair.server)
+    assert not store._listeners
+
+
+def test_a_stream_without_credit_does_not_hold_up_the_others():
+    publisher = Publisher()
+    store = TrackStore(NAME)
+    store.append(0, 0, bytes(1 << 20))
+    for g in range(1, 4):
+        store.append(g, 0, b"small")
+    publisher.add_track(store)
+
+    class Pausing(Collector):
+        def stream_opened(self, stream):
+            if stream.subgroup.group == 0:
+                pair.client_transport.pause_receiving(stream.stream_id)
+                self.paused = stream.stream_id
+
+    pair = Pair(server=publisher, stream_window=100_000)
+    collector = Pausing()
+    pair.client.subscribe(NAME, collector, ALL)
+    pair.run()
+    assert sorted(collector.locations) == [Location(g, 0) for g in (1, 2, 3)]
+    pair.client_transport.resume_receiving(collector.paused)
+    pair.run()
+    assert len(collector.locations) == 4

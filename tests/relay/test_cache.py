@@ -1,0 +1,275 @@
+"""The cache's budget, eviction and expiry (MOQT 11.4, 16.1), field reports 58, 60."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from moqt.messages import KeyValue, LocationFilter, Parameters
+from moqt.names import FullTrackName, Location
+from moqt.store import TrackStore
+from relay.cache import OBJECT_OVERHEAD, Cache, bill
+from tests.relay.star import (
+    JOIN,
+    LIVE,
+    NAME,
+    NAMESPACE,
+    Star,
+    end_track,
+    everything,
+    payload,
+    publish,
+    track,
+)
+
+
+def watch(cache):
+    """Check the budget and the books at every change."""
+    reserve, seen = cache.reserve, []
+
+    def checked(octets, **kwargs):
+        done = reserve(octets, **kwargs)
+        assert cache.billed <= cache.budget
+        seen.append(cache.billed)
+        return done
+
+    cache.reserve = checked
+    return seen
+
+
+def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():
+    star, store = Star(cache_octets=20_000), track()
+    star.publisher(store)
+    seen = watch(star.relay.cache)
+    _, collector = star.subscriber(LIVE)
+    for g in range(10):
+        for o in range(4):
+            publish(store, g, o, 2000)
+            star.run()
+    assert collector.payloads == everything(10, size=2000)
+    cache, held = star.relay.cache, star.relay.tracks[NAME].store
+    assert max(seen) <= 20_000 and cache.evictions > 25
+    assert cache.billed == sum(bill(o) for o in held.objects())
+    assert cache.octets == held.octets == 2000 * cache.objects
+    assert Location(0, 0) not in held.known and Location(9, 3) in held.known
+
+
+def test_what_was_evicted_is_fetched_again_for_a_late_subscriber():
+    star, store = Star(cache_octets=20_000), track()
+    publisher = star.publisher(store)
+    star.subscriber(LIVE)
+    for g in range(10):
+        for o in range(4):
+            publish(store, g, o, 2000)
+            star.run()
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(10, size=2000) and late.repeated == []
+    assert publisher.handler.fetches
+
+
+def test_a_slow_subscriber_gets_evicted_objects_through_a_new_upstream_fetch():
+    star, store = Star(cache_octets=30_000), track()
+    publisher = star.publisher(store)
+    slow, collector = star.subscriber(LIVE, stream_window=3000, max_streams=2)
+    for stream in range(64):
+        slow.client_transport.paused.add(4 * stream + 3)
+    for g in range(10):
+        for o in range(4):
+            publish(store, g, o, 2000)
+            star.run()
+    end_track(store, 10)
+    star.run()
+    assert star.relay.cache.evictions > 20 and len(collector.locations) < 4
+    paused = set(slow.client_transport.paused)
+    for stream_id in paused:
+        slow.client_transport.resume_receiving(stream_id)
+    star.run()
+    assert collector.payloads == everything(10, size=2000) and collector.repeated == []
+    assert publisher.handler.fetches
+    assert star.relay.cache.billed <= 30_000
+
+
+def test_a_subscriber_that_cannot_get_an_evicted_object_is_told_by_a_reset():
+    star, store = Star(cache_octets=30_000), track()
+    publisher = star.publisher(store)
+    slow, collector = star.subscriber(LIVE, stream_window=3000)
+    slow.client_transport.paused.add(3 + 4)
+    for o in range(40):
+        publish(store, 0, o, 2000, objects=99)
+        star.run()
+    publisher.handler.remove_track(NAME)  # every FETCH is refused from now on
+    slow.client_transport.resume_receiving(3 + 4)
+    star.run()
+    assert 0 < len(collector.locations) < 40
+    assert any(error is not None for _, error in collector.streams)
+    publish(store, 0, 40, 2000, objects=99)
+    star.run()
+    assert collector.locations[-1] == Location(0, 40) and collector.repeated == []
+
+
+def test_an_upstream_fetch_waits_for_a_slow_reader_instead_of_evicting_what_it_has_not_read():
+    star, store = Star(cache_octets=200_000), track(50, size=10_000)
+    publisher = star.publisher(store, stream_window=20_000)
+    slow = star.connect(stream_window=15_000)
+    for stream in range(8):
+        slow.client_transport.paused.add(4 * stream + 3)
+    collector = star.fetch(slow)
+    assert star.relay.cache.evictions == 0
+    assert star.relay.tracks[NAME].fetches[0].paused
+    for stream in range(8):
+        slow.client_transport.resume_receiving(4 * stream + 3)
+    star.run()
+    assert collector.payloads == everything(50, size=10_000)
+    assert len(publisher.handler.fetches) == 1
+
+
+def test_a_fetch_that_waits_for_nobody_any_more_is_given_up():
+    star, store = Star(cache_octets=200_000, stall_timeout=3), track(50, size=10_000)
+    star.publisher(store, stream_window=20_000)
+    star.subscriber(LIVE)
+    slow = star.connect(stream_window=15_000)
+    for stream in range(8):
+        slow.client_transport.paused.add(4 * stream + 3)
+    collector = star.fetch(slow)
+    assert star.relay.tracks[NAME].fetches[0].paused
+    collector.request.cancel()
+    star.run()
+    star.pass_time(5)
+    assert not star.relay.tracks[NAME].fetches
+
+
+def test_a_faster_reader_is_not_held_up_by_a_slow_one_of_the_same_fetch():
+    star, store = Star(cache_octets=200_000), track(50, size=10_000)
+    star.publisher(store, stream_window=20_000)
+    slow = star.connect(stream_window=15_000)
+    for stream in range(8):
+        slow.client_transport.paused.add(4 * stream + 3)
+    star.fetch(slow)
+    fast = star.fetch(star.connect())
+    assert fast.payloads == everything(50, size=10_000)
+    assert fast.streams == [(2, None)]
+
+
+def test_least_recently_used_goes_first():
+    star = Star(cache_octets=4 * (1000 + OBJECT_OVERHEAD))
+    names = [FullTrackName(NAMESPACE, b"%d" % n) for n in range(3)]
+    stores = [track(name=name) for name in names]
+    star.publisher(*stores)
+    pair = star.connect()
+    for name in names:
+        star.subscribe(pair, LIVE, name)
+    for n in (0, 1):
+        for o in range(2):
+            publish(stores[n], 0, o, 1000)
+            star.run()
+    star.fetch(pair, (0, 0), (0, 1), names[0])  # used: now the other track is the oldest
+    for o in range(2):
+        publish(stores[2], 0, o, 1000)
+        star.run()
+    held = [sorted(o.location for o in star.relay.tracks[n].store.objects()) for n in names]
+    assert [len(h) for h in held] == [2, 0, 2]
+
+
+def test_with_nothing_but_growing_objects_the_relay_stays_responsive():
+    """Field report 58: eviction must make progress when nothing can be evicted."""
+    star, store = Star(cache_octets=50_000), track()
+    star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    growing = [
+        store.begin(Location(g, 0), subgroup=0, priority=None, properties=b"", length=20_000)
+        for g in range(5)
+    ]
+    for _ in range(4):
+        for g, each in enumerate(growing):
+            store.grow(each, bytes([g]) * 5000)
+            star.run()
+            assert star.relay.cache.billed <= 50_000
+    for g, each in enumerate(growing):
+        store.complete(each)
+        store.finish_subgroup(g, 0)
+    star.run()
+    cache = star.relay.cache
+    assert cache.stores_rejected > 0
+    # Those there was room for came through, the others are resets, not holes.
+    assert 2 <= len(collector.locations) < 5
+    assert sum(error is not None for _, error in collector.streams) >= 5 - len(collector.locations)
+    publish(store, 9, 0, 1000)
+    star.run()
+    assert collector.locations[-1] == Location(9, 0)
+    assert cache.billed == sum(bill(o) for o in star.relay.tracks[NAME].store.objects())
+
+
+def test_an_object_larger_than_the_cache_is_refused_and_the_rest_goes_on():
+    star, store = Star(cache_octets=10_000), track()
+    star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    for o, size in enumerate((100, 20_000, 100)):
+        publish(store, 0, o, size, objects=3)
+    star.run()
+    assert collector.locations == [Location(0, 0), Location(0, 2)]
+    assert star.relay.cache.stores_rejected == 1
+    # The stream could not go on after the hole, and no FIN claims that nothing is missing.
+    assert all(error is not None for _, error in collector.streams)
+
+
+def test_many_empty_objects_are_bounded_too():
+    star, store = Star(cache_octets=50 * OBJECT_OVERHEAD), track()
+    star.publisher(store)
+    star.subscriber(LIVE)
+    for o in range(500):
+        store.append(0, o, b"")
+    star.run()
+    assert star.relay.cache.objects == 50 and star.relay.cache.octets == 0
+
+
+def test_max_cache_duration_makes_objects_unknown():
+    star = Star()
+    store = track(properties=(KeyValue(0x04, 5000),))
+    publisher = star.publisher(store)
+    pair, _ = star.subscriber(LIVE)
+    star.pass_time(1)
+    publish(store, 0, 0)
+    star.run()
+    star.pass_time(3.5)
+    assert star.fetch(pair, (0, 0), (0, 0)).payloads == {Location(0, 0): payload(0, 0)}
+    assert publisher.handler.fetches == []
+    star.pass_time(2)
+    assert star.relay.cache.objects == 0 and star.relay.cache.expirations == 1
+    assert Location(0, 0) not in star.relay.tracks[NAME].store.known
+    assert star.fetch(pair, (0, 0), (0, 0)).payloads == {Location(0, 0): payload(0, 0)}
+    assert len(publisher.handler.fetches) == 1
+
+
+@pytest.mark.parametrize("step", [0.25, 0.5, 1.0])
+def test_no_object_is_served_later_than_max_cache_duration_allows(step):
+    cache = Cache(1 << 20)
+    store = TrackStore(NAME, (KeyValue(0x04, 3000),), authoritative=False)
+    store.on_stored = cache.add
+    ticks = [n * step for n in range(40)]
+    for now, following in itertools.pairwise(ticks):
+        cache.expire(now)
+        for stored in store.objects():
+            assert following - stored.arrived <= 3.0  # it may still be read until then
+        cache.reserve(OBJECT_OVERHEAD, payload=False)
+        store.complete(
+            store.begin(
+                Location(int(now / step), 0),
+                subgroup=0,
+                priority=None,
+                properties=b"",
+                length=0,
+                now=now,
+            )
+        )
+    assert cache.expirations > 0 and cache.objects > 0
+
+
+def test_a_filter_that_starts_in_the_past_gets_what_is_cached():
+    star, store = Star(), track()
+    star.publisher(store)
+    star.subscriber(LIVE)
+    publish(store, 0, 0)
+    star.run()
+    _, late = star.subscriber(Parameters(location_filter=LocationFilter.absolute_start(0)))
+    assert late.locations == [Location(0, 0)]

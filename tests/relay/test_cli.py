@@ -1,0 +1,241 @@
+"""`kvcs-relay` as a real process, and two real sessions through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+import moqt
+from relay.cli import parse_address, parse_size
+from tests.relay.star import end_track, everything, publish
+
+COMMAND = [sys.executable, "-m", "relay.cli"]
+READY = re.compile(r"kvcs-relay ready on moqt://(\S+) certificate (\S+)(?: metrics (\S+))?\n")
+
+
+@contextlib.contextmanager
+def running(*arguments):
+    """A relay that is ready: (process, its address, its certificate, the ready line's match)."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        line = process.stdout.readline()
+        match = READY.fullmatch(line)
+        assert match, (line, process.poll() is not None and process.stderr.read())
+        yield process, match
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run(*arguments):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+def check_sentence(result, code, *words):
+    """One readable line on stderr, nothing on stdout, no traceback."""
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("kvcs-relay: ")
+    for word in words:
+        assert word in result.stderr
+
+
+def test_it_prints_one_line_when_ready_and_ends_with_0_on_sigterm(tmp_path):
+    with running("--listen", "127.0.0.1:0", "--self-signed", tmp_path / "c") as (process, ready):
+        assert ready[1].startswith("127.0.0.1:") and not ready[1].endswith(":0")
+        assert ready[2] == str(tmp_path / "c" / "cert.pem")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert (out, err, process.returncode) == ("", "", 0)
+
+
+def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
+    async def scenario(url, cafile, metrics):
+        async with moqt.connect(url, cafile=cafile) as publisher:
+            store = publisher.publish_track((b"demo",), b"video")
+            await publisher.publish_namespace((b"demo",))
+            async with moqt.connect(url, cafile=cafile) as subscriber:
+                first = await subscriber.subscribe(
+                    (b"demo",),
+                    b"video",
+                    location_filter=moqt.LocationFilter.next_object(),
+                    fill=moqt.LocationFilter.absolute_start(0),
+                )
+                for g in range(3):
+                    for o in range(4):
+                        publish(store, g, o, 20_000)
+                end_track(store, 3)
+                assert {o.location: bytes(o.payload) async for o in first if not o.status} == (
+                    everything(3, size=20_000)
+                )
+        async with moqt.connect(url, cafile=cafile) as subscriber:
+            late = await subscriber.subscribe(
+                (b"demo",),
+                b"video",
+                location_filter=moqt.LocationFilter.next_object(),
+                fill=moqt.LocationFilter.absolute_start(0),
+            )
+            assert {o.location: bytes(o.payload) async for o in late if not o.status} == (
+                everything(3, size=20_000)
+            )
+            fetched = await subscriber.fetch((b"demo",), b"video")
+            assert {o.location: bytes(o.payload) async for o in fetched} == (
+                everything(3, size=20_000)
+            )
+            with pytest.raises(moqt.RequestError) as refused:
+                await subscriber.subscribe((b"nobody",), b"video")
+            assert refused.value.code == moqt.RequestErrorCode.DOES_NOT_EXIST
+        await asyncio.sleep(0.7)
+        return await asyncio.to_thread(lambda: urllib.request.urlopen(metrics).read().decode())
+
+    with running(
+        "--listen",
+        "127.0.0.1:0",
+        "--self-signed",
+        tmp_path,
+        "--metrics",
+        "127.0.0.1:0",
+        "--cache-memory",
+        "16MiB",
+    ) as (_, ready):
+        text = asyncio.run(scenario(f"moqt://{ready[1]}/", ready[2], ready[3]))
+    assert "kvcs_relay_cache_objects 12.0" in text
+    assert "kvcs_relay_sessions_total 3.0" in text
+    [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
+    assert float(budget) == 16 * 2**20
+
+
+def test_sigterm_sends_goaway_and_waits_for_the_sessions_to_leave(tmp_path):
+    async def scenario(process, url, cafile):
+        session = await moqt.connect(url, cafile=cafile)
+        process.send_signal(signal.SIGTERM)
+        for _ in range(200):
+            if session.session.goaway is not None:
+                break
+            await asyncio.sleep(0.02)
+        assert session.session.goaway is not None
+        assert process.poll() is None  # it waits for us
+        with pytest.raises(moqt.RequestError) as refused:
+            await session.publish_namespace((b"late",))
+        assert refused.value.code == moqt.RequestErrorCode.GOING_AWAY
+        session.close()
+        await session.wait_closed()
+
+    with running("--listen", "127.0.0.1:0", "--self-signed", tmp_path, "--drain-timeout", "30") as (
+        process,
+        ready,
+    ):
+        asyncio.run(scenario(process, f"moqt://{ready[1]}/", ready[2]))
+        assert process.wait(timeout=15) == 0
+
+
+def test_sessions_that_do_not_leave_are_closed_after_the_drain_timeout(tmp_path):
+    async def scenario(process, url, cafile):
+        session = await moqt.connect(url, cafile=cafile)
+        process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(session.wait_closed(), 20)
+
+    with running(
+        "--listen", "127.0.0.1:0", "--self-signed", tmp_path, "--drain-timeout", "0.5"
+    ) as (process, ready):
+        asyncio.run(scenario(process, f"moqt://{ready[1]}/", ready[2]))
+        assert process.wait(timeout=15) == 0
+
+
+def test_the_example_of_the_help_works_as_typed(tmp_path):
+    result = run("--help")
+    assert result.returncode == 0 and result.stderr == ""
+    example = re.search(r"Example: kvcs-relay (.*)", result.stdout)[1].split()
+    process = subprocess.Popen(
+        [*COMMAND, *example],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    try:
+        line = process.stdout.readline()
+        if not line and "in use" in process.stderr.read():
+            pytest.skip("something else listens on the port of the example")
+        assert READY.fullmatch(line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_address_in_use_is_one_sentence(tmp_path):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        result = run("--listen", f"127.0.0.1:{port}", "--self-signed", tmp_path)
+    check_sentence(result, 1, f"127.0.0.1:{port}", "in use")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--listen", "nonsense", "--self-signed", "{dir}"], 2, ["nonsense", "HOST:PORT"]),
+        (["--listen", "127.0.0.1:0"], 2, ["--cert", "--self-signed"]),
+        (["--listen", "127.0.0.1:0", "--cert", "x"], 2, ["--key"]),
+        ([], 2, ["--listen"]),
+        (["--bogus"], 2, ["--bogus"]),
+        (["--listen", ":0", "--self-signed", "{dir}", "--cache-memory", "lots"], 2, ["HOST:PORT"]),
+        (["--listen", "[::1]:0", "--self-signed", "{dir}", "--cache-memory", "lots"], 2, ["lots"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "99"], 2, ["--mtu"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "x"], 2, ["integer"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--log-level", "x"], 2, ["debug"]),
+        (
+            ["--listen", "127.0.0.1:0", "--cert", "{dir}/c", "--key", "{dir}/k"],
+            1,
+            ["cannot read"],
+        ),
+        (["--listen", "127.0.0.1:0", "--cert", "{junk}", "--key", "{junk}"], 1, ["cannot use"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{junk}"], 1, ["cannot make"]),
+        (["--listen", "192.0.2.1:9", "--self-signed", "{dir}"], 1, ["cannot listen"]),
+    ],
+)
+def test_errors_are_one_sentence_with_the_right_exit_status(tmp_path, arguments, code, words):
+    junk = tmp_path / "junk"
+    junk.write_text("this is no certificate")
+    filled = [a.format(dir=tmp_path / "c", junk=junk) for a in arguments]
+    check_sentence(run(*filled), code, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "octets"),
+    [("65536", 65536), ("1KiB", 1024), ("1.5 MiB", 1536 * 1024), ("2GB", 2 * 10**9), ("1g", 2**30)],
+)
+def test_sizes(text, octets):
+    assert parse_size(text) == octets
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "1 parsec", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)
+
+
+def test_addresses():
+    assert parse_address("[::1]:4443") == ("::1", 4443)
+    assert parse_address("relay.example:0") == ("relay.example", 0)
+    for text in ("::1:4443", "host", "host:", "host:99999", "a:b:1"):
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            parse_address(text)

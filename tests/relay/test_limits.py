@@ -1,0 +1,174 @@
+"""Limits, authorization and numbers of a relay (MOQT 15, 18)."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+
+from moqt.codes import RequestErrorCode
+from moqt.messages import Parameters
+from moqt.names import FullTrackName
+from relay.config import Action, RelayConfig
+from relay.metrics import RelayMetrics
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, SilentPublisher, Star, track
+
+
+class Denying:
+    """Refuses some actions to some sessions, and remembers what it was asked."""
+
+    def __init__(self, denied):
+        self.denied = denied
+        self.asked = []
+        self.strangers = set()
+
+    def allow(self, session, action, namespace, tokens=()):
+        self.asked.append((action, namespace))
+        return action not in self.denied and session not in self.strangers
+
+
+def publish_namespace(star, pair, namespace):
+    answers = []
+    request = pair.client.publish_namespace(namespace, on_ended=lambda error: None)
+    request.on_answer = answers.append
+    star.run()
+    [answer] = answers
+    return request, answer
+
+
+def test_every_kind_of_request_is_authorized():
+    policy = Denying(set(Action))
+    star = Star(policy=policy)
+    pair = star.connect()
+    _, answer = publish_namespace(star, pair, NAMESPACE)
+    answers = [answer]
+    for make in (
+        lambda: pair.client.track_status(NAME),
+        lambda: pair.client.subscribe_namespace(
+            (b"demo",), on_namespace=lambda *event: None, on_ended=lambda error: None
+        ),
+    ):
+        make().on_answer = answers.append
+        star.run()
+    answers += [star.subscribe(pair).failed, star.fetch(pair).failed]
+    assert [error.code for error in answers] == [RequestErrorCode.UNAUTHORIZED] * 5
+    assert {action for action, _ in policy.asked} == set(Action)
+    assert all(namespace in (NAMESPACE, (b"demo",)) for _, namespace in policy.asked)
+    assert star.relay.counters.requests_refused == 5
+
+
+def test_a_subscriber_is_authorized_by_itself_also_when_the_track_is_open():
+    policy = Denying(set())
+    star = Star(policy=policy)
+    star.publisher(track(1))
+    star.subscriber(JOIN)
+    stranger = star.connect()
+    policy.strangers.add(stranger.server)
+    for collector in (star.subscribe(stranger), star.fetch(stranger)):
+        assert collector.failed.code == RequestErrorCode.UNAUTHORIZED
+        assert not collector.objects
+
+
+def test_too_many_namespaces_of_one_session_or_in_all_are_refused_for_now():
+    star = Star(max_namespaces_per_session=2, max_namespaces=3)
+    one, two = star.connect(), star.connect()
+    results = [
+        publish_namespace(star, pair, (b"n", b"%d" % n))[1]
+        for n, pair in enumerate((one, one, one, two, two))
+    ]
+    assert [r and r.code for r in results] == [
+        None,
+        None,
+        RequestErrorCode.EXCESSIVE_LOAD,
+        None,
+        RequestErrorCode.EXCESSIVE_LOAD,
+    ]
+    assert results[2].retry_after_ms == 1000
+    star.kill(one)
+    assert publish_namespace(star, two, (b"n", b"x"))[1] is None
+
+
+def test_too_many_waiting_requests_are_refused_for_now():
+    star = Star(max_pending=2)
+    star.publisher(handler=SilentPublisher())
+    pair = star.connect()
+    collectors = [star.subscribe(pair, LIVE) for _ in range(2)]
+    refused = [
+        star.subscribe(pair, LIVE),
+        star.subscribe(pair, LIVE, FullTrackName(NAMESPACE, b"other")),
+        star.subscribe(pair, Parameters(rendezvous_timeout=9), FullTrackName((b"x",), b"y")),
+    ]
+    assert all(c.failed is None for c in collectors)
+    for collector in refused:
+        assert collector.failed.code == RequestErrorCode.EXCESSIVE_LOAD
+        assert collector.failed.retry_after_ms == 1000
+    assert len(star.relay.tracks) == 1
+
+
+def test_beyond_the_limit_of_tracks_an_idle_one_makes_room_and_a_busy_one_does_not():
+    star = Star(max_tracks=2, linger=0)
+    names = [FullTrackName(NAMESPACE, b"%d" % n) for n in range(4)]
+    star.publisher(*(track(1, name=name) for name in names))
+    pair = star.connect()
+    collectors = [star.subscribe(pair, JOIN, name) for name in names[:2]]
+    refused = star.subscribe(pair, JOIN, names[2])
+    assert refused.failed.code == RequestErrorCode.EXCESSIVE_LOAD
+    collectors[0].request.cancel()
+    star.run()
+    star.pass_time(2)
+    assert star.relay.cache.objects == 8
+    assert star.subscribe(pair, JOIN, names[2]).accepted
+    assert names[0] not in star.relay.tracks
+    assert star.relay.cache.objects == 8
+
+
+def test_a_limit_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="max_tracks must be positive, not 0"):
+        RelayConfig(max_tracks=0)
+
+
+def test_the_numbers_are_there_for_prometheus():
+    star = Star()
+    star.publisher(track(2))
+    pair, _ = star.subscriber(JOIN)
+    star.fetch(pair)
+    metrics = RelayMetrics(star.relay)
+    text = generate_latest(metrics.registry).decode()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    expected = {
+        "kvcs_relay_sessions": 2,
+        "kvcs_relay_sessions_total": 2,
+        "kvcs_relay_namespaces": 1,
+        "kvcs_relay_tracks": 1,
+        "kvcs_relay_upstream_subscriptions": 1,
+        "kvcs_relay_upstream_subscriptions_total": 1,
+        "kvcs_relay_upstream_fetches_total": 1,
+        "kvcs_relay_downstream_subscriptions": 1,
+        "kvcs_relay_downstream_fetches_total": 1,
+        "kvcs_relay_cache_objects": 8,
+        "kvcs_relay_cache_octets": 800,
+        "kvcs_relay_cache_misses_total": 1,
+        "kvcs_relay_cache_hits_total": 16,
+        "kvcs_relay_objects_in_total": 8,
+        "kvcs_relay_octets_out_total": 1600,
+    }
+    assert {name: float(lines[name]) for name in expected} == expected
+
+
+def test_a_session_that_changes_its_prefix_is_authorized_again():
+    policy = Denying(set())
+    star = Star(policy=policy)
+    star.publisher()
+    pair = star.connect()
+    seen, ended, answers = [], [], []
+    request = pair.client.subscribe_namespace(
+        (b"other",), on_namespace=lambda *event: seen.append(event), on_ended=ended.append
+    )
+    star.run()
+    request.prefix = (b"demo",)
+    request.update(Parameters(track_namespace_prefix=(b"demo",)), answers.append)
+    star.run()
+    assert seen == [(NAMESPACE, True)]
+    policy.denied = {Action.SUBSCRIBE_NAMESPACE}
+    request.update(Parameters(track_namespace_prefix=(b"secret",)), answers.append)
+    star.run()
+    assert ended and not star.relay._listing_prefix

@@ -1,0 +1,186 @@
+"""Random publishers, subscribers and losses: nobody gets what was not published, or twice."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from moqt.codes import ObjectStatus, PublishDoneCode
+from moqt.messages import LocationFilter, Parameters
+from moqt.names import Location
+from relay.cache import bill
+from tests.relay.star import JOIN, LIVE, NAME, Collector, Star, end_track, payload, track
+
+GROUP = 3
+
+
+class Scenario(RuleBasedStateMachine):
+    """One track, published in order by one or two sessions that may die and come back."""
+
+    def __init__(self):
+        super().__init__()
+        self.star = Star(seed=1, cache_octets=60_000, linger=1)
+        self.store = track()
+        self.published = {}
+        self.next = (0, 0)
+        self.growing = None
+        self.ended = False
+        self.publishers = [self.star.publisher(self.store)]
+        self.pairs = [self.star.connect() for _ in range(3)]
+        self.joined, self.lived, self.fetched = [], [], []
+
+    def advance(self):
+        g, o = self.next
+        self.next = (g, o + 1) if o + 1 < GROUP else (g + 1, 0)
+        if o + 1 == GROUP:
+            self.store.mark_end(Location(g, GROUP), ObjectStatus.END_OF_GROUP)
+            self.store.finish_subgroup(g, 0)
+
+    @precondition(lambda self: not self.ended and self.growing is None)
+    @rule(size=st.sampled_from([0, 10, 1000, 9000]))
+    def publish(self, size):
+        g, o = self.next
+        self.published[Location(g, o)] = data = payload(g, o, size)
+        self.store.append(g, o, data)
+        self.advance()
+
+    @precondition(lambda self: not self.ended and self.growing is None)
+    @rule()
+    def begin(self):
+        g, o = self.next
+        self.growing = self.store.begin(
+            Location(g, o), subgroup=0, priority=None, properties=b"", length=3000
+        )
+        self.published[Location(g, o)] = payload(g, o, 3000)
+
+    @precondition(lambda self: self.growing is not None)
+    @rule()
+    def grow(self):
+        at = self.growing.received
+        self.store.grow(self.growing, payload(*self.growing.location, 3000)[at : at + 1000])
+        if self.growing.complete:
+            self.store.complete(self.growing)
+            self.growing = None
+            self.advance()
+
+    @precondition(lambda self: not self.ended and self.growing is None and self.next[1] == 0)
+    @rule()
+    def end(self):
+        end_track(self.store, self.next[0])
+        self.ended = True
+
+    @rule(steps=st.integers(1, 6))
+    def some_steps(self, steps):
+        for _ in range(steps):
+            self.star.step()
+
+    @rule()
+    def run(self):
+        self.star.run()
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def wait(self, seconds):
+        self.star.pass_time(seconds)
+
+    def subscribe(self, parameters, n):
+        collector = Collector()
+        collector.request = self.pairs[n].client.subscribe(NAME, collector, parameters)
+        return collector
+
+    @rule(n=st.integers(0, 2))
+    def join(self, n):
+        self.joined.append(self.subscribe(JOIN, n))
+
+    @rule(n=st.integers(0, 2))
+    def follow(self, n):
+        self.lived.append(self.subscribe(LIVE, n))
+
+    @rule(n=st.integers(0, 2), low=st.integers(0, 4), high=st.integers(0, 6))
+    def fetch(self, n, low, high):
+        collector = Collector()
+        collector.range = Location(low, 0), Location(max(low, high), GROUP - 1)
+        collector.request = self.pairs[n].client.fetch(
+            NAME, collector, Parameters(location_filter=LocationFilter.range(*collector.range))
+        )
+        self.fetched.append(collector)
+
+    @precondition(lambda self: self.joined)
+    @rule(data=st.data())
+    def cancel(self, data):
+        data.draw(st.sampled_from(self.joined)).request.cancel()
+
+    @precondition(lambda self: self.publishers)
+    @rule()
+    def lose_publisher(self):
+        self.star.kill(self.publishers.pop())
+
+    @precondition(lambda self: len(self.publishers) < 2)
+    @rule()
+    def new_publisher(self):
+        self.publishers.append(self.star.publisher(self.store))
+
+    @rule(n=st.integers(0, 2))
+    def lose_subscriber(self, n):
+        self.star.kill(self.pairs[n])
+        self.pairs[n] = self.star.connect()
+
+    @invariant()
+    def what_arrives_was_published_and_comes_once(self):
+        for collector in (*self.joined, *self.lived, *self.fetched):
+            for location, data in collector.payloads.items():
+                assert self.published[location] == data
+            assert collector.repeated == []
+
+    @invariant()
+    def the_books_of_the_cache_are_right(self):
+        cache, tracks = self.star.relay.cache, self.star.relay.tracks
+        assert cache.billed <= cache.budget
+        assert cache.billed == sum(bill(o) for t in tracks.values() for o in t.store.objects())
+        assert self.star.relay.counters.malformed_tracks == 0
+
+    def teardown(self):
+        self.star.run()
+        if not self.publishers:
+            self.publishers.append(self.star.publisher(self.store))
+        while self.growing is not None:
+            self.grow()
+        if not self.ended:
+            while self.next[1]:
+                self.publish(10)
+            end_track(self.store, self.next[0])
+        self.star.run()
+        for collector in self.fetched:
+            start, end = collector.range
+            if collector.streams == [(2, None)]:
+                got = set(collector.locations)
+                last = min(end, collector.accepted.end_location)
+                assert got == {at for at in self.published if start <= at <= last}
+        for collector in self.joined:
+            clean = all(error is None for _, error in collector.streams)
+            if collector.done == PublishDoneCode.TRACK_ENDED and clean:
+                assert set(collector.locations) == set(self.published)
+        # Whatever happened before: who comes now gets everything.
+        last = self.star.subscriber(JOIN)[1]
+        self.star.run()
+        assert set(last.locations) == set(self.published) and last.repeated == []
+        assert last.done == PublishDoneCode.TRACK_ENDED
+        self.what_arrives_was_published_and_comes_once()
+        for pair in tuple(self.star.pairs):
+            self.star.kill(pair)
+        self.star.pass_time(4)
+        relay = self.star.relay
+        assert not relay.sessions and not relay.pending and not relay.active
+        assert relay.publications == 0 and not relay._listing_prefix
+        for each in relay.tracks.values():
+            assert not each.legs and not each.requests and not each.fetches and not each.queue
+            assert not each._feeds and not each._bringing
+
+
+TestScenario = Scenario.TestCase
+TestScenario.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
