@@ -86,7 +86,8 @@ class World:
                 self.store.finish_subgroup(group_id, subgroup)
         self.store.finish(PublishDoneCode.TRACK_ENDED)
         self.run()
-        assert self.got.done == PublishDoneCode.TRACK_ENDED  # so the count was right
+        assert self.got.done == PublishDoneCode.TRACK_ENDED
+        assert self.request.done.stream_count == len(self.got.ends)
         self.clean()
 
     def clean(self):

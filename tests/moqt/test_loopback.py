@@ -50,84 +50,95 @@ async def test_a_subscriber_iterates_over_fill_and_live_objects(certificate):
     store = moqt.TrackStore(moqt.FullTrackName(NAMESPACE, b"video"))
     publisher.add_track(store)
     store.append(0, 0, b"before")
-    async with serving(certificate, publisher) as (url, _):
-        async with moqt.connect(url, cafile=certificate[0]) as session:
-            subscription = await session.subscribe(
-                NAMESPACE,
-                b"video",
-                location_filter=moqt.LocationFilter.next_object(),
-                fill=moqt.LocationFilter.absolute_start(0),
-            )
-            first = await anext(subscription)
-            assert (first.payload, first.via) == (b"before", moqt.Via.FILL)
-            store.append(0, 1, b"after")
-            second = await anext(subscription)
-            assert (bytes(second.payload), second.via) == (b"after", moqt.Via.SUBSCRIPTION)
-            store.finish_subgroup(0, 0)
-            store.finish(moqt.PublishDoneCode.TRACK_ENDED)
-            assert [o async for o in subscription] == []
-            assert subscription.done_code == moqt.PublishDoneCode.TRACK_ENDED
+    async with (
+        serving(certificate, publisher) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        subscription = await session.subscribe(
+            NAMESPACE,
+            b"video",
+            location_filter=moqt.LocationFilter.next_object(),
+            fill=moqt.LocationFilter.absolute_start(0),
+        )
+        first = await anext(subscription)
+        assert (first.payload, first.via) == (b"before", moqt.Via.FILL)
+        store.append(0, 1, b"after")
+        second = await anext(subscription)
+        assert (bytes(second.payload), second.via) == (b"after", moqt.Via.SUBSCRIPTION)
+        store.finish_subgroup(0, 0)
+        store.finish(moqt.PublishDoneCode.TRACK_ENDED)
+        assert [o async for o in subscription] == []
+        assert subscription.done_code == moqt.PublishDoneCode.TRACK_ENDED
 
 
 async def test_a_fetch_of_groups_1_to_3_brings_them_in_order(certificate):
     publisher = moqt.Publisher()
     fill_track(publisher)
-    async with serving(certificate, publisher) as (url, _):
-        async with moqt.connect(url, cafile=certificate[0]) as session:
-            response = await session.fetch(NAMESPACE, b"video", moqt.LocationFilter.groups(1, 3))
-            got = [o.location async for o in response]
-            assert got == [(g, o) for g in (1, 2, 3) for o in range(4)]
+    async with (
+        serving(certificate, publisher) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        response = await session.fetch(NAMESPACE, b"video", moqt.LocationFilter.groups(1, 3))
+        got = [o.location async for o in response]
+        assert got == [(g, o) for g in (1, 2, 3) for o in range(4)]
 
 
 async def test_namespaces_are_listed_and_withdrawn(certificate):
     publisher = moqt.Publisher()
-    async with serving(certificate, publisher) as (url, _):
-        async with moqt.connect(url, cafile=certificate[0]) as session:
-            listing = await session.subscribe_namespace((b"demo",))
-            store = fill_track(publisher)
-            assert await anext(listing) == (NAMESPACE, True)
-            publisher.remove_track(store.name)
-            assert await anext(listing) == (NAMESPACE, False)
+    async with (
+        serving(certificate, publisher) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        listing = await session.subscribe_namespace((b"demo",))
+        store = fill_track(publisher)
+        assert await anext(listing) == (NAMESPACE, True)
+        publisher.remove_track(store.name)
+        assert await anext(listing) == (NAMESPACE, False)
 
 
 async def test_cancelling_a_subscribe_leaves_nothing_behind(certificate):
+    asked = asyncio.get_running_loop().create_future()
+
     class Silent(moqt.SessionHandler):
         def subscribe_received(self, request):
-            self.request = request
+            asked.set_result(request)
 
     handler = Silent()
-    async with serving(certificate, handler) as (url, _):
-        async with moqt.connect(url, cafile=certificate[0]) as session:
-            task = asyncio.create_task(session.subscribe(NAMESPACE, b"video"))
-            while not hasattr(handler, "request"):
-                await asyncio.sleep(0.01)
-            ended = asyncio.Event()
-            handler.request.on_ended = ended.set
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.wait_for(ended.wait(), 5)
-            assert not session.session._outgoing
-            assert not session.session.fetch_receivers
+    async with (
+        serving(certificate, handler) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        task = asyncio.create_task(session.subscribe(NAMESPACE, b"video"))
+        request = await asked
+        ended = asyncio.Event()
+        request.on_ended = ended.set
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(ended.wait(), 5)
+        assert not session.session._outgoing
+        assert not session.session.fetch_receivers
 
 
 async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(certificate):
     publisher = moqt.Publisher()
     fill_track(publisher, groups=64, objects=8, size=128 * 1024)
-    async with serving(certificate, publisher) as (url, _):
-        async with moqt.connect(url, cafile=certificate[0]) as session:
-            subscription = await session.subscribe(
-                NAMESPACE,
-                b"video",
-                location_filter=moqt.LocationFilter.absolute_start(0),
-                queue_octets=1 << 20,
-            )
-            held = -1
-            while subscription._octets != held:
-                held = subscription._octets
-                await asyncio.sleep(0.5)
-            assert 1 << 20 < held < 34 << 20
-            assert len({o.location async for o in subscription if o.payload}) == 512
+    async with (
+        serving(certificate, publisher) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        subscription = await session.subscribe(
+            NAMESPACE,
+            b"video",
+            location_filter=moqt.LocationFilter.absolute_start(0),
+            queue_octets=1 << 20,
+        )
+        held = -1
+        while subscription._octets != held:
+            held = subscription._octets
+            await asyncio.sleep(0.5)
+        assert 1 << 20 < held < 34 << 20
+        assert len({o.location async for o in subscription if o.payload}) == 512
 
 
 async def test_nobody_listening_is_a_connect_error_within_the_timeout():
