@@ -25,14 +25,13 @@ lint: $(STAMP)   ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(STAMP)   ## the tests without processes
-	$(BIN)/pytest tests --ignore tests/e2e
+unit: $(STAMP)   ## the tests of the packages
+	$(BIN)/pytest -n auto --ignore tests/e2e tests
 
-e2e: $(STAMP)    ## the tests with real processes
+e2e: $(STAMP)    ## the tests with real processes from end to end
 	$(BIN)/pytest tests/e2e
 
-test: lint       ## lint and every test
-	$(BIN)/pytest tests
+test: lint unit e2e  ## lint and every test
 
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench

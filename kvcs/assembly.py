@@ -465,6 +465,16 @@ class Assembly:
             self._hand_over()
         return Arrival.NEW
 
+    def object_refused(self, location: Location, reason: str) -> bool:
+        """An Object was thrown away unread; True when it was one that is needed."""
+        layer, block = location
+        if not self.needs(layer) or block >= self.blocks:
+            self._stats.discarded[NOT_NEEDED] += 1
+            return False
+        self._stats.discarded[reason] += 1
+        self._count_bad(reason)
+        return True
+
     def release(self) -> None:
         """Let go of every array and digest."""
         self.ready.clear()

@@ -59,11 +59,6 @@ class SegmentEntry:
     """Per data track, per completed Group from 0: its Objects' digests, 32 octets each,
     in Object order, as one string of octets. None when the manifest lists none."""
 
-    @property
-    def block_range(self) -> range:
-        """The absolute indexes of the segment's blocks."""
-        return range(self.first_block, self.first_block + self.blocks)
-
     def listed_groups(self, track: DataTrack) -> int:
         """How many Groups of `track`, from 0, have their digests listed."""
         return len(self.object_digests.get(track, ())) if self.object_digests else 0

@@ -239,14 +239,31 @@ class Publication:
 async def publish(session: MoqtSession, publication: Publication) -> PublishedNamespace:
     """Serve a publication on a session and announce its five-field namespace.
 
-    It stays announced until what is returned is withdrawn or the session ends; on a new
-    session, publish it again. Raises moqt RequestError when the peer refuses the
-    namespace, SessionClosed, MisuseError when the session has no Publisher.
+    It stays announced until `unpublish`, or the session ends; on a new session, publish it
+    again. Raises moqt RequestError when the peer refuses the namespace, SessionClosed,
+    MisuseError when the session has no Publisher; nothing is served then.
     """
     publisher = session.publisher
     for store in publication.tracks:
         publisher.add_track(store)
-    return await session.publish_namespace(publication.namespace.fields)
+    try:
+        return await session.publish_namespace(publication.namespace.fields)
+    except BaseException:
+        unpublish(session, publication)
+        raise
+
+
+def unpublish(
+    session: MoqtSession, publication: Publication, announced: PublishedNamespace | None = None
+) -> None:
+    """Serve the publication to no new request of the session, and let go of its arrays.
+
+    `announced` is what `publish` returned: its namespace is withdrawn.
+    """
+    if announced is not None:
+        announced.withdraw()
+    for store in publication.tracks:
+        session.publisher.remove_track(store.name)
 
 
 def _end_group(store: TrackStore, location: Location, priority: int) -> None:

@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Final
 
 from kvcs.assembly import SEGMENT, Arrival, Assembly, Layer, Stats
-from kvcs.codes import ManifestTrack
+from kvcs.codes import MAX_MANIFEST_OCTETS, PAYLOAD_HEADER_OCTETS, ManifestTrack
 from kvcs.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.tracks import DataTrack
+from kvcs.tracks import DataTrack, raw_octets
+from kvsp.codes import DecodeErrorName
 from kvsp.errors import KvspError
 from moqt.codes import (
     GroupOrder,
@@ -26,13 +27,14 @@ from moqt.codes import (
     StreamErrorCode,
     code_name,
 )
-from moqt.errors import MoqtError, RequestError, SessionClosed
+from moqt.errors import MoqtError, RequestError, SessionClosed, escaped
 from moqt.messages import LocationFilter, Parameters, RangeFilter
 from moqt.names import FullTrackName, Location
 from moqt.receiving import IncomingStream, ObjectReceiver, ReceivedObject, Via
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.store import Buffer
+from moqt.wire.objects import ObjectHeader
 
 RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
 """Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
@@ -82,12 +84,22 @@ def not_authorized(error: MoqtError) -> bool:
     return isinstance(error, RequestError) and error.code in _AUTHORIZATION
 
 
-class _LiveReceiver(ObjectReceiver):
-    """The subscription to a data track, with its fill."""
+class _DataReceiver(ObjectReceiver):
+    """A request for Objects of a data track: longer ones than they can be are not kept."""
 
     def __init__(self, retrieval: Retrieval, state: _Track) -> None:
         self.retrieval = retrieval
         self.state = state
+        self.max_object_octets = PAYLOAD_HEADER_OCTETS + raw_octets(
+            retrieval.assembly.descriptor, state.track.component
+        )
+
+    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        self.retrieval.object_too_large(self.state, header.location)
+
+
+class _LiveReceiver(_DataReceiver):
+    """The subscription to a data track, with its fill."""
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
         self.retrieval.live_accepted(self.state, request.largest)
@@ -111,20 +123,19 @@ class _LiveReceiver(ObjectReceiver):
 
     def subscription_done(self, code: int, reason: str) -> None:
         why = f"the subscription ended with {code_name(PublishDoneCode, code)}"
-        self.retrieval.live_over(self.state, f"{why}: {reason}" if reason else why)
+        self.retrieval.live_over(self.state, f"{why}: {escaped(reason)}" if reason else why)
 
     def request_failed(self, error: MoqtError) -> None:
         self.retrieval.live_failed(self.state, error)
 
 
-class _FetchReceiver(ObjectReceiver):
+class _FetchReceiver(_DataReceiver):
     """A FETCH of a part of a data track, [start, end]."""
 
     def __init__(
         self, retrieval: Retrieval, state: _Track, start: Location, end: Location, *, again: bool
     ) -> None:
-        self.retrieval = retrieval
-        self.state = state
+        super().__init__(retrieval, state)
         self.start = start
         self.end = end
         self.again = again
@@ -163,6 +174,8 @@ class _FetchReceiver(ObjectReceiver):
 class _ManifestReceiver(ObjectReceiver):
     """The manifest track, subscribed to or fetched."""
 
+    max_object_octets = MAX_MANIFEST_OCTETS
+
     def __init__(self, retrieval: Retrieval, *, fetched: bool) -> None:
         self.retrieval = retrieval
         self.fetched = fetched
@@ -170,6 +183,9 @@ class _ManifestReceiver(ObjectReceiver):
     def object_received(self, received: ReceivedObject) -> None:
         if received.status is ObjectStatus.NORMAL:
             self.retrieval.manifest_received(received)
+
+    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        self.retrieval.manifest_too_large(header.length)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         if self.fetched or stream.via is Via.FILL:
@@ -440,6 +456,15 @@ class Retrieval:
             self._ask_for_data()
         self._changed()
 
+    def manifest_too_large(self, octets: int) -> None:
+        if not self._over:
+            self._fail(
+                VerificationFailed(
+                    f"{self._publication}: a manifest of {octets} octets is more than "
+                    f"{MAX_MANIFEST_OCTETS}"
+                )
+            )
+
     def manifest_stream_ended(self, why: str, fetched: bool) -> None:
         """A FETCH or a fill is over."""
         if fetched:
@@ -573,6 +598,18 @@ class Retrieval:
             if self.assembly.ready or self.assembly.whole:
                 self._changed()
         return arrival is Arrival.NEW
+
+    def object_too_large(self, state: _Track, location: Location) -> None:
+        """An Object that cannot be one of this track has begun, and is thrown away."""
+        if self._over:
+            return
+        try:
+            refused = self.assembly.object_refused(location, DecodeErrorName.TRAILING_OCTETS)
+        except _LOCAL_ERRORS as error:
+            self._fail(error)
+            return
+        if refused:
+            self._lost(state, location)
 
     def live_accepted(self, state: _Track, largest: Location | None) -> None:
         state.accepted(largest)

@@ -30,8 +30,6 @@ from moqt.wire.objects import ObjectHeader
 
 QUEUE_OCTETS = 8 << 20
 """Octets an unread Subscription or Fetch holds before it stops granting credit."""
-MAX_OBJECT_OCTETS = 64 << 20
-"""Largest Object that is assembled in memory; a Receiver of one's own has no such limit."""
 OBJECT_OVERHEAD = 256
 """What an Object counts in a queue beyond its payload, so that empty ones count too."""
 
@@ -59,25 +57,25 @@ class _ObjectQueue(ObjectReceiver):
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
         self._error: MoqtError | None = None
+        self.datagrams_dropped = 0
+        """Datagrams that came while more was unread than may be."""
         self.request: OutgoingSubscribe | OutgoingFetch
 
     # called by the session
 
-    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        if header.length > MAX_OBJECT_OCTETS:
-            self.request.cancel()
-            self.request_failed(
-                RequestError(
-                    RequestErrorCode.EXCESSIVE_LOAD,
-                    f"an Object of {header.length} octets is more than {MAX_OBJECT_OCTETS}",
-                )
+    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        self.request.cancel()
+        self.request_failed(
+            RequestError(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"an Object of {header.length} octets is more than {self.max_object_octets}",
             )
-        else:
-            super().object_begun(stream, header)
+        )
 
     def object_received(self, received: ReceivedObject) -> None:
         if received.via is Via.DATAGRAM and self._octets > self._max_octets:
-            return  # nothing holds datagrams back, and they may be lost
+            self.datagrams_dropped += 1  # nothing holds them back, and they may be lost
+            return
         self._objects.append(received)
         self._octets += _size(received)
         self._wake()
@@ -170,8 +168,6 @@ class Subscription(_ObjectQueue):
         super().__init__(max_octets)
         self.done_code: int | None = None
         self.done_reason = ""
-        self.fills_ended = 0
-        """Fill streams that have ended with FIN."""
 
     @property
     def largest(self) -> Location | None:
@@ -181,10 +177,6 @@ class Subscription(_ObjectQueue):
     @property
     def properties(self) -> Properties:
         return self.request.properties
-
-    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if stream.via is Via.FILL and error is None:
-            self.fills_ended += 1
 
     def subscription_done(self, code: int, reason: str) -> None:
         self.done_code, self.done_reason = code, reason

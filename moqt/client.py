@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import parse_uri
 
 TICK_SECONDS = 0.5
+
+logger = logging.getLogger("moqt.client")
 
 
 class connect:
@@ -111,7 +114,11 @@ def keep_ticking(session: Session) -> None:
     loop = asyncio.get_running_loop()
 
     def tick() -> None:
-        session.tick(loop.time())
+        try:
+            session.tick(loop.time())
+        except Exception:  # a fault of a handler costs its session, as in the transport
+            logger.exception("a deadline failed, closing the session")
+            session.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         if session.closed is None:
             loop.call_later(TICK_SECONDS, tick)
 

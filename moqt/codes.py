@@ -236,7 +236,7 @@ class PublishDoneCode(IntEnum):
 
 
 class StreamErrorCode(IntEnum):
-    """RESET_STREAM and STOP_SENDING codes (MOQT 17.4 of our reference)."""
+    """RESET_STREAM and STOP_SENDING codes."""
 
     INTERNAL_ERROR = 0x0
     CANCELLED = 0x1

@@ -181,7 +181,7 @@ class SubgroupDelivery(StreamDelivery):
         self._blocked = False
         stored = self._next()
         if stored is None:
-            return Progress.BLOCKED if self._blocked else self._at_end()
+            return self._held_back() if self._blocked else self._at_end()
         object_id = stored.location.object
         if self.stream_id is not None and not self._may_follow(stored):
             if not self.flushed():
@@ -190,7 +190,7 @@ class SubgroupDelivery(StreamDelivery):
             self.reset(StreamErrorCode.CANCELLED)
         if not self._writable(object_id):
             self.position = object_id - 1
-            return Progress.BLOCKED
+            return self._held_back()
         assert self.stream_id is not None
         head = self.outlet.codec.encode_subgroup_object(
             self.previous,
@@ -202,6 +202,9 @@ class SubgroupDelivery(StreamDelivery):
         )
         self.previous = self.passed = object_id
         return self.send_object(stored, head, limit)
+
+    def _held_back(self) -> Progress:
+        return Progress.NO_STREAM if self.stream_id is None else Progress.BLOCKED
 
     def _writable(self, object_id: int) -> bool:
         """Whether there is a stream, opened now for `object_id` if need be, with credit."""
@@ -280,7 +283,7 @@ class SubgroupDelivery(StreamDelivery):
         return source.want(self.store, start, end)
 
     def _may_follow(self, stored: StoredObject) -> bool:
-        """The relay "next object" rule (MOQT 12.2 of our reference)."""
+        """The relays' "next object" rule: nothing that may exist lies between on the stream."""
         if (
             self.store.authoritative
             or self.passed is None
@@ -611,7 +614,7 @@ class SubscriptionDelivery:
 
 
 class FetchDelivery(StreamDelivery):
-    """Sends [start, end] of a store on one fetch stream (MOQT 9 of our reference)."""
+    """Sends [start, end] of a store on one fetch stream (MOQT "FETCH")."""
 
     def __init__(
         self,
@@ -678,7 +681,7 @@ class FetchDelivery(StreamDelivery):
         if not self.opened:
             stream_id = self.outlet.open_data_stream(self)
             if stream_id is None:
-                return Progress.BLOCKED
+                return Progress.NO_STREAM
             self.stream_id, self.opened = stream_id, True
             self.outlet.transport.send(stream_id, self._encoder.header())
         assert self.stream_id is not None

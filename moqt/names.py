@@ -55,35 +55,3 @@ def printable_namespace(namespace: TrackNamespace) -> str:
 def printable_name(namespace: TrackNamespace, name: bytes) -> str:
     """The one-to-one text form of a Full Track Name for logs and file names."""
     return f"{printable_namespace(namespace)}--{_printable(name)}"
-
-
-def parse_printable_name(text: str) -> FullTrackName:
-    """Inverse of `printable_name`.
-
-    Raises ValueError for upper-case hex, a stray `.`, or the hex form of an
-    octet that has a literal form.
-    """
-    fields, separator, name = text.partition("--")
-    if not separator:
-        raise ValueError(f"{text!r} has no '--' between namespace and name")
-    namespace = tuple(_unprintable(part) for part in fields.split("-")) if fields else ()
-    return FullTrackName(namespace, _unprintable(name))
-
-
-def _unprintable(text: str) -> bytes:
-    out = bytearray()
-    position = 0
-    for match in re.finditer(r"[a-zA-Z0-9_]|\.([0-9a-f]{2})", text):
-        if match.start() != position:
-            break
-        if match.group(1) is None:
-            out += match.group().encode("ascii")
-        else:
-            octet = bytes.fromhex(match.group(1))
-            if re.fullmatch(rb"[a-zA-Z0-9_]", octet):
-                raise ValueError(f"{match.group()!r} must be written literally")
-            out += octet
-        position = match.end()
-    if position != len(text):
-        raise ValueError(f"{text[position:]!r} is not printable-name text")
-    return bytes(out)

@@ -22,7 +22,6 @@ class Publisher(SessionHandler):
 
     def __init__(self) -> None:
         self.tracks: dict[FullTrackName, TrackStore] = {}
-        self.requests_served = 0
         self._listings: set[IncomingSubscribeNamespace] = set()
 
     def add_track(self, store: TrackStore) -> None:
@@ -77,5 +76,4 @@ class Publisher(SessionHandler):
                 f"no such track in {printable_namespace(request.name.namespace)}"[:200],
             )
             return None
-        self.requests_served += 1
         return store

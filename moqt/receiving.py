@@ -82,21 +82,33 @@ class ReceivedObject:
     via: Via = Via.SUBSCRIPTION
 
 
+MAX_OBJECT_OCTETS = 64 << 20
+"""Payload that is assembled at the most, unless a receiver says otherwise."""
+
+
 class ObjectReceiver(Receiver):
     """Assembles each Object and hands it over whole, through `object_received`."""
 
+    max_object_octets = MAX_OBJECT_OCTETS
+    """A longer Object is thrown away as it comes, after `object_too_large`."""
+
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        stream.state = []
+        if header.length <= self.max_object_octets:
+            stream.state = []
+        else:
+            stream.state = None
+            self.object_too_large(stream, header)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         parts = stream.state
-        assert isinstance(parts, list)
-        parts.append(part)
+        if isinstance(parts, list):
+            parts.append(part)
 
     def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
         parts = stream.state
         stream.state = None
-        assert isinstance(parts, list)
+        if not isinstance(parts, list):
+            return
         self.object_received(
             ReceivedObject(
                 location=Location(header.group, header.object),
@@ -110,3 +122,6 @@ class ObjectReceiver(Receiver):
         )
 
     def object_received(self, received: ReceivedObject) -> None: ...
+
+    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        """An Object longer than `max_object_octets` has begun; nothing of it is kept."""

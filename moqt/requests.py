@@ -62,7 +62,7 @@ from moqt.messages import (
 from moqt.names import FullTrackName, Location, TrackNamespace, is_prefix, is_reserved
 from moqt.receiving import Receiver
 from moqt.scheduler import Flow
-from moqt.store import TrackStore
+from moqt.store import TrackStore, location_after
 from moqt.tokens import Token
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class RequestStream:
             self.session.transport.wake()
 
     def cancel(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
-        """End both directions abruptly (MOQT 4.3 of our reference)."""
+        """End both directions abruptly: RESET_STREAM and STOP_SENDING."""
         if self.state is RequestState.CLOSED:
             return
         self.state = RequestState.CLOSED
@@ -242,9 +242,8 @@ class OutgoingRequest:
                     self._update_answer()(error)
                     self.update_refused(error)
             case RequestOk() if self.state is RequestState.ESTABLISHED:
-                answer = self._update_answer()
                 self.session.codec.check_request_ok(message, MessageType.REQUEST_UPDATE)
-                answer(message)
+                self._update_answer()(message)
             case Goaway():
                 self.session.handler.request_goaway_received(self, message)
             case _:
@@ -265,7 +264,7 @@ class OutgoingRequest:
         return self._updates.popleft()
 
     def update_refused(self, error: RequestError) -> None:
-        """A refused update ends the request (MOQT 4.4 of our reference)."""
+        """A refused update ends the request (MOQT "REQUEST_UPDATE")."""
         if self.state is not RequestState.CLOSED:
             self._close()
             self._fail(error)
@@ -744,7 +743,7 @@ class IncomingRequest:
             if self.pending:
                 self._held_updates.append(message)
                 limit = self.session.config.max_request_updates
-                if limit and len(self._held_updates) > limit:
+                if len(self._held_updates) > limit:
                     raise SessionError(
                         SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
                         f"more than {limit} REQUEST_UPDATEs are unanswered",
@@ -772,7 +771,7 @@ class IncomingRequest:
         self.stream.send(RequestOk())
 
     def update_failed(self, error: RequestError) -> None:
-        """REQUEST_ERROR, and with it the request ends (MOQT 4.4 of our reference)."""
+        """REQUEST_ERROR, and with it the request ends (MOQT "REQUEST_UPDATE")."""
         self.stream.send(RequestErrorMessage(error.code, 0, error.reason), fin=True)
         self._end()
 
@@ -787,6 +786,12 @@ class IncomingRequest:
         if self.on_ended is not None:
             on_ended, self.on_ended = self.on_ended, None
             on_ended()
+
+    def revoke(self) -> None:
+        """Cancel it from this side: what was accepted holds no longer."""
+        if self.state is not RequestState.CLOSED:
+            self.stream.cancel()
+            self.ended()
 
     def session_closed(self, error: MoqtError) -> None:
         if self.state is not RequestState.CLOSED:
@@ -805,10 +810,6 @@ class IncomingSubscribe(IncomingRequest):
         self.range_filters = message.parameters.range_filters
         self.store: TrackStore | None = None
         self.track_alias: int | None = None
-
-    @property
-    def wants_objects(self) -> bool:
-        return self.parameters.forward != 0
 
     def accept(self, store: TrackStore, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_OK, then deliver from `store` by the filters, fill included."""
@@ -839,7 +840,9 @@ class IncomingSubscribe(IncomingRequest):
             end=end,
             filters=self.range_filters,
             subscriber_priority=128 if priority is None else priority,
-            group_order=GroupOrder.DESCENDING if order == 2 else GroupOrder.ASCENDING,
+            group_order=GroupOrder.DESCENDING
+            if order == GroupOrder.DESCENDING
+            else GroupOrder.ASCENDING,
             paused=parameters.forward == 0,
             on_done=self._done,
         )
@@ -945,7 +948,12 @@ class IncomingFetch(IncomingRequest):
             self.reject(RequestErrorCode.INVALID_RANGE, "the range ends before it starts")
             return
         end = min(end, largest)
-        at_end = store.end_of_track is not None and end == largest
+        at_end = (
+            store.end_of_track is not None
+            and end == largest
+            # a relay may have lost Objects between the last it holds and the end
+            and store.first_unknown(location_after(largest), store.end_of_track) is None
+        )
         shown = end
         if end.object == MAX_VI64 and store.first_unknown(Location(end.group, 0), end) is None:
             last = store.largest_in(start, end)
@@ -1007,12 +1015,6 @@ class IncomingPublishNamespace(IncomingRequest):
     def accept(self) -> None:
         if self._accept(RequestOk()):
             self._accepted()
-
-    def revoke(self) -> None:
-        """The peer may publish under the namespace no longer."""
-        if self.state is not RequestState.CLOSED:
-            self.stream.cancel()
-            self.ended()
 
 
 class IncomingSubscribeNamespace(IncomingRequest):

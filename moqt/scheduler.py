@@ -22,8 +22,10 @@ class Progress(IntEnum):
     WAITING = 1
     """It has nothing to send until the store changes."""
     BLOCKED = 2
-    """The peer's flow control or stream limit holds it back."""
-    DONE = 3
+    """The peer's flow control holds it back."""
+    NO_STREAM = 3
+    """It needs a stream and the peer grants none."""
+    DONE = 4
 
 
 class Delivery(ABC):
@@ -32,6 +34,8 @@ class Delivery(ABC):
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.queued = False
+        self.streamless = False
+        """It waits in the scheduler for a stream."""
 
     @abstractmethod
     def rank(self) -> tuple[int, ...]:
@@ -71,11 +75,14 @@ class Scheduler:
         self._flows: list[Entry] = []
         self._number = 0
         self._blocked: dict[Delivery, None] = {}
+        self._streamless: list[tuple[int, tuple[int, ...], int, Delivery]] = []
+        """Deliveries that need a stream, by priority: one tries, the others wait for it."""
+        self._trying: Delivery | None = None
         self._compact_at = 256
 
     def ready(self, delivery: Delivery) -> None:
         """`delivery` has something to write."""
-        if delivery.queued:
+        if delivery.queued or delivery.streamless:
             return
         delivery.queued = True
         if not delivery.flow.heap:
@@ -111,6 +118,15 @@ class Scheduler:
         blocked, self._blocked = self._blocked, {}
         for delivery in blocked:
             self.ready(delivery)
+        if self._trying is None:
+            self._try_stream()
+
+    def _try_stream(self) -> None:
+        """Let the first by priority of those that need a stream ask for one."""
+        if self._streamless:
+            self._trying = heapq.heappop(self._streamless)[3]
+            self._trying.streamless = False
+            self.ready(self._trying)
 
     def write_next(self, limit: int) -> bool:
         """Let the best delivery write; False when nothing could be written."""
@@ -123,6 +139,15 @@ class Scheduler:
             _, _, delivery = heapq.heappop(flow.heap)
             delivery.queued = False
             progress = delivery.write(limit)
+            tried = delivery is self._trying
+            if tried:
+                self._trying = None
+            if progress is Progress.NO_STREAM:
+                delivery.streamless = True
+                place = (flow.subscriber_priority, delivery.rank(), self._next_number())
+                heapq.heappush(self._streamless, (*place, delivery))
+            elif tried:
+                self._try_stream()
             if progress is Progress.MORE:
                 self.ready(delivery)
                 self.offer(flow)
@@ -139,3 +164,7 @@ class Scheduler:
         flow.heap.clear()
         flow.entry = None
         self._blocked = {d: None for d in self._blocked if d.flow is not flow}
+        self._streamless = [entry for entry in self._streamless if entry[3].flow is not flow]
+        heapq.heapify(self._streamless)
+        if self._trying is not None and self._trying.flow is flow:
+            self._trying = None

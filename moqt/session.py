@@ -303,7 +303,9 @@ class _DataIn:
     def wanted(self) -> bool:
         """Whether an owner is there or may still come."""
         if isinstance(self.header, SubgroupHeader):
-            return self.header.track_alias not in self.session.dead_aliases
+            died = self.session.dead_aliases.get(self.header.track_alias)
+            # an alias may be used again once nothing of its old track is on its way
+            return died is None or self.session.now - died > self.session.config.alias_timeout
         return self.header is not None and self.header.request_id in self.session.fetch_receivers
 
     def place(self, data: bytes = b"") -> None:
@@ -428,11 +430,7 @@ class _DataIn:
 
 
 class Session:
-    """One MOQT session over `transport`.
-
-    `alpn` fixes the draft when the transport is already established (tests);
-    otherwise the handshake's ALPN chooses the codec.
-    """
+    """One MOQT session over `transport`; the handshake's ALPN chooses the codec."""
 
     codec: Codec
 
@@ -451,13 +449,12 @@ class Session:
         self.now = now
         self.scheduler = Scheduler()
         self.aliases: dict[int, OutgoingSubscribe] = {}
-        self.dead_aliases: OrderedDict[int, None] = OrderedDict()
+        self.dead_aliases: OrderedDict[int, float] = OrderedDict()
         self.waiting_for_alias: dict[int, _DataIn] = {}
         """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
         self.fetch_receivers: dict[int, OutgoingSubscribe | OutgoingFetch] = {}
         self.held_octets = 0
         self.streams_dropped = 0
-        self.peer_options: Properties = ()
         self.peer_max_filter_ranges = 0
         self.peer_max_request_updates = 0
         self.peer_tokens: tuple[Token, ...] = ()
@@ -746,7 +743,7 @@ class Session:
                 self.aliases[alias] = other
                 return
         del self.aliases[alias]
-        self.dead_aliases[alias] = None
+        self.dead_aliases[alias] = self.now
         if len(self.dead_aliases) > 1024:
             self.dead_aliases.popitem(last=False)
 
@@ -777,7 +774,7 @@ class Session:
                 reader.drop()
 
     def track_malformed(self, owner: OutgoingSubscribe | OutgoingFetch, reason: str) -> None:
-        """Give up every request for the track (MOQT 16.6 of our reference)."""
+        """Give up every request for the track (MOQT "Malformed Tracks")."""
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
         for request in (owner, *self._outgoing.values()):
             if isinstance(request, OutgoingSubscribe | OutgoingFetch) and (
@@ -830,16 +827,16 @@ class Session:
         if goaway.uri and not self.transport.is_client:
             raise protocol_violation("a client's GOAWAY carries a URI")
 
-    def check_redirect(self, message: RequestErrorMessage, opening: IntEnum) -> None:
+    def check_redirect(self, message: RequestErrorMessage, opening: MessageType) -> None:
         redirect = message.redirect
         if redirect is None:
             return
         if redirect.uri and not self.transport.is_client:
             raise protocol_violation("a client's REDIRECT carries a URI")
-        namespace_scoped = opening.name in (
-            "PUBLISH_NAMESPACE",
-            "SUBSCRIBE_NAMESPACE",
-            "SUBSCRIBE_TRACKS",
+        namespace_scoped = opening in (
+            MessageType.PUBLISH_NAMESPACE,
+            MessageType.SUBSCRIBE_NAMESPACE,
+            MessageType.SUBSCRIBE_TRACKS,
         )
         if redirect.name and namespace_scoped:
             raise protocol_violation("a REDIRECT of a namespace request carries a track name")
@@ -972,7 +969,6 @@ class Session:
         self.peer_tokens = self._token_cache.resolve(tokens, setup=True)
         self.peer_max_filter_ranges = _number(options, SetupOptionType.MAX_FILTER_RANGES)
         self.peer_max_request_updates = _number(options, SetupOptionType.MAX_REQUEST_UPDATES)
-        self.peer_options = options
         self.state = SessionState.ESTABLISHED
         self.handler.session_established(self)
         if self.closed is not None:

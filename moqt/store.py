@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moqt.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
-from moqt.errors import MisuseError
+from moqt.errors import MisuseError, MoqtError
 from moqt.messages import Properties, property_value
 from moqt.names import MAX_LOCATION, FullTrackName, Location
 
@@ -23,8 +23,8 @@ MAX_INTERVALS = 4096
 """Separate ranges of knowledge a store keeps about groups it holds nothing of."""
 
 
-class MalformedTrack(Exception):
-    """The Objects of a Track contradict each other (MOQT 16.6 of our reference)."""
+class MalformedTrack(MoqtError):
+    """The Objects of a Track contradict each other (MOQT "Malformed Tracks")."""
 
 
 def buffer_length(buffer: Buffer) -> int:
@@ -230,8 +230,8 @@ class Source(Protocol):
     def assumed(self, store: TrackStore, start: Location) -> tuple[Assumption, Location] | None:
         """Whether a running fetch has left out `start`, and up to where.
 
-        That means "does not exist" only if the fetch ends with FIN (MOQT 9.3 of our
-        reference). A delivery whose own stream makes the same promise may go on before
+        That means "does not exist" only if the fetch ends with FIN (MOQT
+        "FETCH"). A delivery whose own stream makes the same promise may go on before
         that, and has to look at the Assumption before its FIN.
         """
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from moqt.codes import PropertyType
 from moqt.messages import property_value
+from moqt.names import Location
 from moqt.store import StoredObject, TrackStore
 
 OBJECT_OVERHEAD = 768
@@ -50,8 +51,8 @@ class Cache:
         self.on_gone: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each Object evicted or expired."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
-        self._aging: dict[TrackStore, list[tuple[float, int, StoredObject]]] = {}
-        self._sequence = 0
+        self._aging: dict[TrackStore, list[tuple[float, Location]]] = {}
+        """When and where each Object came; never the Object, which may be evicted before."""
         self._ticked = 0.0
 
     @property
@@ -80,8 +81,8 @@ class Cache:
 
     def use(self, stored: StoredObject) -> None:
         """A delivery begins to send `stored`: it is the most recently used now."""
-        self.hits += 1
         if stored in self._used:
+            self.hits += 1
             self._used.move_to_end(stored)
 
     def expire(self, now: float) -> None:
@@ -95,11 +96,9 @@ class Cache:
         self._ticked = now
         for store, aging in tuple(self._aging.items()):
             duration = max_cache_duration(store)
-            while aging and (
-                aging[0][2].gone or (duration is not None and horizon > aging[0][0] + duration)
-            ):
-                _, _, stored = heapq.heappop(aging)
-                if not stored.gone and self._used.pop(stored, None) is not None:
+            while aging and duration is not None and horizon > aging[0][0] + duration:
+                stored = _aged(store, heapq.heappop(aging))
+                if stored is not None and self._used.pop(stored, None) is not None:
                     self.expirations += 1
                     self._remove(store, stored)
             if not aging:
@@ -116,9 +115,11 @@ class Cache:
         """`stored` is whole, and from now on may go."""
         self._used[stored] = store
         if max_cache_duration(store) is not None:
-            self._sequence += 1
             aging = self._aging.setdefault(store, [])
-            heapq.heappush(aging, (stored.arrived, self._sequence, stored))
+            heapq.heappush(aging, (stored.arrived, stored.location))
+            if len(aging) > 2 * len(self._used) + 64:
+                aging[:] = [entry for entry in aging if _aged(store, entry) is not None]
+                heapq.heapify(aging)
 
     def _remove(self, store: TrackStore, stored: StoredObject) -> None:
         self.billed -= bill(stored)
@@ -126,6 +127,13 @@ class Cache:
         store.evict(stored)
         if self.on_gone is not None:
             self.on_gone(store, stored)
+
+
+def _aged(store: TrackStore, entry: tuple[float, Location]) -> StoredObject | None:
+    """The Object of an entry, unless it is gone; one that came again has an entry of its own."""
+    arrived, location = entry
+    stored = store.get(location)
+    return stored if stored is not None and stored.arrived == arrived else None
 
 
 def max_cache_duration(store: TrackStore) -> float | None:

@@ -9,9 +9,9 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.errors import RequestError, SessionClosed
-from moqt.names import FullTrackName, TrackNamespace, is_prefix, printable_namespace
+from moqt.codes import PublishDoneCode, RequestErrorCode
+from moqt.errors import RequestError, SessionClosed, escaped
+from moqt.names import FullTrackName, TrackNamespace, printable_namespace
 from moqt.requests import (
     IncomingFetch,
     IncomingPublishNamespace,
@@ -120,7 +120,11 @@ class Relay(SessionHandler):
         self._reconsider(namespace)
         for track in self._tracks_by_namespace.under(namespace):
             # An open track is asked for from the new publisher too; a closed one on demand.
-            if track.legs and not track.track_ended and session in self._preferred(track):
+            if (
+                track.legs
+                and not track.track_ended
+                and session in self.publishers(track.name.namespace)
+            ):
                 track.open([session])
         for waiting in self._rendezvous.under(namespace):
             self._end_rendezvous(waiting)
@@ -156,8 +160,7 @@ class Relay(SessionHandler):
             self._list(request)
         else:
             self.counters.requests_refused += 1
-            request.stream.cancel(StreamErrorCode.CANCELLED)
-            request.session.request_over(request)
+            request.revoke()
 
     def _list(self, request: IncomingSubscribeNamespace) -> None:
         self._listings.add(request.prefix, request)
@@ -250,9 +253,6 @@ class Relay(SessionHandler):
         requests = self.published.at(namespace) or list(self.published.above(namespace))
         sessions = list(dict.fromkeys(request.session for request in requests))
         return [session for session in sessions if session.goaway is None] or sessions
-
-    def _preferred(self, track: UpstreamTrack) -> list[Session]:
-        return self.publishers(track.name.namespace)
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
@@ -379,9 +379,9 @@ class Relay(SessionHandler):
         self._update_held(track)
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
-        logger.warning("%s: malformed track: %s", track.name, reason)
+        logger.warning("%s: malformed track: %s", track.name, escaped(reason))
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
-        track.end_requests(PublishDoneCode.MALFORMED_TRACK, reason)
+        track.end_malformed(reason)
         self._forget(track)
 
     def _object_gone(self, store: TrackStore, stored: StoredObject) -> None:
@@ -432,7 +432,6 @@ class Relay(SessionHandler):
             namespace
             for known in (self.published, self._held)
             for namespace in known.namespaces_under(prefix)
-            if is_prefix(prefix, namespace)
         }
 
     def _requests(self, kind: type[TrackRequest]) -> int:

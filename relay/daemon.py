@@ -64,10 +64,14 @@ async def run(
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signalled)
             ticking = asyncio.create_task(_tick(relay, numbers))
+            # without its clock the relay would keep what it should forget: rather stop
+            ticking.add_done_callback(lambda _: stopping.set())
             if ready is not None:
                 ready(server.port, metrics_port)
             await stopping.wait()
             await _drain(server, config.drain_timeout, hurry)
+            if ticking.done():
+                ticking.result()
         finally:
             await server.close()
             for number in (signal.SIGTERM, signal.SIGINT):

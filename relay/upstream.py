@@ -3,11 +3,12 @@
 `UpstreamTrack` owns the TrackStore that downstream requests are served from. It fills it
 with a SUBSCRIBE to every matching publisher (`Leg`) and, for what was published before or
 has been evicted, with FETCHes (`UpstreamFetch`). Objects that come more than once are
-stored once and compared (MOQT 16.1, 16.6 of our reference). Sans-IO.
+stored once and compared (MOQT "Malformed Tracks"). Sans-IO.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -444,9 +445,10 @@ class UpstreamFetch(_Intake):
 
     def gap_end(self, location: Location) -> Location | None:
         """The end of the gap around `location` that this attempt has left out so far."""
-        for start, end in self._gaps:
-            if start <= location <= end:
-                return end
+        # They are in order, and there may be one before every Object.
+        index = bisect_right(self._gaps, location, key=lambda gap: gap[0]) - 1
+        if index >= 0 and location <= self._gaps[index][1]:
+            return self._gaps[index][1]
         return None
 
     def rejected(self, location: Location) -> None:
@@ -688,7 +690,7 @@ class UpstreamTrack:
         store, cache = self.store, self.home.cache
         location = Location(header.group, header.object)
         group = store.groups.get(header.group)
-        stored = group.objects.get(header.object) if group is not None else None
+        stored = store.get(location)
         if header.properties:
             self._check_properties(header, stored)
         if stored is None:
@@ -1016,15 +1018,15 @@ class UpstreamTrack:
             if isinstance(request, IncomingSubscribe) and request.state is RequestState.ESTABLISHED:
                 yield request
 
-    def end_requests(self, code: PublishDoneCode, reason: str) -> None:
-        """End every accepted downstream request at once."""
+    def end_malformed(self, reason: str) -> None:
+        """End every accepted downstream request at once with MALFORMED_TRACK."""
         for request in tuple(self.requests):
             if isinstance(request, IncomingFetch):
-                request.abort(StreamErrorCode(code))
+                request.abort(StreamErrorCode.MALFORMED_TRACK)
             elif isinstance(request, IncomingSubscribe):
                 if request.delivery is not None:
-                    request.delivery.cancel(StreamErrorCode(code))
-                request.end(code, reason)
+                    request.delivery.cancel(StreamErrorCode.MALFORMED_TRACK)
+                request.end(PublishDoneCode.MALFORMED_TRACK, reason)
         self.requests.clear()
 
 

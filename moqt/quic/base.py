@@ -57,7 +57,7 @@ class Transport(Protocol):
         """STOP_SENDING: no more `stream_data` for the stream; a no-op when it is finished."""
 
     def send_datagram(self, data: bytes) -> bool:
-        """Queue a QUIC DATAGRAM; False (and dropped) when it cannot fit a packet."""
+        """Queue a QUIC DATAGRAM; False (dropped) when it fits no packet or the queue is full."""
 
     def pause_receiving(self, stream_id: int) -> None:
         """Stop granting flow-control credit on the stream; octets under credit already

@@ -49,8 +49,6 @@ class QuicConfig:
     """Bidirectional streams the peer may have open at a time."""
     max_streams_uni: int = 128
     """Unidirectional streams the peer may have open at a time."""
-    send_budget: int = 256 << 10
-    """How much a sender should keep unsent inside QUIC (advice to the session's scheduler)."""
     max_datagram_queue: int = 256 << 10
     """Octets of QUIC DATAGRAMs waiting to be sent; more are dropped."""
 
@@ -94,7 +92,6 @@ class QuicConfig:
         check(self.session_window < 1 << 60, "session_window must be below 2^60")
         for name in ("max_streams_bidi", "max_streams_uni"):
             check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")
-        check(self.send_budget > 0, "send_budget must be positive")
         check(self.max_datagram_queue >= 0, "max_datagram_queue must not be negative")
         check(self.max_connections > 0, "max_connections must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")

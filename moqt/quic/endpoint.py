@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from moqt.errors import ConnectError
+from moqt.errors import ConnectError, escaped
 from moqt.quic.aioquic import AioquicTransport, HandlerFactory, QuicContext, parse_long_header
 from moqt.quic.aioquic_connection import CID_LENGTH, Address, Datagram
 from moqt.quic.config import QuicConfig
@@ -355,7 +355,7 @@ class Endpoint:
                 self._waiters.pop(transport, None)
         if transport.closed is not None:
             code, reason, application = transport.closed
-            raise QuicConnectError(reason, code, application)
+            raise QuicConnectError(escaped(reason), code, application)
 
 
 async def serve(

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvcs.files import KvFile, load_descriptor
 from kvcs.publisher import Publication
 from kvsp.identity import Scope
 from tests.e2e.support import MIB, Cache, Process, eventually, relay
@@ -142,9 +143,7 @@ def test_a_reader_that_stands_still_for_a_while_gets_everything_afterwards(reade
         publisher.wait_for("publishing")
         with Watch(hub.process, publisher) as watch:
             consumers = [
-                hub.subscribe(
-                    cache, tmp_path / f"out-{n}", *MTU, "--json", name=f"subscribe-{n}"
-                )
+                hub.subscribe(cache, tmp_path / f"out-{n}", *MTU, "--json", name=f"subscribe-{n}")
                 for n in range(readers)
             ]
             stopped = consumers[0]
@@ -168,8 +167,6 @@ def test_a_reader_that_stands_still_for_a_while_gets_everything_afterwards(reade
 def test_a_large_cache_is_published_by_reference(tmp_path):
     """The arrays given to `put_layer` are what is served, not copies of them."""
     cache = large_cache(tmp_path / "cache", layers=1)
-    from kvcs.files import KvFile, load_descriptor
-
     descriptor = load_descriptor(cache.compat)
     with KvFile.open(cache.kv, descriptor) as file:
         publication = Publication(Scope.load(cache.scope), descriptor, cache.tokens)

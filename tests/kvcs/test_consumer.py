@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvcs.assembly import ArrayDestination, FileDestination
+from kvcs.codes import MAX_MANIFEST_OCTETS
 from kvcs.errors import (
     MisuseError,
     NotAuthorized,
@@ -28,6 +29,7 @@ from kvsp.identity import Scope
 from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.names import Location
 from moqt.publisher import Publisher
+from moqt.receiving import ObjectReceiver
 from moqt.session import SessionConfig
 from tests.kvcs.support import (
     BLOCK,
@@ -482,6 +484,42 @@ async def test_more_than_three_bad_objects_end_the_publication(mode):
             await collect(consumer)
         assert consumer.stats.discarded["digest-mismatch"] == 4
         assert consumer.stats.layers == 0
+
+
+def longer(*locations):
+    """A change for `altered`: the payload at these Locations is one octet too long."""
+    wanted = {Location(*location) for location in locations}
+    return lambda location, payload: payload + b"x" if location in wanted else payload
+
+
+@pytest.mark.parametrize("mode", ["fetch", "live"])
+async def test_an_object_longer_than_a_block_can_be_is_thrown_away_as_it_comes(mode, monkeypatch):
+    begun = []
+    take = ObjectReceiver.object_part
+
+    def object_part(self, stream, part):
+        take(self, stream, part)
+        if stream.state is None and self.max_object_octets < MAX_MANIFEST_OCTETS:
+            begun.append(part)
+
+    monkeypatch.setattr(ObjectReceiver, "object_part", object_part)
+    publication = produced()
+    handler = publisher(publication)
+    bad = altered(publication.tracks[1], longer((2, 1)))
+    handler.tracks[bad.name] = bad
+    async with Link(handler) as link, link.consumer(mode=mode) as consumer:
+        with pytest.raises(VerificationFailed, match="trailing-octets 4"):
+            await collect(consumer)
+        assert begun
+        await link.assert_clean()
+
+
+async def test_a_manifest_larger_than_one_can_be_is_not_assembled(monkeypatch):
+    monkeypatch.setattr("kvcs.retrieval._ManifestReceiver.max_object_octets", 100)
+    async with Link(publisher(produced())) as link, link.consumer() as consumer:
+        with pytest.raises(VerificationFailed, match="a manifest of"):
+            await collect(consumer)
+        await link.assert_clean()
 
 
 async def test_a_corrupted_object_is_had_again_from_the_same_publication():

@@ -11,12 +11,15 @@ from kvcs.codes import Component
 from kvcs.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.manifest import Manifest, check_progress
 from kvcs.payload import check_payload
-from kvcs.publisher import Publication
+from kvcs.publisher import Publication, publish, unpublish
 from kvsp.codes import Codec
 from kvsp.identity import block_keys
 from moqt.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.errors import RequestError
 from moqt.messages import KeyValue
 from moqt.names import Location
+from moqt.publisher import Publisher
+from moqt.session import SessionHandler
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -24,6 +27,7 @@ from tests.kvcs.support import (
     LAYERS,
     SCOPE,
     TOKENS,
+    Link,
     descriptor,
     kv,
     produced,
@@ -241,3 +245,38 @@ def test_an_abandoned_publication_ends_with_an_error_code():
 def test_a_manifest_that_would_be_too_large_is_refused_before_anything_is_published():
     with pytest.raises(KvcsError, match="larger blocks"):
         Publication(SCOPE, descriptor(layers=200, block_tokens=1), list(range(1000)))
+
+
+class Accepting(SessionHandler):
+    """A relay that accepts namespaces."""
+
+    accepts = True
+
+    def publish_namespace_received(self, request):
+        if self.accepts:
+            request.accept()
+        else:
+            super().publish_namespace_received(request)
+
+
+async def test_an_unpublished_cache_is_neither_served_nor_referred_to_any_more():
+    link = Link(Accepting())
+    handler = link.pair.client.handler = Publisher()
+    async with link:
+        publication = produced()
+        announced = await publish(link.session, publication)
+        assert set(handler.tracks.values()) == set(publication.tracks)
+        unpublish(link.session, publication, announced)
+        assert not handler.tracks
+        await link.assert_clean()
+
+
+async def test_a_publication_whose_namespace_is_refused_is_not_served():
+    relay = Accepting()
+    relay.accepts = False
+    link = Link(relay)
+    handler = link.pair.client.handler = Publisher()
+    async with link:
+        with pytest.raises(RequestError):
+            await publish(link.session, produced())
+        assert not handler.tracks

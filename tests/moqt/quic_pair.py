@@ -215,7 +215,9 @@ class Pair:
 
 
 class Source:
-    """Sends `payload` on one stream, keeping at most the budget unsent."""
+    """Sends `payload` on one stream, keeping at most `BUDGET` octets unsent."""
+
+    BUDGET = 256 << 10
 
     def __init__(
         self, transport: AioquicTransport, stream_id: int, payload: bytes, piece: int = 16384
@@ -226,7 +228,7 @@ class Source:
         self.done = False
 
     def __call__(self) -> None:
-        while not self.done and self.transport.unsent < self.transport.config.send_budget:
+        while not self.done and self.transport.unsent < self.BUDGET:
             stop = min(self.position + self.piece, len(self.view))
             self.done = stop == len(self.view)
             self.transport.send(self.stream_id, self.view[self.position : stop], self.done)

@@ -241,7 +241,7 @@ async def test_datagrams_beyond_the_queues_bound_are_dropped():
 
 
 async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch):
-    monkeypatch.setattr(aio, "MAX_OBJECT_OCTETS", 1000)
+    monkeypatch.setattr(aio._ObjectQueue, "max_object_octets", 1000)
     handler, _ = stocked(size=1001)
     async with Link(handler) as link:
         it = await link.client.fetch(NAMESPACE, TRACK)

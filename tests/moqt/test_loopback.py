@@ -151,3 +151,16 @@ async def test_a_certificate_nobody_trusts_is_refused_in_words(certificate, tmp_
     async with serving(certificate, moqt.Publisher()) as (url, _):
         with pytest.raises(moqt.ConnectError, match="certificate"):
             await moqt.connect(url, cafile=other, timeout=5)
+
+
+async def test_a_deadline_that_fails_costs_its_session_and_nothing_else(certificate, monkeypatch):
+    def tick(now):
+        raise RuntimeError("a fault")
+
+    async with (
+        serving(certificate, moqt.Publisher()) as (url, _),
+        moqt.connect(url, cafile=certificate[0]) as session,
+    ):
+        monkeypatch.setattr(session.session, "tick", tick)
+        closed = await asyncio.wait_for(session.wait_closed(), 5)
+        assert closed.code == moqt.SessionErrorCode.INTERNAL_ERROR

@@ -234,7 +234,7 @@ def test_a_paused_stream_stops_its_sender_at_the_window() -> None:
     pair.client.record.on_ready = Source(pair.client.live, stream_id, payload)
     pair.run(limit=5.0)
     assert 0 < server.received <= window
-    assert pair.client.live.unsent <= pair.client.live.config.send_budget + 16384
+    assert pair.client.live.unsent <= Source.BUDGET + 16384
 
     before = dict(pair.sent)
     pair.run(limit=10.0)

@@ -314,3 +314,41 @@ def test_a_stream_without_credit_does_not_hold_up_the_others():
     pair.client_transport.resume_receiving(collector.paused)
     pair.run()
     assert len(collector.locations) == 4
+
+
+class Streamless(Load):
+    """Needs a stream for its first piece; `streams` counts what is left, `tries` the asking."""
+
+    streams = tries = 0
+
+    def write(self, limit):
+        if self.amount == 1:
+            Streamless.tries += 1
+            if not Streamless.streams:
+                return Progress.NO_STREAM
+            Streamless.streams -= 1
+        return super().write(limit)
+
+
+def test_of_many_that_need_a_stream_one_asks_for_it_and_the_most_urgent_gets_it():
+    Streamless.streams = Streamless.tries = 0
+    scheduler, log = Scheduler(), []
+    loads = [Streamless(Flow(scheduler, 200 - i), log, i, 1) for i in range(100)]
+    for load in loads:
+        scheduler.ready(load)
+    assert drain(scheduler) == 0
+    assert Streamless.tries == 100
+    for _ in range(50):
+        scheduler.unblock()
+        assert drain(scheduler) == 0
+    assert Streamless.tries == 150
+    Streamless.streams = 3
+    scheduler.unblock()
+    assert drain(scheduler) == 3
+    assert log == [99, 98, 97]
+    scheduler.forget(loads[96].flow)
+    Streamless.streams = 1000
+    scheduler.unblock()
+    assert drain(scheduler) == 96
+    assert 96 not in log
+    assert len(log) == 99

@@ -134,3 +134,20 @@ def test_an_unknown_track_is_refused_and_the_session_stays_open():
     pair.run()
     assert collector.failed.code == 0x10
     assert pair.client.state is SessionState.ESTABLISHED
+
+
+@pytest.mark.parametrize(("lost", "ended"), [(False, True), (True, False)])
+def test_fetch_ok_says_end_of_track_only_when_nothing_can_lie_behind_its_end(lost, ended):
+    store = TrackStore(NAME, authoritative=False)
+    store.append(0, 0, b"x")
+    if not lost:
+        store.mark_end(Location(0, 1), ObjectStatus.END_OF_GROUP)
+    store.mark_end(Location(1, 0), ObjectStatus.END_OF_TRACK)
+    publisher = Publisher()
+    publisher.add_track(store)
+    pair = Pair(server=publisher)
+    collector = Collector()
+    pair.client.fetch(NAME, collector)
+    pair.run()
+    assert collector.locations == [Location(0, 0)]
+    assert collector.accepted.end_of_track is ended

@@ -236,3 +236,20 @@ def test_a_request_is_refused_with_the_code_of_the_rule_and_the_session_stays_op
     (answer,) = raw.answers(stream_id)
     assert isinstance(answer, RequestErrorMessage)
     assert RequestErrorCode(answer.code) == case["expect"]["code"]
+
+
+def test_an_alias_may_name_another_track_once_nothing_of_its_old_one_is_on_its_way():
+    raw = Raw(client=True)
+    old = raw.session.subscribe(FullTrackName((b"demo",), b"old"), Listener())
+    raw.session.stream_data(0, bytes.fromhex("0400020100"), False)
+    old.cancel()
+    data = bytes.fromhex("5001008000016100000003")
+    early = raw.send_uni(data)
+    assert early in raw.transport.refused
+    raw.session.tick(raw.session.config.alias_timeout + 1)
+    waiting = raw.send_uni(data)
+    assert waiting not in raw.transport.refused
+    raw.session.subscribe(VIDEO, Listener())
+    raw.session.stream_data(4, bytes.fromhex("0400020100"), False)
+    assert waiting not in raw.transport.refused
+    assert not raw.session.waiting_for_alias

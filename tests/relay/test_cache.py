@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 
+from moqt.codes import PropertyType
 from moqt.messages import KeyValue, LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.store import TrackStore
@@ -273,3 +276,33 @@ def test_a_filter_that_starts_in_the_past_gets_what_is_cached():
     star.run()
     _, late = star.subscriber(Parameters(location_filter=LocationFilter.absolute_start(0)))
     assert late.locations == [Location(0, 0)]
+
+
+class Watched(bytearray):
+    """A payload one can have a weak reference to."""
+
+
+def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
+    properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),)
+    cache = Cache(1 << 20)
+    store = TrackStore(NAME, properties, authoritative=False)
+    store.on_stored = cache.add
+    watched = []
+    hot = None
+    for number in range(200):
+        assert cache.reserve(OBJECT_OVERHEAD, payload=False)
+        stored = store.begin(
+            Location(0, number), subgroup=0, priority=0, properties=b"", length=65536, now=number
+        )
+        assert cache.reserve(65536)
+        payload = Watched(65536)
+        watched.append(weakref.ref(payload))
+        store.grow(stored, payload)
+        store.complete(stored)
+        hot = hot or stored
+        cache.use(hot)
+    del stored, payload
+    gc.collect()
+    alive = [reference for reference in watched if reference() is not None]
+    assert alive[0] is watched[0]
+    assert 65536 * len(alive) <= cache.budget
