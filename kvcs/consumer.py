@@ -32,6 +32,9 @@ from kvsp.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 from moqt.errors import SessionClosed
 
+DEFAULT_PATIENCE = 2.0
+"""Seconds without anything arriving, after which another publication is tried, if known."""
+
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
 
@@ -61,6 +64,7 @@ class Consumer:
         min_blocks: int = 1,
         grace: float = DEFAULT_GRACE,
         probes: int = DEFAULT_PROBES,
+        patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
@@ -68,8 +72,9 @@ class Consumer:
         written (new arrays by default). `publications` are known already, in order of
         preference, and replace discovery. With `require_listed` no layer is handed over
         before the manifest lists its digests. `min_blocks` is the shortest prefix worth
-        having; `grace` and `probes` are those of `kvcs.discovery`. `source` is what `stats`
-        calls the peer.
+        having; `grace` and `probes` are those of `kvcs.discovery`. After `patience` seconds
+        without anything arriving another publication is tried, if one is known. `source` is
+        what `stats` calls the peer.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, or a publication of another scope or
@@ -83,8 +88,8 @@ class Consumer:
             )
         if blocks is not None and blocks < 1:
             raise ValueError("at least one block is needed")
-        if timeout <= 0 or grace < 0 or probes < 1:
-            raise ValueError("timeout and probes are positive, grace is not negative")
+        if timeout <= 0 or grace < 0 or probes < 1 or patience <= 0:
+            raise ValueError("timeout, probes and patience are positive, grace is not negative")
         for publication in publications or ():
             if (publication.scope_id, publication.compat_id) != (
                 scope.scope_id,
@@ -107,6 +112,7 @@ class Consumer:
         self._min_blocks = min_blocks
         self._grace = grace
         self._probes = probes
+        self._patience = patience
         self._event = asyncio.Event()
         self._discovery: Discovery | None = None
         self._retrieval: Retrieval | None = None
@@ -187,6 +193,7 @@ class Consumer:
             namespace = await self._next_publication(tried, failure)
             tried.add(namespace)
             retrieval = self._begin(namespace, kept)
+            arrivals, patient_until = 0, self._now() + self._patience
             try:
                 while True:
                     due = retrieval.poll(self._now())
@@ -198,8 +205,17 @@ class Consumer:
                         raise retrieval.error
                     if retrieval.finished:
                         return
+                    if retrieval.arrivals != arrivals:
+                        arrivals, patient_until = retrieval.arrivals, self._now() + self._patience
+                    elif self._now() >= patient_until:
+                        if self._known(tried) is not None:
+                            raise PublisherLost(
+                                f"nothing came of publication {namespace.publication_id.hex()} "
+                                f"for {self._patience:g} s"
+                            )
+                        patient_until = self._now() + self._patience
                     if not self._event.is_set():
-                        await self._wait(due)
+                        await self._wait(patient_until if due is None else min(due, patient_until))
                     self._event.clear()
             except (VerificationFailed, PublisherLost) as error:
                 # that a cache is bad is worth knowing, even when the next one is only gone
@@ -249,10 +265,10 @@ class Consumer:
         """The next publication to try; raises `failure`, or NotFound, when there is none."""
         if failure is not None and self._session.closed is not None:
             raise failure
+        known = self._known(tried)
+        if known is not None:
+            return known
         if self._publications is not None:
-            for namespace in self._publications:
-                if namespace not in tried:
-                    return namespace
             raise failure or _not_found()
         discovery = self._discovery
         if discovery is None:
@@ -281,6 +297,12 @@ class Consumer:
                 raise discovery.error
             await self._wait(due)
 
+    def _known(self, tried: set[PublicationNamespace]) -> PublicationNamespace | None:
+        """A publication that is known already and was not tried."""
+        if self._publications is not None:
+            return next((known for known in self._publications if known not in tried), None)
+        return self._discovery.choose(tried) if self._discovery is not None else None
+
     async def _wait(self, until: float | None) -> None:
         """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout."""
         if self._now() >= self._deadline:
@@ -304,4 +326,7 @@ class Consumer:
 
 def _not_found() -> NotFound:
     # one sentence for every reason, so that it tells nothing about scopes
-    return NotFound("no publication of these tokens, or of a shorter prefix of them, was found")
+    return NotFound(
+        "no publication of these tokens, or of a shorter prefix of them, was found; one is found "
+        "only when all of its tokens are the first of these"
+    )

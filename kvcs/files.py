@@ -144,7 +144,22 @@ def _check_offsets(tensors: Mapping[str, TensorEntry], data_octets: int) -> None
         raise FileError(f"{data_octets - position} octets follow the last tensor")
 
 
-class KvFile:
+class _Tensors:
+    """The tensors of a KV file, while it is open."""
+
+    path: Path
+    _tensors: dict[str, Tensor]
+
+    def _tensor(self, layer: int, component: str) -> Tensor:
+        try:
+            return self._tensors[f"layers.{layer}.{component}"]
+        except KeyError:
+            raise LookupError(
+                f"{self.path}: layer {layer} is not here, or the file is closed"
+            ) from None
+
+
+class KvFile(_Tensors):
     """A KV file opened for reading: its tensors are read-only views of the mapped file.
 
     The views stay valid after `close`, as long as something refers to them.
@@ -223,16 +238,8 @@ class KvFile:
     ) -> None:
         self.close()
 
-    def _tensor(self, layer: int, component: str) -> Tensor:
-        try:
-            return self._tensors[f"layers.{layer}.{component}"]
-        except KeyError:
-            raise LookupError(
-                f"{self.path}: layer {layer} is not here, or the file is closed"
-            ) from None
 
-
-class KvFileWriter:
+class KvFileWriter(_Tensors):
     """A KV file written in any order, and seen by others only when it is whole.
 
     The tensors are views of a memory-mapped temporary file beside the target, which
@@ -259,7 +266,10 @@ class KvFileWriter:
         when the file cannot be made (no space, no folder), ValueError for no tokens or a
         range outside the descriptor, DecodeError `codec-unsupported`.
         """
-        self.path = Path(path)
+        # behind a link lies the file that is meant; a device is never replaced by a file
+        self.path = Path(os.path.realpath(path))
+        if self.path.exists() and not self.path.is_file():
+            raise FileError(f"{self.path}: is not a regular file")
         self.tokens = tokens
         self.layers = _check_layers(descriptor, layers)
         if tokens < 1:
@@ -339,14 +349,6 @@ class KvFileWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.abort()
-
-    def _tensor(self, layer: int, component: str) -> Tensor:
-        try:
-            return self._tensors[f"layers.{layer}.{component}"]
-        except KeyError:
-            raise LookupError(
-                f"{self.path}: layer {layer} is not written here, or the file is closed"
-            ) from None
 
 
 def load_tokens(path: str | os.PathLike[str], *, stdin: BinaryIO | None = None) -> list[int]:

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from moqt.codes import GroupOrder, RequestErrorCode, SessionErrorCode
 from moqt.errors import MisuseError, MoqtError, RequestError, SessionClosed, StreamReset
@@ -34,6 +34,7 @@ OBJECT_OVERHEAD = 256
 """What an Object counts in a queue beyond its payload, so that empty ones count too."""
 
 _R = TypeVar("_R", bound=OutgoingRequest)
+_T = TypeVar("_T")
 
 
 class NamespaceEvent(NamedTuple):
@@ -46,20 +47,74 @@ def _size(received: ReceivedObject) -> int:
     return OBJECT_OVERHEAD + len(received.properties) + buffer_length(received.payload)
 
 
-class _ObjectQueue(ObjectReceiver):
+class _Iterated(Generic[_T]):
+    """What a session fills and a task iterates over; leaving `async with` cancels the request."""
+
+    request: OutgoingRequest
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+        self._error: MoqtError | None = None
+
+    def _take(self) -> _T | None:
+        """What is next to hand out, None when there is nothing now."""
+        raise NotImplementedError
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _finish(self, error: MoqtError | None) -> None:
+        """Nothing more comes: iteration ends after what is here, with `error` if there is one."""
+        if not self._over:
+            self._over, self._error = True, error
+            self._wake()
+
+    def cancel(self) -> None:
+        """Give up the request; iteration ends."""
+        self.request.cancel()
+        self._finish(None)
+
+    def __aiter__(self) -> AsyncIterator[_T]:
+        return self
+
+    async def __anext__(self) -> _T:
+        while (item := self._take()) is None:
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return item
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+
+class _ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
     """Objects between the session and a task that iterates; bounded by flow control."""
 
     def __init__(self, max_octets: int) -> None:
+        super().__init__()
         self._max_octets = max_octets
         self._objects: deque[ReceivedObject] = deque()
         self._octets = 0
         self._paused: set[int] = set()
-        self._waiter: asyncio.Future[None] | None = None
-        self._over = False
-        self._error: MoqtError | None = None
         self.datagrams_dropped = 0
         """Datagrams that came while more was unread than may be."""
-        self.request: OutgoingSubscribe | OutgoingFetch
 
     # called by the session
 
@@ -97,30 +152,12 @@ class _ObjectQueue(ObjectReceiver):
     # called by the task
 
     def _finish(self, error: MoqtError | None) -> None:
-        if not self._over:
-            self._over = True
-            self._error = error
-            self._resume()  # nothing more comes on its streams
-            self._wake()
+        super()._finish(error)
+        self._resume()  # nothing more comes on its streams
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __aiter__(self) -> AsyncIterator[ReceivedObject]:
-        return self
-
-    async def __anext__(self) -> ReceivedObject:
-        while not self._objects:
-            if self._over:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    def _take(self) -> ReceivedObject | None:
+        if not self._objects:
+            return None
         received = self._objects.popleft()
         self._octets -= _size(received)
         if self._octets <= self._max_octets // 2:
@@ -137,22 +174,9 @@ class _ObjectQueue(ObjectReceiver):
             transport.wake()
 
     def cancel(self) -> None:
-        """Give up the request; iteration ends."""
-        self.request.cancel()
+        super().cancel()
         self._objects.clear()
         self._octets = 0
-        self._finish(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
 
 
 class Subscription(_ObjectQueue):
@@ -214,19 +238,18 @@ class PublishedNamespace:
         self.request.cancel()
 
 
-class NamespaceListing:
+class NamespaceListing(_Iterated[NamespaceEvent]):
     """An established SUBSCRIBE_NAMESPACE: iterate over it for `NamespaceEvent`s.
 
     A namespace that comes and goes before it was read about is not told of, so that no more
     is held than the session's `max_namespaces` allows.
     """
 
+    request: OutgoingSubscribeNamespace
+
     def __init__(self) -> None:
+        super().__init__()
         self._events: dict[TrackNamespace, bool] = {}
-        self._waiter: asyncio.Future[None] | None = None
-        self._over = False
-        self._error: MoqtError | None = None
-        self.request: OutgoingSubscribeNamespace
 
     @property
     def namespaces(self) -> set[TrackNamespace]:
@@ -239,44 +262,13 @@ class NamespaceListing:
             self._wake()
 
     def end(self, error: MoqtError | None) -> None:
-        self._over, self._error = True, error
-        self._wake()
+        self._finish(error)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __aiter__(self) -> AsyncIterator[NamespaceEvent]:
-        return self
-
-    async def __anext__(self) -> NamespaceEvent:
-        while not self._events:
-            if self._over:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    def _take(self) -> NamespaceEvent | None:
+        if not self._events:
+            return None
         namespace = next(iter(self._events))
         return NamespaceEvent(namespace, self._events.pop(namespace))
-
-    def cancel(self) -> None:
-        self.request.cancel()
-        self.end(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
 
 
 class MoqtSession:
@@ -389,14 +381,9 @@ class MoqtSession:
     ) -> OutgoingSubscribe:
         """SUBSCRIBE with a receiver of your own; returns once SUBSCRIBE_OK has come."""
         full_name = FullTrackName(namespace, name)
-
-        def make() -> OutgoingSubscribe:
-            request = self.session.subscribe(full_name, receiver, parameters)
-            if isinstance(receiver, _ObjectQueue):
-                receiver.request = request
-            return request
-
-        return await self._request(make)
+        return await self._request(
+            lambda: self.session.subscribe(full_name, receiver, parameters), receiver
+        )
 
     async def fetch(
         self,
@@ -433,14 +420,9 @@ class MoqtSession:
     ) -> OutgoingFetch:
         """FETCH with a receiver of your own; returns once FETCH_OK has come."""
         full_name = FullTrackName(namespace, name)
-
-        def make() -> OutgoingFetch:
-            request = self.session.fetch(full_name, receiver, parameters)
-            if isinstance(receiver, _ObjectQueue):
-                receiver.request = request
-            return request
-
-        return await self._request(make)
+        return await self._request(
+            lambda: self.session.fetch(full_name, receiver, parameters), receiver
+        )
 
     async def subscribe_namespace(
         self, prefix: TrackNamespace, *, parameters: Parameters | None = None
@@ -468,7 +450,7 @@ class MoqtSession:
 
     # -- inside --------------------------------------------------------------------------
 
-    async def _request(self, make: Callable[[], _R]) -> _R:
+    async def _request(self, make: Callable[[], _R], receiver: Receiver | None = None) -> _R:
         """Make a request once the session is established; return it when it is accepted.
 
         Waits while the peer grants no further request stream. A cancelled wait cancels
@@ -483,6 +465,8 @@ class MoqtSession:
                 if error.code != RequestErrorCode.EXCESSIVE_LOAD:
                     raise
             await asyncio.sleep(0.02)
+        if isinstance(receiver, _ObjectQueue):
+            receiver.request = request
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def answered(error: MoqtError | None) -> None:

@@ -17,7 +17,7 @@ DEFAULT_PRIORITY = 128
 
 
 class MessageType(IntEnum):
-    """Control message types (MOQT 10)."""
+    """Control message types (MOQT "Control Messages")."""
 
     REQUEST_UPDATE = 0x02
     SUBSCRIBE = 0x03
@@ -119,7 +119,7 @@ class ObjectStatus(IntEnum):
 
 
 class AliasType(IntEnum):
-    """Authorization Token alias types (MOQT 10.2.2)."""
+    """Authorization Token alias types (MOQT "Authorization Token Compression")."""
 
     DELETE = 0
     REGISTER = 1
@@ -248,6 +248,11 @@ class StreamErrorCode(IntEnum):
     EXPIRED_AUTH_TOKEN = 0x7
     EXCESSIVE_LOAD = 0x9
     MALFORMED_TRACK = 0x12
+
+
+def is_mandatory(type_: int) -> bool:
+    """Whether a Track Property of this type must be understood by whoever gets the track."""
+    return 0x4000 <= type_ <= 0x7FFF
 
 
 def code_name(registry: type[IntEnum], value: int) -> str:

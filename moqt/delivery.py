@@ -331,7 +331,7 @@ class SubgroupDelivery(StreamDelivery):
         return Progress.DONE
 
     def _end_group(self) -> None:
-        """Say as an End of Group Object what END_OF_GROUP said upstream (MOQT 16.1).
+        """Say as an End of Group Object what END_OF_GROUP said upstream (MOQT "Caching Relays").
 
         The stream's header went out before that was known.
         """
@@ -371,7 +371,7 @@ class SubgroupDelivery(StreamDelivery):
 
 
 class SubscriptionDelivery:
-    """Publisher side of one established subscription (MOQT 5.1)."""
+    """Publisher side of one established subscription (MOQT "Subscriptions")."""
 
     def __init__(
         self,
@@ -540,7 +540,10 @@ class SubscriptionDelivery:
         )
 
     def pause(self, paused: bool) -> None:
-        """FORWARD changed. Streams that would miss Objects are reset (MOQT 8.4)."""
+        """FORWARD changed: streams that would miss Objects are reset.
+
+        (MOQT "Pausing Subscriptions")
+        """
         if paused == self.paused:
             return
         self.paused = paused

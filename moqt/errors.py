@@ -32,7 +32,7 @@ def protocol_violation(reason: str) -> SessionError:
 
 
 class RequestError(MoqtError):
-    """A request was refused with REQUEST_ERROR (MOQT 10.7); the session goes on.
+    """A request was refused with REQUEST_ERROR (MOQT "REQUEST_ERROR"); the session goes on.
 
     `retry_after_ms` is None when the request must not be repeated as it was.
     """

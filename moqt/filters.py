@@ -1,4 +1,4 @@
-"""Range filters as pure logic (MOQT "Range filters"): refuse, match, update.
+"""Range filters as pure logic (MOQT "Range Filters"): refuse, match, update.
 
 Ranges are intervals throughout. Their bounds come from the peer and may be
 2^64-1 apart, so nothing here walks over the values between them.

@@ -23,7 +23,10 @@ from moqt.names import MAX_LOCATION, Location, TrackNamespace
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A Key-Value-Pair (MOQT 1.4.3): an integer under an even type, octets under an odd one."""
+    """A Key-Value-Pair: an integer under an even type, octets under an odd one.
+
+    (MOQT "Key-Value-Pair Structure")
+    """
 
     type: int
     value: int | bytes
@@ -43,7 +46,7 @@ def property_value(properties: Properties, type_: int) -> int | bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationToken:
-    """MOQT 10.2.2; `value` is a secret and never printed."""
+    """MOQT "Authorization Token Compression"; `value` is a secret and never printed."""
 
     alias_type: AliasType
     alias: int | None = None
@@ -131,7 +134,7 @@ class RangeFilter:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Message Parameters (MOQT 10.2), each under its own name; None or () = absent."""
+    """MOQT "Control Message Parameters", each under its own name; None or () = absent."""
 
     object_delivery_timeout: int | None = None
     authorization_tokens: tuple[AuthorizationToken, ...] = ()

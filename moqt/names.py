@@ -1,4 +1,4 @@
-"""Track Namespaces, Full Track Names and Locations (MOQT 2.4, 1.4)."""
+"""Track Namespaces, Full Track Names and Locations (MOQT "Track Naming", "Location Structure")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests: one bidirectional stream each (MOQT 3.3, 10), in both directions.
+"""Requests: one bidirectional stream each, in both directions (MOQT "Control Messages").
 
 `RequestStream` enforces what may travel on such a stream, by table. On top of it
 stand the objects an application holds: `Outgoing…` for what we ask, `Incoming…`
@@ -24,6 +24,7 @@ from moqt.codes import (
     RequestErrorCode,
     SessionErrorCode,
     StreamErrorCode,
+    is_mandatory,
 )
 from moqt.delivery import FetchDelivery, SubscriptionDelivery
 from moqt.errors import (
@@ -66,7 +67,7 @@ from moqt.store import TrackStore, location_after
 from moqt.tokens import Token
 
 if TYPE_CHECKING:
-    from moqt.session import Session
+    from moqt.session import Session, SessionHandler
 
 UpdateAnswer = Callable[[RequestOk | RequestError], None]
 
@@ -106,6 +107,8 @@ LATER_ANSWERS: dict[MessageType, frozenset[MessageType]] = {
     _M.SUBSCRIBE_TRACKS: _ANSWERS | {_M.PUBLISH_SKIPPED},
 }
 """What the answering side may send after its answer."""
+
+_OVERLAP = "overlaps a namespace subscription of this session"
 
 MAX_PATIENCE = 300.0
 """Seconds a subscriber waits at most for streams after PUBLISH_DONE."""
@@ -364,8 +367,8 @@ def request_error(message: RequestErrorMessage) -> RequestError:
 
 
 def refuse_unknown_mandatory(properties: Properties) -> None:
-    """Raise RequestError when there is a mandatory Track Property (0x4000-0x7FFF)."""
-    if any(0x4000 <= pair.type <= 0x7FFF for pair in properties):
+    """Raise RequestError when there is a mandatory Track Property: none is known here."""
+    if any(is_mandatory(pair.type) for pair in properties):
         raise RequestError(
             RequestErrorCode.UNSUPPORTED_EXTENSION,
             "the track has a mandatory property that is not known here",
@@ -711,6 +714,15 @@ class IncomingRequest:
     def pending(self) -> bool:
         return self.state is RequestState.PENDING
 
+    @property
+    def namespace(self) -> TrackNamespace:
+        """The namespace (or prefix of one) that it is about."""
+        raise NotImplementedError
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        """Hand it to the application."""
+        raise NotImplementedError
+
     def reject(
         self, code: RequestErrorCode, reason: str = "", *, retry_after_ms: int | None = None
     ) -> None:
@@ -718,9 +730,7 @@ class IncomingRequest:
         if not self.pending:
             return
         self.stream.send(
-            RequestErrorMessage(
-                code, 0 if retry_after_ms is None else retry_after_ms + 1, reason[:256]
-            ),
+            RequestErrorMessage(code, 0 if retry_after_ms is None else retry_after_ms + 1, reason),
             fin=True,
         )
         self._end()
@@ -799,17 +809,33 @@ class IncomingRequest:
             self.ended()
 
 
-class IncomingSubscribe(IncomingRequest):
+class IncomingTrackRequest(IncomingRequest):
+    """A peer's request about one track."""
+
+    def __init__(
+        self, session: Session, stream: RequestStream, message: Subscribe | Fetch | TrackStatus
+    ) -> None:
+        super().__init__(session, stream, message)
+        self.name = FullTrackName(message.namespace, message.name)
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self.name.namespace
+
+
+class IncomingSubscribe(IncomingTrackRequest):
     """SUBSCRIBE from a peer."""
 
     def __init__(self, session: Session, stream: RequestStream, message: Subscribe) -> None:
         super().__init__(session, stream, message)
-        self.name = FullTrackName(message.namespace, message.name)
         self.delivery: SubscriptionDelivery | None = None
         self.filter = message.parameters.location_filter
         self.range_filters = message.parameters.range_filters
         self.store: TrackStore | None = None
         self.track_alias: int | None = None
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.subscribe_received(self)
 
     def accept(self, store: TrackStore, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_OK, then deliver from `store` by the filters, fill included."""
@@ -852,7 +878,7 @@ class IncomingSubscribe(IncomingRequest):
         self._accepted()
 
     def _fill(self, request_id: int, fill: Parameters, largest: Location | None) -> None:
-        """Open the fill fetch stream, unless there is nothing to fill (MOQT 7.3)."""
+        """Open the fill fetch stream, unless there is nothing to fill (MOQT "Fill Semantics")."""
         delivery = self.delivery
         assert delivery is not None and self.store is not None
         if delivery.paused or largest is None:
@@ -917,7 +943,7 @@ class IncomingSubscribe(IncomingRequest):
         delivery = self.delivery
         assert delivery is not None
         delivery.cancel()
-        self.stream.send(PublishDone(code, delivery.streams_opened, reason[:256]), fin=True)
+        self.stream.send(PublishDone(code, delivery.streams_opened, reason), fin=True)
         self._end()
 
     def ended(self) -> None:
@@ -926,13 +952,15 @@ class IncomingSubscribe(IncomingRequest):
         super().ended()
 
 
-class IncomingFetch(IncomingRequest):
+class IncomingFetch(IncomingTrackRequest):
     """FETCH from a peer."""
 
     def __init__(self, session: Session, stream: RequestStream, message: Fetch) -> None:
         super().__init__(session, stream, message)
-        self.name = FullTrackName(message.namespace, message.name)
         self.delivery: FetchDelivery | None = None
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.fetch_received(self)
 
     def accept(self, store: TrackStore) -> None:
         """FETCH_OK and the fetch stream from `store`, or INVALID_RANGE."""
@@ -1010,7 +1038,14 @@ class IncomingPublishNamespace(IncomingRequest):
 
     def __init__(self, session: Session, stream: RequestStream, message: PublishNamespace) -> None:
         super().__init__(session, stream, message)
-        self.namespace = message.namespace
+        self._namespace = message.namespace
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self._namespace
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.publish_namespace_received(self)
 
     def accept(self) -> None:
         if self._accept(RequestOk()):
@@ -1026,6 +1061,16 @@ class IncomingSubscribeNamespace(IncomingRequest):
         super().__init__(session, stream, message)
         self.prefix = message.prefix
         self._told: set[TrackNamespace] = set()
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self.prefix
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        if self.session.prefix_overlaps(self.prefix, self):
+            self.reject(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
+        else:
+            handler.subscribe_namespace_received(self)
 
     def accept(self) -> None:
         if self._accept(RequestOk()):
@@ -1052,10 +1097,7 @@ class IncomingSubscribeNamespace(IncomingRequest):
             if is_reserved(prefix):
                 raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
             if self.session.prefix_overlaps(prefix, self):
-                raise RequestError(
-                    RequestErrorCode.PREFIX_OVERLAP,
-                    "overlaps a namespace subscription of this session",
-                )
+                raise RequestError(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
             self.prefix = prefix
             self._told = {n for n in self._told if is_prefix(prefix, n)}
         self.stream.send(RequestOk())
@@ -1063,12 +1105,11 @@ class IncomingSubscribeNamespace(IncomingRequest):
             self.session.handler.namespace_prefix_changed(self)
 
 
-class IncomingTrackStatus(IncomingRequest):
+class IncomingTrackStatus(IncomingTrackRequest):
     """TRACK_STATUS from a peer."""
 
-    def __init__(self, session: Session, stream: RequestStream, message: TrackStatus) -> None:
-        super().__init__(session, stream, message)
-        self.name = FullTrackName(message.namespace, message.name)
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.track_status_received(self)
 
     def accept(self, store: TrackStore) -> None:
         properties = store.properties if self.parameters.include_properties != 0 else ()
@@ -1083,7 +1124,11 @@ class IncomingUnsupported(IncomingRequest):
         super().__init__(session, stream, message)
         self.properties = message.properties if isinstance(message, Publish) else ()
 
-    def refuse(self) -> None:
+    @property
+    def namespace(self) -> TrackNamespace:
+        return ()  # it is refused, whatever it is about
+
+    def dispatch(self, handler: SessionHandler) -> None:
         try:
             refuse_unknown_mandatory(self.properties)
         except RequestError as error:

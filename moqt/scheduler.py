@@ -1,4 +1,4 @@
-"""The send scheduler: which Object goes out next (MOQT 7, "Priorities").
+"""The send scheduler: which Object goes out next (MOQT "Priorities").
 
 Objects are not pushed into QUIC when they are produced. Each session has one
 scheduler; when the transport can use octets it asks for a few, and the scheduler

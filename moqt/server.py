@@ -28,7 +28,7 @@ class Server:
         return self.endpoint.port
 
     def goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
-        """Ask every peer to leave (MOQT 3.6); new requests are refused from now on."""
+        """Ask every peer to leave (MOQT "GOAWAY"); new requests are refused from now on."""
         for session in tuple(self.sessions):
             session.session.send_goaway(uri, timeout_ms)
 

@@ -56,7 +56,6 @@ from moqt.requests import (
     IncomingSubscribe,
     IncomingSubscribeNamespace,
     IncomingTrackStatus,
-    IncomingUnsupported,
     OutgoingFetch,
     OutgoingPublishNamespace,
     OutgoingRequest,
@@ -783,8 +782,8 @@ class Session:
                 request.give_up(error)
 
     def use_request_id(self, request_id: int) -> None:
-        """Check parity and that the ID is new (MOQT 4.1). Kept as intervals: IDs may be
-        skipped for good, when a request is cancelled before it was ever read."""
+        """Check parity and that the ID is new (MOQT "Request ID"). Kept as intervals: IDs may
+        be skipped for good, when a request is cancelled before it was ever read."""
         if request_id & 1 != self.transport.is_client:
             raise SessionError(
                 SessionErrorCode.INVALID_REQUEST_ID,
@@ -901,40 +900,10 @@ class Session:
         if self._goaway_sent:
             request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
             return
-        namespace: TrackNamespace
-        match request:
-            case IncomingSubscribe() | IncomingFetch() | IncomingTrackStatus():
-                namespace = request.name.namespace
-            case IncomingPublishNamespace():
-                namespace = request.namespace
-            case IncomingSubscribeNamespace():
-                namespace = request.prefix
-            case IncomingUnsupported():
-                request.refuse()
-                return
-            case _:
-                raise AssertionError(type(request).__name__)
-        if is_reserved(namespace):
+        if is_reserved(request.namespace):
             request.reject(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
             return
-        handler = self.handler
-        match request:
-            case IncomingSubscribe():
-                handler.subscribe_received(request)
-            case IncomingFetch():
-                handler.fetch_received(request)
-            case IncomingTrackStatus():
-                handler.track_status_received(request)
-            case IncomingPublishNamespace():
-                handler.publish_namespace_received(request)
-            case IncomingSubscribeNamespace():
-                if self.prefix_overlaps(request.prefix, request):
-                    request.reject(
-                        RequestErrorCode.PREFIX_OVERLAP,
-                        "overlaps a namespace subscription of this session",
-                    )
-                    return
-                handler.subscribe_namespace_received(request)
+        request.dispatch(self.handler)
 
     def _setup_options(self) -> Properties:
         option, config = SetupOptionType, self.config

@@ -374,7 +374,7 @@ class TrackStore:
         self._drop(stored)
         log = self._log_of(stored)
         if log is not None and not stored.again:
-            log.ids.remove(stored.location.object)
+            del log.ids[bisect_left(log.ids, stored.location.object)]
         self.changed(log)
 
     def mark_end(
@@ -469,7 +469,7 @@ class TrackStore:
                 if self.end_of_track is not None:
                     self.known.add(self.end_of_track, MAX_LOCATION)
             del self.groups[group_id]
-            self.group_ids.remove(group_id)
+            del self.group_ids[bisect_left(self.group_ids, group_id)]
 
     # -- reading -----------------------------------------------------------------------
 
@@ -656,5 +656,5 @@ class TrackStore:
         self.octets -= stored.received
         group = self.groups[stored.location.group]
         del group.objects[stored.location.object]
-        group.ids.remove(stored.location.object)
+        del group.ids[bisect_left(group.ids, stored.location.object)]
         self.known.remove(stored.location, stored.location)

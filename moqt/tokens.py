@@ -1,4 +1,4 @@
-"""The Authorization Token cache of one direction of a session (MOQT 10.2.2, 15)."""
+"""MOQT "Authorization Token Compression": the cache of one direction of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`moqt://` URIs (MOQT 3.1)."""
+"""`moqt://` URIs (MOQT "MOQT URI Scheme")."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ is one, and so may be a whole track), so with groups the cache would empty in ju
 the one group in use could never shrink. The price of the finer grain is an ordered-dict
 entry per Object, measured as 93 octets and under 1 us per use: 0.3 % of 32 KiB Objects.
 
-What is evicted or expired becomes unknown, never non-existent (MOQT 16.1).
+What is evicted or expired becomes unknown, never non-existent (MOQT "Object States").
 """
 
 from __future__ import annotations

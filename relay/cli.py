@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.errors import MoqtError
-from moqt.quic.certs import DEFAULT_NAMES, make_self_signed
+from moqt.quic.certs import DEFAULT_NAMES, check_key_pair, make_self_signed
 from moqt.quic.config import QuicConfig
 from relay.config import RelayConfig
 from relay.core import Relay
@@ -83,12 +84,19 @@ def relay_command(
     key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
     self_signed: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Make (or use again) a self-signed certificate in DIR."),
+        typer.Option(
+            metavar="DIR",
+            help="Make (or use again) a self-signed certificate in DIR, for localhost, this "
+            "host's name and the address of --listen.",
+        ),
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
     mtu: Annotated[int, typer.Option(help="UDP payload of a packet: 1200 to 16383.")] = 1200,
     metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve Prometheus metrics there.", show_default="off"
+        ),
     ] = None,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds sessions have to leave at the end.")
@@ -116,9 +124,13 @@ def relay_command(
         raise _Usage("--self-signed excludes --cert and --key")
     if self_signed is not None:
         cert, key = _self_signed(self_signed, host)
-    for path in (cert, key):
-        assert path is not None
-        _check_readable(path)
+    assert cert is not None and key is not None
+    try:
+        check_key_pair(cert, key)
+    except OSError as error:
+        raise _Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _Usage(str(error)) from None
     try:
         quic = QuicConfig(certfile=cert, keyfile=key, max_datagram_size=mtu)
     except ValueError as error:
@@ -127,6 +139,8 @@ def relay_command(
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # the QUIC library tells of every stream that ends early, which is nothing to look after
+    logging.getLogger("quic").setLevel(max(level, logging.WARNING))
     relay = Relay(RelayConfig(cache_octets=cache_octets))
     config = DaemonConfig(
         host=host, port=port, quic=quic, metrics=exporter, drain_timeout=drain_timeout
@@ -155,7 +169,7 @@ def _usage(parse: Callable[[str], T], text: str, option: str) -> T:
 
 
 def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
-    names = list(DEFAULT_NAMES)
+    names = [*DEFAULT_NAMES, socket.gethostname()]
     try:
         wildcard = ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -165,17 +179,9 @@ def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
     try:
         return make_self_signed(directory, names)
     except OSError as error:
-        raise _Failure(
+        raise _Usage(
             f"cannot make a certificate in {directory}: {error.strerror or error}"
         ) from error
-
-
-def _check_readable(path: Path) -> None:
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise _Failure(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -88,7 +88,7 @@ class Policy(Protocol):
         namespace: TrackNamespace,
         tokens: tuple[Token, ...] = (),
     ) -> bool:
-        """Whether `session` may; `tokens` are those of the request itself (MOQT 15).
+        """Whether `session` may (MOQT "Authorization"); `tokens` are those of the request itself.
 
         Those of the session's SETUP are `session.peer_tokens`.
         """

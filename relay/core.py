@@ -1,4 +1,4 @@
-"""The relay: who publishes what, who asks for it, and the tracks in between (MOQT 16).
+"""The relay: who publishes what, who asks for it, and the tracks in between (MOQT "Relays").
 
 Sans-IO: one `Relay` is the `SessionHandler` of all sessions; `tick(now)` brings the time.
 """
@@ -100,7 +100,7 @@ class Relay(SessionHandler):
     # -- namespaces --------------------------------------------------------------------------
 
     def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
-        """PUBLISH_NAMESPACE (MOQT 10.1, 16.3)."""
+        """PUBLISH_NAMESPACE (MOQT "Publisher Interactions")."""
         session, namespace = request.session, request.namespace
         if not self._allowed(request, Action.PUBLISH_NAMESPACE, namespace):
             return
@@ -142,7 +142,7 @@ class Relay(SessionHandler):
         self._reconsider(namespace)
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        """SUBSCRIBE_NAMESPACE (MOQT 10.2)."""
+        """SUBSCRIBE_NAMESPACE (MOQT "Subscribing to Namespaces")."""
         if not self._allowed(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
             return
         if len(self._listing_prefix) >= self.config.max_namespaces:
@@ -218,7 +218,10 @@ class Relay(SessionHandler):
         self._wanted(request, Action.TRACK_STATUS)
 
     def _wanted(self, request: TrackRequest, action: Action | None) -> None:
-        """Serve `request`, or find out who can (MOQT 16.3). No `action`: allowed already."""
+        """Serve `request`, or find out who can (MOQT "Publisher Interactions").
+
+        No `action`: allowed already.
+        """
         name = request.name
         if action is not None and not self._allowed(request, action, name.namespace):
             return
@@ -245,7 +248,7 @@ class Relay(SessionHandler):
         track.open(publishers)
 
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
-        """The sessions to ask for a track of `namespace` (MOQT 10.1, 16.2).
+        """The sessions to ask for a track of `namespace` (MOQT "Publisher Interactions").
 
         Those that published exactly it, if any, else those that published a prefix; those
         that said GOAWAY only when there is nobody else.

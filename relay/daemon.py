@@ -93,7 +93,7 @@ async def _tick(relay: Relay, numbers: RelayMetrics) -> None:
 
 
 async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> None:
-    """GOAWAY to all, and time to leave (MOQT 19)."""
+    """GOAWAY to all, and time to leave (MOQT "Graceful Session Migration")."""
     deadline = asyncio.get_running_loop().time() + seconds
     server.goaway(timeout_ms=round(seconds * 1000))
     logger.info("draining %d sessions", len(server.sessions))

@@ -23,6 +23,7 @@ from moqt.codes import (
     PublishDoneCode,
     RequestErrorCode,
     StreamErrorCode,
+    is_mandatory,
 )
 from moqt.errors import MoqtError, RequestError
 from moqt.messages import LocationFilter, Parameters
@@ -97,7 +98,7 @@ class _Stream:
 
     incoming: IncomingStream
     previous: int | None = None
-    """Last Object ID on it, for the "next object" rule (MOQT 12.2)."""
+    """Last Object ID on it, for the "next object" rule (MOQT "Subgroup Streams")."""
     subgroup: tuple[int, int] | None = None
     arrival: Arrival | None = None
     lossy: bool = False
@@ -185,7 +186,8 @@ class Leg(_Intake):
             self.request = self.session.subscribe(
                 self.track.name,
                 self,
-                # Filters are applied downstream, so one subscription serves all (MOQT 16.4).
+                # Filters are applied downstream, so one subscription serves all
+                # (MOQT "Subscriber Interactions").
                 Parameters(location_filter=LocationFilter.next_object()),
             )
         except RequestError as error:
@@ -227,14 +229,11 @@ class Leg(_Intake):
         if error is not None:
             self.whole = False
         opened = stream.subgroup
-        try:
-            self._close(
-                state,
-                finished=error is None,
-                end_of_group=opened is not None and opened.end_of_group,
-            )
-        except MalformedTrack as malformed:
-            self.track.malformed(str(malformed))
+        self._close(
+            state,
+            finished=error is None,
+            end_of_group=opened is not None and opened.end_of_group,
+        )
 
     def cancel(self) -> None:
         """Unsubscribe."""
@@ -331,6 +330,13 @@ class UpstreamFetch(_Intake):
             self._cut(state)
         self._paused = None
         self.attempt.proven = False
+
+    def let_go(self) -> None:
+        """It is over. The request still refers to it: no payload may wait for that."""
+        self._ahead.clear()
+        self._ahead_octets = 0
+        self._read_early = None
+        self._accepted = None
 
     def tick(self, now: float) -> None:
         config = self.track.home.config
@@ -461,7 +467,10 @@ class UpstreamFetch(_Intake):
         super()._cut(state)
 
     def _check_over(self) -> None:
-        """FIN and FETCH_OK have both come: what was left out does not exist (MOQT 9.3)."""
+        """FIN and FETCH_OK have both come: what was left out does not exist.
+
+        (MOQT "Gaps in a Fetch Stream")
+        """
         request = self._accepted
         if request is None or not self._finished:
             return
@@ -478,7 +487,7 @@ class UpstreamFetch(_Intake):
             and store.largest.group > self.end.group
         ):
             # Whole groups were asked for and a later one has begun: End Location names the
-            # last Object there is, not where the answer's knowledge ends (MOQT 5.12).
+            # last Object there is, not where the answer's knowledge ends (MOQT "FETCH_OK").
             covered = self.end
         if self.next <= covered:
             self._gaps.append((self.next, covered))
@@ -611,7 +620,7 @@ class UpstreamTrack:
             self._finish_or_wait(PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
 
     def leg_done(self, leg: Leg, code: int, reason: str) -> None:
-        """PUBLISH_DONE, and the streams it counts have ended (MOQT 8.7, 16.3)."""
+        """PUBLISH_DONE, and the streams it counts have ended (MOQT "PUBLISH_DONE")."""
         if self.legs.get(leg.session) is not leg:
             return
         del self.legs[leg.session]
@@ -672,7 +681,7 @@ class UpstreamTrack:
             fetch.cancel()
 
     def malformed(self, reason: str) -> None:
-        """The Objects contradict each other (MOQT 16.6): end everything, forget the track."""
+        """MOQT "Malformed Tracks": end everything, forget the track."""
         if self.over:
             return
         self.over = True
@@ -790,7 +799,7 @@ class UpstreamTrack:
         self.store.forget_group(stored.location.group)
 
     def status(self, header: ObjectHeader) -> None:
-        """An End of Group or End of Track Object (MOQT 11.2)."""
+        """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
         if header.subgroup is not None:
             self.store.mark_end(
@@ -833,10 +842,10 @@ class UpstreamTrack:
         self.store.forget_group(key[0])
 
     def _check_properties(self, header: ObjectHeader, stored: StoredObject | None) -> None:
-        """Gaps the publisher declares, and contradictions (MOQT 11.3, 11.4)."""
+        """Gaps the publisher declares, and contradictions (MOQT "MOQT Properties")."""
         found: dict[int, int | bytes] = {}
         for type_, value in with_immutable(iter_key_values(header.properties)):
-            if 0x4000 <= type_ <= 0x7FFF:
+            if is_mandatory(type_):
                 raise MalformedTrack(f"{self.name}: a mandatory track property on an Object")
             if type_ in _GAPS and type_ in found:
                 raise MalformedTrack(f"{self.name}: a gap is declared twice on one Object")
@@ -896,7 +905,7 @@ class UpstreamTrack:
     # -- Source ------------------------------------------------------------------------------
 
     def want(self, store: TrackStore, start: Location, end: Location) -> bool:
-        """FETCH what of [start, end] is neither here nor on its way (MOQT 16.3)."""
+        """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
         now = self.home.now
         if any(until > now and low <= start <= high for until, low, high in self._failures):
             return False
@@ -962,6 +971,7 @@ class UpstreamTrack:
         self, fetch: UpstreamFetch, unknown: list[tuple[Location, Location]] | None
     ) -> None:
         """`fetch` is done; `unknown` is what it could not tell."""
+        fetch.let_go()
         if fetch in self.fetches:
             self.fetches.remove(fetch)
         if unknown:

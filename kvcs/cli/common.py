@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from cryptography import x509
@@ -34,7 +34,23 @@ from moqt.errors import MisuseError, MoqtError, SessionClosed
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE
 from moqt.uri import parse_uri
 
-MTU_RANGE: Final = (MIN_DATAGRAM_SIZE, MAX_DATAGRAM_SIZE)
+# The options that publishing and subscribing share.
+Url = Annotated[str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port].")]
+ScopeKeyFile = Annotated[Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")]
+Compat = Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")]
+Tokens = Annotated[
+    str, typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input.")
+]
+Cafile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Authorities that sign the relay, PEM.")
+]
+Mtu = Annotated[
+    int,
+    typer.Option(
+        min=MIN_DATAGRAM_SIZE, max=MAX_DATAGRAM_SIZE, help="UDP payload the path carries."
+    ),
+]
+
 _LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 
 
@@ -109,8 +125,13 @@ def check_cafile(path: Path | None) -> None:
 
 def check_output(path: Path) -> None:
     """Raises InputError when a file can never be written at `path`."""
+    if str(path) == "-":
+        raise InputError("--out: a KV file cannot go to standard output; name a file")
+    path = Path(os.path.realpath(path))
     if path.is_dir():
         raise InputError(f"{path}: is a directory")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a regular file")
     if not path.parent.is_dir():
         raise InputError(f"{path}: the directory {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):

@@ -14,10 +14,15 @@ import typer
 
 from kvcs.cli.common import (
     EXIT_CODES_HELP,
-    MTU_RANGE,
     Backoff,
+    Cafile,
+    Compat,
     ExitCode,
     InputError,
+    Mtu,
+    ScopeKeyFile,
+    Tokens,
+    Url,
     check_cafile,
     check_url,
     exit_code,
@@ -44,6 +49,9 @@ EXAMPLE: Final = (
     "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --kv cache.safetensors"
 )
+IDLE_TIMEOUT: Final = 10.0
+"""Seconds of silence after which the relay counts as gone."""
+
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
 LEAVE_AFTER: Final = 1.0
@@ -106,20 +114,14 @@ class _Settings:
 
 @app.command(help=f"Publish the KV cache of a prompt.\n\n{EXIT_CODES_HELP}", epilog=EXAMPLE)
 def command(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port].")],
-    scope_key_file: Annotated[
-        Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")
-    ],
-    compat: Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")],
-    tokens: Annotated[
-        str, typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input.")
-    ],
+    url: Url,
+    scope_key_file: ScopeKeyFile,
+    compat: Compat,
+    tokens: Tokens,
     kv: Annotated[
         Path, typer.Option(metavar="FILE", help="KV file: safetensors, layers.<l>.k and .v.")
     ],
-    cafile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Authorities that sign the relay, PEM.")
-    ] = None,
+    cafile: Cafile = None,
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
@@ -130,9 +132,7 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long connecting may take.")
     ] = 10,
-    mtu: Annotated[
-        int, typer.Option(min=MTU_RANGE[0], max=MTU_RANGE[1], help="UDP payload the path carries.")
-    ] = 1200,
+    mtu: Mtu = 1200,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -154,7 +154,8 @@ def command(
             )
         settings = _Settings(
             url=url,
-            quic=QuicConfig(cafile=cafile, max_datagram_size=mtu),
+            # a relay that vanished is noticed within this time, and then looked for again
+            quic=QuicConfig(cafile=cafile, max_datagram_size=mtu, idle_timeout=IDLE_TIMEOUT),
             timeout=timeout,
             live_delay=live_delay / 1000,
             exit_after_idle=exit_after_idle,

@@ -16,8 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvcs.assembly import FileDestination, Layer, Stats
 from kvcs.cli.common import (
     EXIT_CODES_HELP,
-    MTU_RANGE,
-    InputError,
+    Cafile,
+    Compat,
+    Mtu,
+    ScopeKeyFile,
+    Tokens,
+    Url,
     check_cafile,
     check_output,
     check_url,
@@ -60,18 +64,12 @@ app = typer.Typer(
     epilog=EXAMPLE,
 )
 def command(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port].")],
-    scope_key_file: Annotated[
-        Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")
-    ],
-    compat: Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")],
-    tokens: Annotated[
-        str, typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input.")
-    ],
+    url: Url,
+    scope_key_file: ScopeKeyFile,
+    compat: Compat,
+    tokens: Tokens,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
-    cafile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Authorities that sign the relay, PEM.")
-    ] = None,
+    cafile: Cafile = None,
     layers: Annotated[
         str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
     ] = None,
@@ -82,9 +80,7 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
-    mtu: Annotated[
-        int, typer.Option(min=MTU_RANGE[0], max=MTU_RANGE[1], help="UDP payload the path carries.")
-    ] = 1200,
+    mtu: Mtu = 1200,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -128,7 +124,7 @@ def command(
         try:
             await main()
         except (KvcsError, MoqtError) as error:
-            if json and not isinstance(error, InputError):
+            if json:
                 print_json(
                     {
                         "ok": False,

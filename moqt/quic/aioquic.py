@@ -26,8 +26,10 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
 
+from moqt.codes import SessionErrorCode
 from moqt.quic.aioquic_connection import CID_LENGTH, Address, Connection, Datagram, Stream
 from moqt.quic.base import TransportHandler
+from moqt.quic.certs import check_key_pair
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 
 if TYPE_CHECKING:
@@ -39,9 +41,6 @@ HandlerFactory = Callable[["AioquicTransport"], TransportHandler]
 
 MAX_REASON = 512
 """A CONNECTION_CLOSE must fit one packet, whatever reason was given."""
-
-INTERNAL_ERROR = 0x1
-"""MOQT's session code for a fault of our own (MOQT 3.4)."""
 
 DATAGRAM_FRAME_LIMIT = 65536
 
@@ -68,7 +67,7 @@ def explain(code: int, reason: str) -> str:
         except ValueError:
             return f"TLS alert {number}: {reason}" if reason else f"TLS alert {number}"
         if alert in _CERTIFICATE_ALERTS:
-            what = "the server's certificate was not accepted"
+            what = "the server's certificate was not accepted (does cafile name its authority?)"
         elif alert is tls.AlertDescription.no_application_protocol:
             what = "no common application protocol (ALPN)"
         else:
@@ -429,7 +428,9 @@ class AioquicTransport:
 
     def _fail(self) -> None:
         self._closing_locally = True
-        self._connection.close(error_code=INTERNAL_ERROR, reason_phrase="internal error")
+        self._connection.close(
+            error_code=SessionErrorCode.INTERNAL_ERROR, reason_phrase="internal error"
+        )
 
     def _keep_alive(self) -> float:
         if self.config.keep_alive is not None:
@@ -457,7 +458,8 @@ class QuicContext:
         try:
             self._configuration = self._configure(config.server_name)
             if not is_client:
-                assert config.certfile is not None
+                assert config.certfile is not None and config.keyfile is not None
+                check_key_pair(config.certfile, config.keyfile)
                 self._configuration.load_cert_chain(config.certfile, config.keyfile)
         except BaseException:
             self.close()

@@ -384,9 +384,6 @@ class _Pacer(QuicPacketPacer):
 
 # ------------------------------------------------------------------------------ connection
 
-StreamData = tuple[Stream, bytes, int, bool]
-"""Our own event: a stream, octets in order, the offset after them, and FIN."""
-
 
 class Connection(QuicConnection):
     """aioquic's connection with credit by consumption and short paths for bulk data."""

@@ -48,6 +48,25 @@ def make_self_signed(
     return cert_path, key_path
 
 
+def check_key_pair(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str]) -> None:
+    """Raise ValueError unless the files hold a certificate and its private key, in PEM.
+
+    Raises OSError for a file that cannot be read.
+    """
+    chain = Path(certfile).read_bytes()
+    secret = Path(keyfile).read_bytes()
+    try:
+        cert = x509.load_pem_x509_certificates(chain)[0]
+    except ValueError:
+        raise ValueError(f"{certfile} holds no PEM certificate") from None
+    try:
+        key = serialization.load_pem_private_key(secret, None)
+    except (ValueError, TypeError):
+        raise ValueError(f"{keyfile} holds no PEM private key without a password") from None
+    if cert.public_key() != key.public_key():
+        raise ValueError(f"the key in {keyfile} does not belong to the certificate in {certfile}")
+
+
 def _general_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from moqt.codes import SessionErrorCode
 from moqt.errors import ConnectError, escaped
 from moqt.quic.aioquic import AioquicTransport, HandlerFactory, QuicContext, parse_long_header
 from moqt.quic.aioquic_connection import CID_LENGTH, Address, Datagram
@@ -155,7 +156,7 @@ class Endpoint:
             transport.attach(self._handler_factory(transport))
         except Exception:
             log.exception("no handler for a connection from %s", addr)
-            transport.close(1, "internal error")
+            transport.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         self._pump(transport)
 
     def _route(self, transport: AioquicTransport, cid: bytes) -> None:

@@ -15,7 +15,7 @@ DEFAULT_MAX_PROPERTIES = 65536
 
 
 class StreamKind(Enum):
-    """What a unidirectional stream is (MOQT "Streams")."""
+    """What a unidirectional stream is (MOQT "Unidirectional Streams")."""
 
     CONTROL = auto()
     SUBGROUP = auto()
@@ -25,7 +25,7 @@ class StreamKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubgroupHeader:
-    """The head of a subgroup stream (MOQT "Subgroup streams").
+    """The head of a subgroup stream (MOQT "Subgroup Streams").
 
     `subgroup` is None when the stream says "the Object ID of the first
     Object": each ObjectHeader then has it. `priority` is None for the track's
@@ -42,7 +42,7 @@ class SubgroupHeader:
 
 @dataclass(frozen=True, slots=True)
 class FetchHeader:
-    """The head of a fetch stream (MOQT "Fetch streams")."""
+    """The head of a fetch stream (MOQT "Fetch Streams")."""
 
     request_id: int
 

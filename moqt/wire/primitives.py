@@ -1,4 +1,4 @@
-"""What every message is made of: names, locations, Key-Value-Pairs, tokens (MOQT 1.4, 2.4).
+"""What messages are made of (MOQT "Notational Conventions and Common Structures").
 
 Rules that hold in both directions are `*_fault` functions: decoders turn a
 fault into a SessionError, encoders into a MisuseError.
@@ -113,7 +113,7 @@ class Reader:
 
 
 def full_name_fault(namespace: TrackNamespace, name: bytes = b"") -> str | None:
-    """Why this is no Full Track Name (or namespace), or None (MOQT 2.4)."""
+    """Why this is no Full Track Name (or namespace), or None (MOQT "Track Naming")."""
     if len(namespace) > MAX_NAMESPACE_FIELDS:
         return f"{len(namespace)} Track Namespace Fields, more than {MAX_NAMESPACE_FIELDS}"
     if not all(namespace):
@@ -159,7 +159,7 @@ def encode_reason(reason: str) -> bytes:
 
 
 def iter_key_values(data: bytes, what: str = "properties") -> Iterator[tuple[int, int | bytes]]:
-    """The (type, value) pairs that fill `data` (MOQT 1.4.3); SessionError where they do not."""
+    """The (type, value) pairs that fill `data`; SessionError where they do not."""
     position, end, type_ = 0, len(data), 0
     value: int | bytes
     try:
@@ -217,7 +217,7 @@ def encode_key_values(pairs: Properties) -> bytes:
 
 
 def with_immutable(pairs: Iterable[tuple[int, int | bytes]]) -> Iterator[tuple[int, int | bytes]]:
-    """`pairs` and, each after its container, those inside IMMUTABLE_PROPERTIES (MOQT "Properties").
+    """`pairs` and, each after its container, those inside MOQT "Immutable Properties".
 
     A container that cannot be parsed makes the track malformed, not the
     session: it is passed on as it is and what parses of it is not reported.
@@ -240,7 +240,7 @@ _TRACK_PROPERTY_VALUES = {
 
 
 def track_properties_fault(pairs: Properties) -> str | None:
-    """Why a known Track Property has no legal value, or None (MOQT "Properties")."""
+    """Why a known Track Property has no legal value, or None (MOQT "MOQT Properties")."""
     for type_, value in with_immutable((pair.type, pair.value) for pair in pairs):
         legal = _TRACK_PROPERTY_VALUES.get(type_)  # type: ignore[call-overload]
         if legal is not None and value not in legal:
@@ -260,7 +260,7 @@ _TOKEN_FIELDS = {
 
 
 def decode_token(data: bytes) -> AuthorizationToken:
-    """An Authorization Token that fills `data` (MOQT 10.2.2).
+    """An Authorization Token that fills `data` (MOQT "Authorization Token Compression").
 
     Raises SessionError(KEY_VALUE_FORMATTING_ERROR) when it does not.
     """

@@ -1,4 +1,4 @@
-"""vi64, MOQT's variable-length integer (MOQT 1.4): not the QUIC varint.
+"""vi64, MOQT's variable-length integer (MOQT "Variable-Length Integers"): not the QUIC varint.
 
 The leading one-bits of the first octet count the octets that follow it.
 """

@@ -1,6 +1,7 @@
 """Programs that do what the installed ones do not: `python -m tests.e2e.peer WHAT URL …`.
 
-publish   a publisher that produces as many blocks as each line of standard input says
+publish   a publisher that produces as many blocks as each line of standard input says,
+          until one says `leave`
 relay     `kvcs-relay` with another limit of streams
 consume   a consumer with another limit of streams
 read      a reader of one publication's tracks, as slow as it is told
@@ -93,6 +94,8 @@ async def run_publish(arguments: argparse.Namespace) -> None:
         await publish(session, publication)
         say(f"announced {publication.namespace.text}")
         while line := await loop.run_in_executor(None, sys.stdin.readline):
+            if line.strip() == "leave":
+                return
             for _ in range(int(line)):
                 if publication.next_object is None:
                     break

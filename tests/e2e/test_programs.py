@@ -115,7 +115,7 @@ def test_a_relay_that_is_told_to_end_lets_a_transfer_finish(number, cache, hub, 
     result = consumer.finish(0).json()
     assert result["objects_verified"] == cache.objects
     cache.check(tmp_path / "out")
-    producer.kill()  # it heeds no GOAWAY
+    producer.say("leave")
     hub.process.finish(0, deadline=15)
     assert hub.process.stderr == ""
 

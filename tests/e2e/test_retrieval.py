@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
 
 import pytest
 
@@ -117,6 +116,8 @@ def test_two_consumers_at_once_cost_the_publisher_one_subscription_of_each_track
     hub.reaches(upstream_subscriptions_total=TRACKS, downstream_subscriptions_total=2 * TRACKS)
     assert hub.metric("upstream_fetches_total") == 1
     # each Object came in once and went out twice; manifests are Objects too
+    hub.reaches(sessions_total=3)
+    hub.reaches(sessions=1)
     sent = hub.metric("objects_out_total") - hub.metric("objects_in_total")
     assert sent >= cache.objects
 
@@ -142,8 +143,8 @@ def test_a_second_request_is_served_from_the_cache_and_survives_its_publisher(
     assert hub.metric("objects_in_total") == stored
 
     if end == "stopped":
-        producer.signal(signal.SIGTERM)
-        producer.wait()
+        producer.say("leave")
+        producer.finish(0)
     else:
         producer.kill()
     if end != "killed":

@@ -998,3 +998,19 @@ def test_manifests_of_the_tests_are_what_they_claim():
     wrong = change_manifest(publication, other_keys)
     stored = wrong.get(Location(1, 0))
     assert Manifest.parse(stored.payload).segments[0].block_keys_sha256 == bytes(32)
+
+
+async def test_a_publication_that_stalls_gives_way_to_another_one_that_is_known():
+    cache = kv()
+    stalled, complete = Publication(SCOPE, DESCRIPTOR, TOKENS), produced(cache=cache)
+    for layer, (k, v) in enumerate(cache[:2]):
+        stalled.put_layer(layer, k, v)
+    async with Link(publisher(stalled, complete)) as link:
+        consumer = link.consumer(
+            publications=[stalled.namespace, complete.namespace], patience=0.1, timeout=10
+        )
+        layers = await collect(consumer)
+        assert [layer.publication for layer in layers][-1] == complete.namespace.publication_id
+        assert consumer.stats.publications_tried == 2
+        check(layers[-LAYERS:], cache)
+        await link.assert_clean()

@@ -273,7 +273,6 @@ async def test_a_listing_nobody_reads_stays_bounded():
 
 
 async def test_two_sessions_of_which_one_never_reads_do_not_disturb_each_other():
-    """Field report 47."""
     handler, store = stocked(groups=30, objects=10, size=5000)
     async with Link(handler, stream_window=20_000) as stuck, Link(handler) as other:
         lazy = await stuck.client.subscribe(
@@ -321,7 +320,7 @@ async def serving(certificate, handler, **options):
 
 
 async def test_a_session_outlives_its_idle_time_out_and_a_request_works(certificate):
-    """Field report 41."""
+    """Keep-alive: idleness alone must not end a session."""
     handler, _ = stocked()
     quic = moqt.QuicConfig(cafile=certificate[0], idle_timeout=0.6)
     async with (

@@ -315,7 +315,7 @@ def test_an_update_beyond_max_filter_ranges_ends_the_subscription_with_update_fa
     world.clean()
 
 
-# -- pause (8.4) -------------------------------------------------------------------------
+# -- pause -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
@@ -405,7 +405,7 @@ def test_datagrams_there_before_the_subscription_are_sent_if_the_filter_passes()
     assert world.fetch().locations == locations((0, 0), (1, 0), (2, 0))
 
 
-# -- fills (7.3) -------------------------------------------------------------------------
+# -- fills -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("published", [0, 2])
@@ -626,7 +626,7 @@ def test_what_the_subscriber_stops_is_not_sent_again():
     assert sorted(world.got.live()) == locations((0, 0), (1, 0), (1, 1))
 
 
-# -- fetch (9) ---------------------------------------------------------------------------
+# -- fetch -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", list(GroupOrder))
@@ -764,7 +764,7 @@ def test_a_fetch_that_fails_at_once_still_tells_its_subscriber():
     world.clean()
 
 
-# -- the "next object" rule (12.2) --------------------------------------------------------
+# -- the "next object" rule ---------------------------------------------------------------
 
 
 def test_a_relays_stream_is_continued_only_by_the_object_known_to_be_next():

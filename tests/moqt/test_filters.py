@@ -1,4 +1,4 @@
-"""Range filters: what is refused, what passes, what an update leaves (MOQT "Range filters")."""
+"""Range filters: what is refused, what passes, what an update leaves (MOQT "Range Filters")."""
 
 from __future__ import annotations
 

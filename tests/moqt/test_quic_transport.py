@@ -1,4 +1,4 @@
-"""Streams, credit and closing between two transports in memory (field reports 41, 52-57)."""
+"""Streams, credit and closing between two transports in memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_transfer_survives_heavy_loss_with_cubic(seed: int) -> None:
 
 
 def test_lost_flow_control_updates_are_sent_again() -> None:
-    """Field report 55: every second packet that carries MAX_DATA or MAX_STREAM_DATA is lost."""
+    """Every second packet that carries MAX_DATA or MAX_STREAM_DATA is lost."""
     config = quic_config(stream_window=64 << 10, session_window=128 << 10)
     pair = Pair(config, config, loss=0.02, reorder=0.05)
     server = connection(pair.server)
@@ -223,7 +223,7 @@ def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_paused_stream_stops_its_sender_at_the_window() -> None:
-    """Field report 56: no credit, no octets, and next to no packets while nobody reads."""
+    """No credit, no octets, and next to no packets while nobody reads."""
     window = 256 << 10
     config = quic_config(stream_window=window, session_window=MIB)
     pair = Pair(config, config)
@@ -298,7 +298,7 @@ def test_paused_small_streams_are_bounded_by_the_session_window() -> None:
 
 
 def test_windows_follow_consumption_not_the_highest_offset() -> None:
-    """Field report 52: a sparse frame at the edge of the window buys no more window."""
+    """A sparse frame at the edge of the window buys no more window."""
     window = 128 << 10
     config = quic_config(stream_window=window, session_window=MIB)
     pair = Pair(config, config)
@@ -669,7 +669,7 @@ def test_the_idle_timeout_ends_a_silent_connection() -> None:
 
 
 def test_an_idle_connection_is_kept_alive() -> None:
-    """Field report 41: idle for twice the idle time-out, then a request works."""
+    """Idle for twice the idle time-out, then a request works."""
     config = quic_config(idle_timeout=2.0)
     pair = Pair(config, config)
     pair.run(limit=6.0)

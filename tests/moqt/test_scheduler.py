@@ -1,4 +1,4 @@
-"""Which Object goes out next (MOQT 13): priorities, order, fairness, bounds."""
+"""Which Object goes out next (MOQT "Priorities"): priorities, order, fairness, bounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rules of the session layer, one test each: SETUP, streams, aliases, GOAWAY, FIN and cancel.
-
-Sections are those of the protocol reference (MOQT draft-22).
-"""
+"""Rules of the session layer, one test each: SETUP, streams, aliases, GOAWAY, FIN and cancel."""
 
 from __future__ import annotations
 
@@ -165,7 +162,7 @@ def subscribe_message(request_id=0, **parameters):
     return Subscribe(request_id, VIDEO.namespace, VIDEO.name, Parameters(**parameters))
 
 
-# -- SETUP (3) ---------------------------------------------------------------------------
+# -- SETUP -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [b"", b"/", b"?q=1", b"/a/b%20c?x=/?&y", b"/live?x=1"])
@@ -293,7 +290,7 @@ def test_a_reason_from_the_peer_is_escaped_in_an_exceptions_text():
         assert "é" in text and "\\x1b" in text
 
 
-# -- Request ID (4.1) --------------------------------------------------------------------
+# -- Request ID --------------------------------------------------------------------------
 
 
 def test_request_ids_may_come_in_any_order_and_leave_gaps_for_ever():
@@ -335,7 +332,7 @@ def test_a_request_that_gets_no_stream_uses_no_request_id():
     assert client.session.fetch_receivers == {}
 
 
-# -- request streams (4.2, 4.3) ----------------------------------------------------------
+# -- request streams ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -666,7 +663,7 @@ def test_goaway_and_what_follows_it_are_not_processed_after_close():
     assert raw.transport.closed[0] == SessionErrorCode.NO_ERROR
 
 
-# -- Track Alias (8.2) -------------------------------------------------------------------
+# -- Track Alias -------------------------------------------------------------------------
 
 
 def test_data_that_overtakes_subscribe_ok_is_held_with_its_credit_and_delivered():
@@ -780,7 +777,7 @@ def test_an_unknown_mandatory_track_property_cancels_the_subscription_and_its_st
     assert_clean(client.session)
 
 
-# -- data streams (12) -------------------------------------------------------------------
+# -- data streams ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fin", [True, False])
@@ -883,7 +880,7 @@ def test_a_datagrams_end_of_group_reaches_the_receiver():
     assert seen == [False, True]
 
 
-# -- fills (7.3) -------------------------------------------------------------------------
+# -- fills -------------------------------------------------------------------------------
 
 
 def test_a_fill_may_overtake_subscribe_ok_whatever_the_tracks_group_order():
@@ -919,7 +916,7 @@ def test_cancelling_a_pending_subscription_drops_a_fill_that_waits_for_the_order
     assert_clean(client.session)
 
 
-# -- PUBLISH_DONE (5.9) ------------------------------------------------------------------
+# -- PUBLISH_DONE ------------------------------------------------------------------------
 
 
 def test_publish_done_waits_for_the_streams_it_counts():
@@ -980,7 +977,7 @@ def test_an_update_that_publish_done_overtook_is_answered_as_failed():
     assert collector.done == 2 and [type(a) for a in answers] == [RequestError]
 
 
-# -- REQUEST_UPDATE (4.4) ----------------------------------------------------------------
+# -- REQUEST_UPDATE ----------------------------------------------------------------------
 
 
 def test_updates_are_held_back_at_the_peers_max_request_updates():
@@ -1116,7 +1113,7 @@ def test_a_flood_of_priority_changes_costs_bounded_memory():
     assert len(raw.session.scheduler._flows) <= 300
 
 
-# -- namespaces (10.2) -------------------------------------------------------------------
+# -- namespaces --------------------------------------------------------------------------
 
 
 def test_namespace_floods_are_cut_off_at_max_namespaces():
@@ -1237,7 +1234,7 @@ def test_publish_namespace_lives_through_fin_and_ends_when_either_side_cancels()
         assert_clean(pair.server)
 
 
-# -- GOAWAY (19) -------------------------------------------------------------------------
+# -- GOAWAY ------------------------------------------------------------------------------
 
 
 def test_after_our_goaway_new_requests_are_refused_and_the_old_go_on():
@@ -1289,7 +1286,7 @@ def test_goaway_on_a_request_stream_concerns_that_request_only():
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
 
-# -- REQUEST_ERROR (5.7) -----------------------------------------------------------------
+# -- REQUEST_ERROR -----------------------------------------------------------------------
 
 
 def test_retry_and_redirect_reach_the_application():
@@ -1341,7 +1338,7 @@ def test_range_filters_beyond_what_the_peer_announced_are_never_sent():
         )
 
 
-# -- FETCH (9) ---------------------------------------------------------------------------
+# -- FETCH -------------------------------------------------------------------------------
 
 
 def test_a_fetch_the_peer_gives_up_ends_as_if_its_stream_had_been_reset():

@@ -292,7 +292,7 @@ def test_a_fetch_stream_comes_back_however_its_octets_are_split(
 def test_every_legal_choice_of_flags_says_the_same(
     fetch: tuple[GroupOrder, list[Any]], data: st.DataObject
 ) -> None:
-    """The table of MOQT "Fetch streams" written out, choosing among its legal rows at random."""
+    """The table of MOQT "Fetch Streams" written out, choosing among its legal rows at random."""
     order, entries = fetch
     sign = 1 if order is GroupOrder.ASCENDING else -1
     out = b"\x05\x06"

@@ -1,4 +1,4 @@
-"""The cache's budget, eviction and expiry (MOQT 11.4, 16.1), field reports 58, 60."""
+"""The cache's budget, eviction and expiry (MOQT "Caching Relays")."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_least_recently_used_goes_first():
 
 
 def test_with_nothing_but_growing_objects_the_relay_stays_responsive():
-    """Field report 58: eviction must make progress when nothing can be evicted."""
+    """Eviction must make progress when nothing can be evicted."""
     star, store = Star(cache_octets=50_000), track()
     star.publisher(store)
     _, collector = star.subscriber(LIVE)

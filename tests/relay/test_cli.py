@@ -15,6 +15,7 @@ import urllib.request
 import pytest
 
 import moqt
+from moqt.quic.certs import make_self_signed
 from relay.cli import parse_address, parse_size
 from tests.relay.star import end_track, everything, publish
 
@@ -204,18 +205,27 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--log-level", "x"], 2, ["debug"]),
         (
             ["--listen", "127.0.0.1:0", "--cert", "{dir}/c", "--key", "{dir}/k"],
-            1,
+            2,
             ["cannot read"],
         ),
-        (["--listen", "127.0.0.1:0", "--cert", "{junk}", "--key", "{junk}"], 1, ["cannot use"]),
-        (["--listen", "127.0.0.1:0", "--self-signed", "{junk}"], 1, ["cannot make"]),
+        (["--listen", "127.0.0.1:0", "--cert", "{junk}", "--key", "{junk}"], 2, ["no PEM"]),
+        (
+            ["--listen", "127.0.0.1:0", "--cert", "{pair}/cert.pem", "--key", "{other}/key.pem"],
+            2,
+            ["does not belong to the certificate"],
+        ),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{junk}"], 2, ["cannot make"]),
         (["--listen", "192.0.2.1:9", "--self-signed", "{dir}"], 1, ["cannot listen"]),
     ],
 )
 def test_errors_are_one_sentence_with_the_right_exit_status(tmp_path, arguments, code, words):
     junk = tmp_path / "junk"
     junk.write_text("this is no certificate")
-    filled = [a.format(dir=tmp_path / "c", junk=junk) for a in arguments]
+    pair, other = tmp_path / "pair", tmp_path / "other"
+    make_self_signed(pair)
+    make_self_signed(other)
+    places = {"dir": tmp_path / "c", "junk": junk, "pair": pair, "other": other}
+    filled = [a.format(**places) for a in arguments]
     check_sentence(run(*filled), code, *words)
 
 

@@ -1,4 +1,4 @@
-"""FETCH and fill through a relay (MOQT 9, 16.3), field reports 58, 60, 62."""
+"""FETCH and fill through a relay (MOQT "Relay Fetch Handling")."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def scripted(star, groups=3, **kwargs):
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_fetch_0_to_3_then_2_to_7_of_a_track_brings_all_8_groups(ended):
-    """Field report 60."""
+    """FETCH_OK must not end at what happens to be cached."""
     star = Star()
     publisher = star.publisher(track(8, ended=ended))
     pair = star.connect()
@@ -151,7 +151,7 @@ def test_a_gap_forwarded_before_it_was_proven_resets_the_stream_when_upstream_fa
 
 
 def test_an_upstream_error_after_a_partial_answer_resets_the_fetch_stream():
-    """Field report 62: the relay holds groups 0 to 2 of 5, the publisher refuses the rest."""
+    """The relay holds groups 0 to 2 of 5, the publisher refuses the rest."""
     star = Star()
     publisher = scripted(star, 5)
     pair = star.connect()

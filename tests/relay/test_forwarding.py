@@ -1,4 +1,4 @@
-"""MOQT 16.3, 16.4: one upstream subscription, forwarded to all who want it."""
+"""MOQT "Subscriber Interactions": one upstream subscription, forwarded to all who want it."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_a_session_may_subscribe_to_its_own_track():
 
 
 def test_a_skipped_object_id_may_follow_only_what_it_followed_upstream():
-    """MOQT 12.2, the relay "next object" rule: here the upstream stream says it is next."""
+    """The "next object" rule of relays: here the upstream stream says it is next."""
     star, store = Star(), track()
     star.publisher(store)
     _, collector = star.subscriber(LIVE)

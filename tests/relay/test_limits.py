@@ -1,4 +1,4 @@
-"""Limits, authorization and numbers of a relay (MOQT 15, 18)."""
+"""Limits, authorization and numbers of a relay (MOQT "Authorization", "Resource Exhaustion")."""
 
 from __future__ import annotations
 

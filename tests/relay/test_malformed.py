@@ -1,4 +1,4 @@
-"""Objects that contradict each other (MOQT 16.6), field report 59."""
+"""Objects that contradict each other (MOQT "Malformed Tracks")."""
 
 from __future__ import annotations
 

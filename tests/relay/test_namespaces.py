@@ -1,4 +1,4 @@
-"""PUBLISH_NAMESPACE and SUBSCRIBE_NAMESPACE at a relay (MOQT 10.1, 10.2, 16.3)."""
+"""MOQT "Publishing Namespaces" and "Subscribing to Namespaces" at a relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages of draft-22 (MOQT 10): one table of layouts, read in both directions."""
+"""MOQT "Control Messages" of draft-22: one table of layouts, read in both directions."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ _BY_TYPE: dict[int, type[Message]] = {layout.TYPE: layout for layout in _LAYOUTS
 
 
 def _is_absent(field: _Field, code: int | None) -> bool:
-    """The Redirect stands exactly under code REDIRECT (MOQT 10.7)."""
+    """The Redirect stands exactly under code REDIRECT (MOQT "REQUEST_ERROR")."""
     return field is _REDIRECT and code != RequestErrorCode.REDIRECT
 
 
@@ -282,7 +282,7 @@ def decode_body(type_: MessageType, body: bytes) -> Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """Type (v), Length (u16), body (MOQT 10). Raises MisuseError for what cannot be sent."""
+    """Type (v), Length (u16), body. Raises MisuseError for what cannot be sent."""
     values = {name: getattr(message, name) for name in _LAYOUTS[type(message)]}
     no_fault(_name_fault(values))
     out = []

@@ -1,4 +1,4 @@
-"""Message Parameters of draft-22 (MOQT 10.2): how each is written and where it may stand."""
+"""MOQT "Control Message Parameters" of draft-22: how each is written, where it may stand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _P = ParameterType
 _M = MessageType
 Allowed = frozenset[ParameterType]
 
-# Where a parameter may stand (MOQT "Message Parameters") -------------------------------
+# Where a parameter may stand (MOQT "Parameter Scope") ----------------------------------
 
 _REQUESTS = (
     _M.SUBSCRIBE,

@@ -1,4 +1,4 @@
-"""Data streams and datagrams of draft-22 (MOQT "Data streams and datagrams")."""
+"""MOQT "Data Streams and Datagrams" of draft-22."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PADDING_STREAM_TYPE = encode_vi64(StreamType.PADDING)
 
 
 def data_stream_type(buffer: bytes) -> tuple[StreamKind, int] | None:
-    """What a unidirectional stream is, and the octets of its type (MOQT "Streams").
+    """What a unidirectional stream is, and the octets of its type (MOQT "Unidirectional Streams").
 
     None while its type is incomplete. Raises SessionError for an unknown type.
     """
@@ -147,7 +147,7 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
 
     @property
     def mid_object(self) -> bool:
-        """Whether a FIN here would cut the stream's header or an Object (MOQT "Data streams")."""
+        """Whether a FIN here would cut the stream's header or an Object."""
         return not self._started or self._remaining > 0 or bool(self._pending)
 
     def feed(self, data: bytes) -> list[H | ObjectHeader | Payload]:
@@ -176,7 +176,7 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
         return events
 
 
-# Subgroup streams (MOQT "Subgroup streams") --------------------------------------------
+# Subgroup streams (MOQT "Subgroup Streams") --------------------------------------------
 
 
 class SubgroupDecoder(_ObjectStreamDecoder[SubgroupHeader]):
@@ -296,7 +296,7 @@ def encode_subgroup_object(
     )
 
 
-# Fetch streams (MOQT "Fetch streams") --------------------------------------------------
+# Fetch streams (MOQT "Fetch Streams") --------------------------------------------------
 
 
 class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
