@@ -65,7 +65,7 @@ def test_a_publisher_killed_between_layers_by_the_installed_program(cache, hub, 
 
 
 def test_a_publisher_interrupted_half_way_ends_its_consumers_at_once(cache, hub, tmp_path):
-    """Field report 42: the failure is told, nobody waits for a timeout."""
+    """The failure is told, nobody waits for a timeout."""
     publisher = hub.publish(cache, "--live-delay", "1500")
     publisher.wait_for("publishing")
     (folder := tmp_path / "received").mkdir()
@@ -108,7 +108,7 @@ CHANGES = {
 
 
 def test_whoever_differs_in_anything_finds_nothing_and_learns_nothing(cache, hub, tmp_path):
-    """Field reports 4, 6 and 22: another scope key or any other descriptor member."""
+    """Another scope key or any other descriptor member."""
     (folder := tmp_path / "received").mkdir()
 
     def answer(identity, name: str) -> Process:
@@ -137,7 +137,6 @@ def test_whoever_differs_in_anything_finds_nothing_and_learns_nothing(cache, hub
 
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 def test_prompts_shorter_than_a_block(tokens, cache, hub, tmp_path):
-    """Field report 5."""
     hub.publish(cache).wait_for("publishing")
     short = cache.variant("short", tokens=cache.tokens[:tokens])
     (folder := tmp_path / "received").mkdir()

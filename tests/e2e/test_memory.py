@@ -111,7 +111,6 @@ class Watch(threading.Thread):
 
 @pytest.mark.timeout(200)
 def test_1_gib_to_a_slow_reader_and_to_a_fast_one(tmp_path):
-    """Field reports 47 and 53."""
     cache = large_cache(tmp_path / "cache", layers=32)
     with relay(tmp_path, "--cache-memory", "64MiB", *MTU) as hub:
         publisher = hub.publish(cache, *MTU, "--live-delay", "1", "--json")

@@ -77,7 +77,7 @@ REFUSED = {
 def test_kv_files_that_are_not_what_the_descriptor_says_are_refused_before_connecting(
     cache, tmp_path
 ):
-    """Field report 22. A relay is not needed: nobody is asked."""
+    """A relay is not needed: nobody is asked."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.setblocking(False)
@@ -123,7 +123,7 @@ def test_a_relay_that_is_told_to_end_lets_a_transfer_finish(number, cache, hub, 
 def test_a_publisher_leaves_a_relay_that_goes_away_and_comes_back_to_the_next_one(
     cache, hub, tmp_path
 ):
-    """Field report 64. The relay need not wait for its drain timeout of ten seconds."""
+    """The relay need not wait for its drain timeout of ten seconds."""
     publisher = hub.publish(cache)
     publisher.wait_for("publishing")
     began = time.monotonic()

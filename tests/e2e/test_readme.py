@@ -37,10 +37,11 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A directory as the README assumes it."""
-    for kind in ("compat.json", "tokens.json"):
-        shutil.copy(SAMPLE / f"smollm2-survey.{kind}", tmp_path / kind)
-    shutil.copy(SAMPLE / "smollm2-survey.safetensors", tmp_path / "cache.safetensors")
+    """A checkout, as far as the README's commands see it, with the sample copied as it says."""
+    shutil.copytree(SAMPLE, tmp_path / "tools" / "data")
+    for command in commands():
+        if command.startswith("cp "):
+            subprocess.run(shlex.split(command), cwd=tmp_path, check=True)
     return tmp_path
 
 
@@ -65,6 +66,9 @@ def test_every_command_runs(folder, port):
             assert command in MAKE
             continue
         program = command.split()[0]
+        if program == "cp":
+            subprocess.run(shlex.split(command), cwd=folder, check=True)
+            continue
         seen.add(program)
         process = start(folder, port, command)
         if program == "kvcs-relay":

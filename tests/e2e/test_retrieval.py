@@ -25,7 +25,7 @@ def check_live(result: dict, cache) -> None:
 def test_consumers_that_join_before_during_and_after_production_get_every_object_once(
     cache, hub, tmp_path
 ):
-    """Field report 18. Blocks are four tokens of one layer, eight a layer."""
+    """Blocks are four tokens of one layer, eight a layer."""
     producer = hub.produce(cache)
     consumers, produced = {}, 0
     for missed in (0, 1, 28, 63, 64):
@@ -126,7 +126,6 @@ def test_two_consumers_at_once_cost_the_publisher_one_subscription_of_each_track
 def test_a_second_request_is_served_from_the_cache_and_survives_its_publisher(
     end, cache, hub, tmp_path
 ):
-    """Field reports 20 and 61."""
     producer = hub.produce(cache, "--idle", "1.5" if "noticed" in end else "30")
     producer.say(64)
     producer.wait_for("produced")
@@ -203,7 +202,7 @@ def test_300_layers_cross_one_connection_live_and_afterwards(deep, hub, tmp_path
 
 @pytest.mark.parametrize("streams", [16, 128, 1024])
 def test_300_layers_arrive_complete_whatever_the_limit_of_streams(streams, deep, tmp_path):
-    """Field report 57. The limit is the relay's and the consumers'."""
+    """The limit is the relay's and the consumers'."""
     with relay(tmp_path, program=(*PEER, "relay", str(streams))) as hub:
         producer = hub.produce(deep)
 
@@ -249,7 +248,7 @@ def test_the_longest_published_prefix_is_found(cache, hub, tmp_path):
 
 
 def test_two_scopes_through_one_relay_find_only_their_own(cache, hub, tmp_path):
-    """Field reports 4 and 8: the same tokens and model, two scope keys."""
+    """The same tokens and model, two scope keys."""
     other = make_cache(tmp_path / "other", seed=2)
     other.tokens[:] = cache.tokens
     other.tokens_file.write_text(str(other.tokens))
