@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from kvcs.codes import PAYLOAD_HEADER_OCTETS, Component
 from kvcs.errors import VerificationFailed
@@ -221,6 +221,8 @@ class _OpenLayer(LayerAssembly):
     """A layer that is not whole, or not handed over yet."""
 
     def has(self, component: Component, block: int) -> bool:
+        if component is not Component.KV:
+            return bool(self._written[component][block])
         return all(self._written[half][block] for half in _halves(component))
 
     def take_back(self, component: Component, block: int) -> None:
@@ -256,6 +258,16 @@ class Kept:
     blocks: int
     next_layer: int
     unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
+
+
+class _Facts(NamedTuple):
+    """What the checks of every Object of one track need, of the current manifest."""
+
+    codec: Codec
+    raw_octets: int
+    first_block: int
+    listed: tuple[bytes, ...]
+    """The digests of the Groups listed, from 0, as in the manifest."""
 
 
 class Assembly:
@@ -311,6 +323,7 @@ class Assembly:
         self._kept = kept
         self._next = layers.start
         self._open: dict[int, _OpenLayer] = {}
+        self._facts: dict[DataTrack, _Facts] = {}
         self._unconfirmed: dict[tuple[DataTrack, int], bytearray] = {}
         self._taken_back: list[tuple[DataTrack, Location]] = []
         self._reasons: Counter[str] = Counter()
@@ -404,6 +417,7 @@ class Assembly:
             self._count_bad(error.name)
             return
         self.manifest, self.version = manifest, version
+        self._facts = {track: self._facts_of(track) for track in self.tracks}
         self._confirm()
         self._hand_over()
 
@@ -425,20 +439,20 @@ class Assembly:
             else:
                 self._stats.duplicates += 1
             return Arrival.EXTRA
-        assert self.manifest is not None
-        expected = self.manifest.expected_digest(track, layer, block)
-        codec = track.known_codec
-        assert codec is not None
+        facts = self._facts[track]
+        expected = None
+        if layer < len(facts.listed):
+            expected = facts.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
         try:
             data = check_payload(
                 payload,
                 component=track.component,
                 layer=layer,
                 block=block,
-                first_block=self.entry.first_block,
+                first_block=facts.first_block,
                 block_tokens=self.descriptor.block_tokens,
-                codec=codec,
-                raw_octets=raw_octets(self.descriptor, track.component),
+                codec=facts.codec,
+                raw_octets=facts.raw_octets,
                 expected_digest=expected,
             )
         except DecodeError as error:
@@ -511,6 +525,17 @@ class Assembly:
             stats.layers = self._next - self.layers.start
         else:
             self._destination.begin(stats.tokens, self.layers)
+
+    def _facts_of(self, track: DataTrack) -> _Facts:
+        codec = track.known_codec
+        assert codec is not None
+        listed = self.entry.object_digests
+        return _Facts(
+            codec,
+            raw_octets(self.descriptor, track.component),
+            self.entry.first_block,
+            listed.get(track, ()) if listed is not None else (),
+        )
 
     def _count_bad(self, reason: str) -> None:
         self.bad += 1

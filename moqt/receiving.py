@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moqt.codes import ObjectStatus
 from moqt.errors import MoqtError
 from moqt.names import Location
-from moqt.store import Buffer
+from moqt.store import Buffer, buffer_length
 
 if TYPE_CHECKING:
     from moqt.requests import OutgoingFetch, OutgoingSubscribe
@@ -69,17 +69,27 @@ class Receiver:
         """FIN (`error` None) or a reset with that code; a cut Object never `object_ended`."""
 
 
-@dataclass(slots=True, frozen=True)
-class ReceivedObject:
-    """A whole Object as an application gets it. `subgroup` is None for a datagram."""
+class ReceivedObject(NamedTuple):
+    """A whole Object as an application gets it. `subgroup` is None for a datagram.
 
+    `status` is NORMAL, or says that a group or the track ends at `location`.
+    """
+
+    # A tuple, because one is made for every Object that arrives.
     location: Location
     subgroup: int | None
     priority: int | None
     status: ObjectStatus
-    payload: Buffer = field(repr=False)
+    payload: Buffer
     properties: bytes = b""
     via: Via = Via.SUBSCRIPTION
+
+    def __repr__(self) -> str:
+        """Without the payload, which belongs in no log."""
+        return (
+            f"ReceivedObject({self.location.group}/{self.location.object} {self.status.name}, "
+            f"{buffer_length(self.payload)} octets, {self.via.name})"
+        )
 
 
 MAX_OBJECT_OCTETS = 64 << 20
