@@ -261,13 +261,11 @@ class Kept:
 
 
 class _Facts(NamedTuple):
-    """What the checks of every Object of one track need, of the current manifest."""
+    """What is the same for every Object of one track."""
 
     codec: Codec
     raw_octets: int
     first_block: int
-    listed: tuple[bytes, ...]
-    """The digests of the Groups listed, from 0, as in the manifest."""
 
 
 class Assembly:
@@ -417,7 +415,6 @@ class Assembly:
             self._count_bad(error.name)
             return
         self.manifest, self.version = manifest, version
-        self._facts = {track: self._facts_of(track) for track in self.tracks}
         self._confirm()
         self._hand_over()
 
@@ -439,10 +436,9 @@ class Assembly:
             else:
                 self._stats.duplicates += 1
             return Arrival.EXTRA
+        assert self.manifest is not None
         facts = self._facts[track]
-        expected = None
-        if layer < len(facts.listed):
-            expected = facts.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
+        expected = self.manifest.expected_digest(track, layer, block)
         try:
             data = check_payload(
                 payload,
@@ -503,6 +499,7 @@ class Assembly:
         manifest.check_keys(self._keys, self.namespace.anchor_key)
         self.tracks = manifest.select_tracks(SEGMENT, codecs={Codec.RAW})
         self.manifest = manifest
+        self._facts = {track: self._facts_of(track) for track in self.tracks}
         # a publication longer than our tokens is one we were told of: our part of it counts
         self.blocks = min(
             self.entry.blocks, len(self._keys), self._most_blocks or self.entry.blocks
@@ -529,13 +526,7 @@ class Assembly:
     def _facts_of(self, track: DataTrack) -> _Facts:
         codec = track.known_codec
         assert codec is not None
-        listed = self.entry.object_digests
-        return _Facts(
-            codec,
-            raw_octets(self.descriptor, track.component),
-            self.entry.first_block,
-            listed.get(track, ()) if listed is not None else (),
-        )
+        return _Facts(codec, raw_octets(self.descriptor, track.component), self.entry.first_block)
 
     def _count_bad(self, reason: str) -> None:
         self.bad += 1

@@ -18,8 +18,6 @@ Octets = bytes | bytearray | memoryview
 _HEADER = struct.Struct(">IBBHIIQIHHI32s")
 assert _HEADER.size == PAYLOAD_HEADER_OCTETS
 _MAGIC_OCTETS = PAYLOAD_MAGIC.to_bytes(4)
-_FIELDS = struct.Struct(">IBBHIIQIHHI")
-"""The header without the digest."""
 
 
 class PayloadHeader(NamedTuple):
@@ -133,28 +131,6 @@ def check_payload(
     if isinstance(payload, bytes | bytearray | memoryview):
         head = memoryview(payload).cast("B")
         rest: list[memoryview] = []
-        if codec == Codec.RAW and len(head) == PAYLOAD_HEADER_OCTETS + raw_octets:
-            # what nearly every Object is; whatever differs is named below
-            fields = _FIELDS.pack(
-                PAYLOAD_MAGIC,
-                PAYLOAD_VERSION,
-                component,
-                0,
-                layer,
-                block,
-                (first_block + block) * block_tokens,
-                block_tokens,
-                codec,
-                0,
-                raw_octets,
-            )
-            if head[: _FIELDS.size] == fields:
-                data = head[PAYLOAD_HEADER_OCTETS:]
-                digest = hashlib.sha256(data).digest()
-                if head[_FIELDS.size : PAYLOAD_HEADER_OCTETS] == digest and (
-                    expected_digest is None or hmac.compare_digest(digest, expected_digest)
-                ):
-                    return data
     else:
         head, rest = _split(payload)
     header = decode_header(head)

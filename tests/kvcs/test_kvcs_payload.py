@@ -144,6 +144,13 @@ def test_an_object_belongs_to_its_place_only(wrong: str) -> None:
     assert name_of(VALID, **{wrong: CONTEXT[wrong] + 1}) == names.get(wrong, "token-start")
 
 
+@pytest.mark.parametrize("place", ["layer", "block"])
+def test_a_location_that_no_header_can_name_is_a_mismatch_and_not_a_crash(place: str) -> None:
+    # MOQT has Group and Object IDs of 64 bits, the header fields of 32
+    for value in (1 << 32, (1 << 64) - 1):
+        assert name_of(VALID, **{place: value}) == f"{place}-mismatch"
+
+
 def test_the_first_fault_is_the_one_that_is_named() -> None:
     assert name_of(b"KVO") == "truncated"
     assert name_of(b"KVB1") == "bad-magic"

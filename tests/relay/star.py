@@ -8,12 +8,13 @@ from moqt.codes import ObjectStatus, PublishDoneCode
 from moqt.messages import LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.receiving import ObjectReceiver, Via
+from moqt.receiving import Via
 from moqt.session import SessionHandler
 from moqt.store import TrackStore
 from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.memory import Pair
+from tests.moqt.test_session_pair import Collector as PairCollector
 
 NAMESPACE = (b"demo", b"live")
 NAME = FullTrackName(NAMESPACE, b"video")
@@ -25,27 +26,13 @@ JOIN = Parameters(
 LIVE = Parameters(location_filter=LocationFilter.next_object())
 
 
-class Collector(ObjectReceiver):
-    """Everything one SUBSCRIBE or FETCH brought."""
+class Collector(PairCollector):
+    """Everything one SUBSCRIBE or FETCH brought, part by part."""
 
     def __init__(self):
-        self.objects = []
+        super().__init__()
         self.parts = 0
-        self.accepted = self.failed = self.done = None
-        self.streams = []
         self.open_streams = 0
-
-    def subscribe_accepted(self, request):
-        self.accepted = request
-
-    def fetch_accepted(self, request):
-        self.accepted = request
-
-    def request_failed(self, error):
-        self.failed = error
-
-    def subscription_done(self, code, reason):
-        self.done = code
 
     def stream_opened(self, stream):
         self.open_streams += 1
@@ -54,20 +41,13 @@ class Collector(ObjectReceiver):
         self.parts += len(part)
         super().object_part(stream, part)
 
-    def object_received(self, received):
-        self.objects.append(received)
-
     def stream_ended(self, stream, error):
         self.open_streams -= 1
-        self.streams.append((stream.via, error))
+        super().stream_ended(stream, error)
 
     @property
     def normal(self):
         return [o for o in self.objects if o.status is ObjectStatus.NORMAL]
-
-    @property
-    def locations(self):
-        return [o.location for o in self.normal]
 
     @property
     def payloads(self):
