@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint unit e2e bench clean
+.PHONY: help install demo test lint unit e2e fuzz bench interop clean
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,15 @@ e2e: $(STAMP)    ## the tests with real processes from end to end
 
 test: lint unit e2e  ## lint and every test
 
+MINUTES ?= 1
+fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 long
+	$(BIN)/python -m tools.fuzz --minutes $(MINUTES)
+
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 
+interop: $(STAMP)  ## our client and relay against other implementations; writes interop/results
+	$(BIN)/python -m interop.run
+
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

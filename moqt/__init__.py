@@ -11,8 +11,11 @@ from moqt.aio import (
     MoqtSession,
     NamespaceEvent,
     NamespaceListing,
+    OfferedTrack,
     PublishedNamespace,
+    PublishedTrack,
     Subscription,
+    TrackOffers,
 )
 from moqt.client import connect
 from moqt.codes import (
@@ -23,6 +26,7 @@ from moqt.codes import (
     SessionErrorCode,
     StreamErrorCode,
 )
+from moqt.config import SessionCounters
 from moqt.errors import (
     ConnectError,
     MisuseError,
@@ -37,13 +41,16 @@ from moqt.names import FullTrackName, Location, TrackNamespace
 from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig
 from moqt.receiving import ObjectReceiver, ReceivedObject, Receiver, Via
+from moqt.redirects import Churn, FollowLimits, follow
 from moqt.server import Server, serve
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.store import TrackStore
 
 __all__ = [
+    "Churn",
     "ConnectError",
     "FetchResponse",
+    "FollowLimits",
     "FullTrackName",
     "GroupOrder",
     "KeyValue",
@@ -56,9 +63,11 @@ __all__ = [
     "NamespaceListing",
     "ObjectReceiver",
     "ObjectStatus",
+    "OfferedTrack",
     "Parameters",
     "PublishDoneCode",
     "PublishedNamespace",
+    "PublishedTrack",
     "Publisher",
     "QuicConfig",
     "RangeFilter",
@@ -70,6 +79,7 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionConfig",
+    "SessionCounters",
     "SessionError",
     "SessionErrorCode",
     "SessionHandler",
@@ -77,8 +87,10 @@ __all__ = [
     "StreamReset",
     "Subscription",
     "TrackNamespace",
+    "TrackOffers",
     "TrackStore",
     "Via",
     "connect",
+    "follow",
     "serve",
 ]

@@ -14,10 +14,14 @@ from moqt.codes import SessionErrorCode
 from moqt.errors import ConnectError, SessionClosed
 from moqt.publisher import Publisher
 from moqt.quic import endpoint
+from moqt.quic.aioquic import AioquicTransport
 from moqt.quic.base import Transport, TransportHandler
 from moqt.quic.config import QuicConfig
+from moqt.quic.webtransport import H3_ALPN
+from moqt.quic.webtransport_client import WebTransportClient
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import parse_uri
+from moqt.wire.codec import codec_for
 
 TICK_SECONDS = 0.5
 
@@ -25,7 +29,9 @@ logger = logging.getLogger("moqt.client")
 
 
 class connect:
-    """Connect to `url` (moqt://host[:port]/path) and establish a session.
+    """Connect to `url` and establish a session.
+
+    `moqt://host[:port]/path` is native QUIC, `https://host[:port]/path` is WebTransport.
 
     Use it as `session = await connect(url)` (then `session.close()` and
     `await session.wait_closed()`), or as `async with connect(url) as session`.
@@ -33,7 +39,8 @@ class connect:
     `cafile` holds the authorities that may have signed the server's certificate.
     `handler` answers what the peer asks; by default a `Publisher` without tracks.
     Raises ConnectError within `timeout` seconds when there is nobody, the certificate
-    is not trusted or no draft is shared, and MisuseError for a URL that is none.
+    is not trusted or no draft is shared, and MisuseError for a URL that is none and for a
+    draft in `quic.alpn` that has no codec.
     """
 
     def __init__(
@@ -76,17 +83,33 @@ class connect:
     async def _connect(self) -> MoqtSession:
         made: list[MoqtSession] = []
 
-        def make(transport: Transport) -> TransportHandler:
+        def make_session(transport: Transport) -> TransportHandler:
             session = Session(
                 transport, self._handler, self._config, now=asyncio.get_running_loop().time()
             )
             made.append(MoqtSession(session))
             return session
 
+        def make(transport: AioquicTransport) -> TransportHandler:
+            if not self._uri.webtransport:
+                return make_session(transport)
+            return WebTransportClient(
+                transport,
+                make_session,
+                self._quic.alpn,
+                authority=self._uri.authority,
+                path=self._uri.path or "/",
+            )
+
+        quic = self._quic
+        for name in quic.alpn:
+            codec_for(name)
+        if self._uri.webtransport:
+            quic = replace(quic, alpn=(H3_ALPN,))
         try:
             async with asyncio.timeout(self._timeout):
                 await endpoint.connect(
-                    self._uri.host, self._uri.port, self._quic, make, within=self._timeout
+                    self._uri.host, self._uri.port, quic, make, within=self._timeout
                 )
                 session = made[-1]  # one is made for each address tried
                 keep_ticking(session.session)
@@ -112,6 +135,15 @@ class connect:
 def keep_ticking(session: Session) -> None:
     """Bring the time to `session` until it is closed."""
     loop = asyncio.get_running_loop()
+    deadlines = session.scheduler.deadlines
+    session.scheduler.clock = loop.time
+    timer = loop.call_soon(lambda: None)
+
+    def arm() -> None:
+        nonlocal timer
+        timer.cancel()
+        at = loop.time() + TICK_SECONDS
+        timer = loop.call_at(at if deadlines.next is None else min(at, deadlines.next), tick)
 
     def tick() -> None:
         try:
@@ -120,6 +152,7 @@ def keep_ticking(session: Session) -> None:
             logger.exception("a deadline failed, closing the session")
             session.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         if session.closed is None:
-            loop.call_later(TICK_SECONDS, tick)
+            arm()
 
+    deadlines.on_sooner = arm
     tick()

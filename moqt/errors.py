@@ -78,6 +78,10 @@ class MisuseError(MoqtError):
     """The local application used the API wrongly; the message says how."""
 
 
+class MalformedTrack(MoqtError):
+    """The Objects of a Track contradict each other (MOQT "Malformed Tracks")."""
+
+
 class StreamReset(MoqtError):
     """A data stream was reset by its sender with `code`: what was not delivered is unknown."""
 

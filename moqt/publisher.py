@@ -3,36 +3,63 @@
 from __future__ import annotations
 
 from moqt.codes import RequestErrorCode
+from moqt.deadlines import Deadline
+from moqt.handler import SessionHandler
 from moqt.names import FullTrackName, TrackNamespace, is_prefix, printable_namespace
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
     IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
     IncomingTrackStatus,
 )
-from moqt.session import SessionHandler
 from moqt.store import TrackStore
+
+MAX_RENDEZVOUS = 30.0
+"""Seconds a SUBSCRIBE waits at most for its track, whatever RENDEZVOUS_TIMEOUT allows."""
+MAX_WAITING = 1024
+"""SUBSCRIBEs that may wait for their tracks at once; beyond, EXCESSIVE_LOAD."""
 
 
 class Publisher(SessionHandler):
-    """Answers SUBSCRIBE, FETCH, TRACK_STATUS and SUBSCRIBE_NAMESPACE from its stores.
+    """Answers SUBSCRIBE, FETCH, TRACK_STATUS, SUBSCRIBE_NAMESPACE and SUBSCRIBE_TRACKS from
+    its stores.
 
     One Publisher may serve several sessions, as a client of a relay or as a server.
     """
 
+    max_rendezvous = MAX_RENDEZVOUS
+    max_waiting = MAX_WAITING
+
     def __init__(self) -> None:
         self.tracks: dict[FullTrackName, TrackStore] = {}
         self._listings: set[IncomingSubscribeNamespace] = set()
+        self._wanted: set[IncomingSubscribeTracks] = set()
+        self._waiting: dict[FullTrackName, dict[IncomingSubscribe, Deadline]] = {}
+        """SUBSCRIBEs within their RENDEZVOUS_TIMEOUT, and when that is over."""
+        self._waiting_count = 0
+
+    # -- tracks ----------------------------------------------------------------------------
 
     def add_track(self, store: TrackStore) -> None:
-        """Serve `store` from now on; its namespace is listed to those who asked."""
+        """Serve `store` from now on; tell those who asked for its namespace or for its tracks,
+        and answer those who wait for it."""
         self.tracks[store.name] = store
         for listing in tuple(self._listings):
             listing.add(store.name.namespace)
+        waiting = tuple(self._waiting.get(store.name, ()))
+        for request in waiting:
+            self._stop_waiting(request)
+            request.accept(store)
+        for wanted in tuple(self._wanted):
+            if all(request.session is not wanted.session for request in waiting):
+                wanted.offer(store)
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve the track to no new request."""
         self.tracks.pop(name, None)
+        for wanted in tuple(self._wanted):
+            wanted.withdrawn(name)
         if name.namespace not in self.namespaces():
             for listing in tuple(self._listings):
                 listing.remove(name.namespace)
@@ -40,20 +67,63 @@ class Publisher(SessionHandler):
     def namespaces(self) -> set[TrackNamespace]:
         return {name.namespace for name in self.tracks}
 
+    # -- requests for one track ------------------------------------------------------------
+
     def subscribe_received(self, request: IncomingSubscribe) -> None:
-        store = self._find(request)
+        store = self.tracks.get(request.name)
         if store is not None:
             request.accept(store)
+        elif request.parameters.rendezvous_timeout:
+            self._wait(request, request.parameters.rendezvous_timeout / 1000)
+        else:
+            self._refuse(request)
 
     def fetch_received(self, request: IncomingFetch) -> None:
-        store = self._find(request)
+        store = self.tracks.get(request.name)
         if store is not None:
             request.accept(store)
+        else:
+            self._refuse(request)
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        store = self._find(request)
+        store = self.tracks.get(request.name)
         if store is not None:
             request.accept(store)
+        else:
+            self._refuse(request)
+
+    def _wait(self, request: IncomingSubscribe, seconds: float) -> None:
+        """Hold it until the track is added (MOQT "RENDEZVOUS_TIMEOUT Parameter")."""
+        if self._waiting_count >= self.max_waiting:
+            request.reject(
+                RequestErrorCode.EXCESSIVE_LOAD, "too many requests wait", retry_after_ms=1000
+            )
+            return
+        deadline = request.session.call_later(
+            min(seconds, self.max_rendezvous), lambda: self._give_up(request)
+        )
+        self._waiting.setdefault(request.name, {})[request] = deadline
+        self._waiting_count += 1
+        request.on_ended = lambda: self._stop_waiting(request)
+
+    def _give_up(self, request: IncomingSubscribe) -> None:
+        request.reject(RequestErrorCode.TIMEOUT, "the track did not appear in time")
+
+    def _stop_waiting(self, request: IncomingSubscribe) -> None:
+        request.on_ended = None
+        requests = self._waiting[request.name]
+        request.session.deadlines.cancel(requests.pop(request))
+        self._waiting_count -= 1
+        if not requests:
+            del self._waiting[request.name]
+
+    def _refuse(self, request: IncomingSubscribe | IncomingFetch | IncomingTrackStatus) -> None:
+        request.reject(
+            RequestErrorCode.DOES_NOT_EXIST,
+            f"no such track in {printable_namespace(request.name.namespace)}"[:200],
+        )
+
+    # -- requests for namespaces -----------------------------------------------------------
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
         self._listings.add(request)
@@ -66,14 +136,12 @@ class Publisher(SessionHandler):
             if is_prefix(request.prefix, namespace):
                 request.add(namespace)
 
-    def _find(
-        self, request: IncomingSubscribe | IncomingFetch | IncomingTrackStatus
-    ) -> TrackStore | None:
-        store = self.tracks.get(request.name)
-        if store is None:
-            request.reject(
-                RequestErrorCode.DOES_NOT_EXIST,
-                f"no such track in {printable_namespace(request.name.namespace)}"[:200],
-            )
-            return None
-        return store
+    def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
+        self._wanted.add(request)
+        request.on_ended = lambda: self._wanted.discard(request)
+        request.accept()
+        self.subscribe_tracks_changed(request)
+
+    def subscribe_tracks_changed(self, request: IncomingSubscribeTracks) -> None:
+        for store in tuple(self.tracks.values()):
+            request.offer(store)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moqt.codes import ObjectStatus
 from moqt.errors import MoqtError
+from moqt.malformed import TrackChecker
 from moqt.names import Location
 from moqt.store import Buffer, buffer_length
 
@@ -36,6 +37,8 @@ class IncomingStream:
     header: ObjectHeader | None = None
     remaining: int = 0
     state: object = None
+    last: ObjectHeader | None = None
+    """The Object that began last, once an `ObjectReceiver` has checked it."""
 
 
 class Receiver:
@@ -97,12 +100,22 @@ MAX_OBJECT_OCTETS = 64 << 20
 
 
 class ObjectReceiver(Receiver):
-    """Assembles each Object and hands it over whole, through `object_received`."""
+    """Assembles each Object and hands it over whole, through `object_received`.
+
+    It checks that the Objects do not contradict each other (MOQT "Malformed Tracks").
+    """
 
     max_object_octets = MAX_OBJECT_OCTETS
     """A longer Object is thrown away as it comes, after `object_too_large`."""
+    checker: TrackChecker | None = None
+    """Receivers of one track from one publisher may share one; each makes its own otherwise."""
 
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        checker = self.checker
+        if checker is None:
+            checker = self.checker = TrackChecker()
+        checker.object(header)
+        stream.last = header
         if header.length <= self.max_object_octets:
             stream.state = []
         else:
@@ -130,6 +143,12 @@ class ObjectReceiver(Receiver):
                 via=stream.via,
             )
         )
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        """A subclass that has its own calls this one too."""
+        opened, last = stream.subgroup, stream.last
+        if error is None and opened is not None and last is not None and self.checker is not None:
+            self.checker.finished(last, end_of_group=opened.end_of_group)
 
     def object_received(self, received: ReceivedObject) -> None: ...
 

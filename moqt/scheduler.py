@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
+
+from moqt.deadlines import Deadlines
 
 
 class Progress(IntEnum):
@@ -26,6 +30,39 @@ class Progress(IntEnum):
     NO_STREAM = 3
     """It needs a stream and the peer grants none."""
     DONE = 4
+
+
+@dataclass(slots=True)
+class DeliveryLimits:
+    """How much one subscription may have waiting to be sent."""
+
+    pending_subgroups: int = 4096
+    """Subgroups it may be behind; beyond, it ends with TOO_FAR_BEHIND."""
+    pending_datagrams: int = 1024
+    """Objects waiting to go out as datagrams; beyond, they are dropped."""
+
+
+@dataclass(slots=True)
+class DeliveryCounters:
+    """What the deliveries of one session gave up."""
+
+    too_far_behind: int = 0
+    """Subscriptions ended with TOO_FAR_BEHIND."""
+    expired_subscriptions: int = 0
+    """Subscriptions ended with EXPIRED."""
+    expired_objects: int = 0
+    """Objects not sent because a delivery timeout had passed."""
+    expired_streams: int = 0
+    """Streams reset with DELIVERY_TIMEOUT."""
+    datagrams_sent: int = 0
+    datagrams_too_large: int = 0
+    """Datagrams the transport did not take: no packet holds them, or its queue is full."""
+    datagrams_dropped: int = 0
+    """Objects for which the queue of datagrams had no room."""
+    ranges_unknown: int = 0
+    """End of Range entries UNKNOWN written on fetch streams."""
+    ranges_timed_out: int = 0
+    """End of Range entries TIMED_OUT written on fetch streams."""
 
 
 class Delivery(ABC):
@@ -69,9 +106,24 @@ Entry = tuple[int, int, int, int, Flow]
 
 
 class Scheduler:
-    """Chooses among flows; holds no octets itself."""
+    """Chooses among flows; holds no octets itself.
 
-    def __init__(self) -> None:
+    It also brings the deliveries the time. Delivery timeouts are milliseconds, and ticks
+    come less often than that, so a shell may set `clock`, which is asked only where a
+    timeout is in force. Without it, time is that of the last `tick`.
+    """
+
+    def __init__(
+        self,
+        limits: DeliveryLimits | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.limits = limits or DeliveryLimits()
+        self.counters = DeliveryCounters()
+        self.deadlines = Deadlines()
+        self.clock = clock
+        self._ticked = 0.0
         self._flows: list[Entry] = []
         self._number = 0
         self._blocked: dict[Delivery, None] = {}
@@ -79,6 +131,15 @@ class Scheduler:
         """Deliveries that need a stream, by priority: one tries, the others wait for it."""
         self._trying: Delivery | None = None
         self._compact_at = 256
+
+    @property
+    def now(self) -> float:
+        return self._ticked if self.clock is None else self.clock()
+
+    def tick(self, now: float) -> None:
+        """Time has passed: what is due by `now` happens."""
+        self._ticked = now
+        self.deadlines.run(now)
 
     def ready(self, delivery: Delivery) -> None:
         """`delivery` has something to write."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -11,9 +12,12 @@ from moqt.aio import MoqtSession
 from moqt.client import keep_ticking
 from moqt.codes import SessionErrorCode
 from moqt.quic import endpoint
+from moqt.quic.accept import by_alpn
 from moqt.quic.base import Transport, TransportHandler
 from moqt.quic.config import QuicConfig
+from moqt.quic.webtransport import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.wire.codec import codec_for
 
 
 class Server:
@@ -63,8 +67,12 @@ async def serve(
 ) -> Server:
     """Listen on `host`:`port` (0 picks a free port) with the certificate in `quic`.
 
+    Native QUIC and, unless `quic.webtransport` is false, WebTransport share the port; the
+    handshake's ALPN tells them apart.
+
     `handler` serves every session, or makes a handler for each. `on_session` is called
-    with each new session, before its SETUP. Raises OSError when the address is taken.
+    with each new session, before its SETUP. Raises OSError when the address is taken and
+    MisuseError for a draft in `quic.alpn` that has no codec.
     """
     server = Server()
 
@@ -81,5 +89,10 @@ async def serve(
             on_session(wrapper)
         return accepted
 
-    server.endpoint = await endpoint.serve(host, port, quic, make)
+    protocols = tuple(name for name in quic.alpn if name != H3_ALPN)
+    for name in protocols:
+        codec_for(name)
+    if quic.webtransport:
+        quic = replace(quic, alpn=(*protocols, H3_ALPN))
+    server.endpoint = await endpoint.serve(host, port, quic, by_alpn(make, protocols))
     return server

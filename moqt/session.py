@@ -8,23 +8,19 @@ brings the time.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import cast
 
 from moqt.codes import (
     REQUEST_OPENERS,
     GroupOrder,
-    MessageType,
-    ObjectStatus,
     RequestErrorCode,
     SessionErrorCode,
-    SetupOptionType,
     StreamErrorCode,
 )
-from moqt.delivery import StreamDelivery
+from moqt.config import SessionConfig, SessionCounters
+from moqt.deadlines import Deadline, Deadlines
+from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.errors import (
     MisuseError,
     MoqtError,
@@ -33,134 +29,64 @@ from moqt.errors import (
     SessionError,
     protocol_violation,
 )
-from moqt.filters import check_range_filters
+from moqt.eventlog import LoggedTransport, event_log
+from moqt.handler import SessionHandler
+from moqt.incoming import ControlIn, DataIn, RequestIn, receive_datagram
+from moqt.malformed import MalformedTracks
 from moqt.messages import (
     NO_PARAMETERS,
     Goaway,
-    KeyValue,
     Message,
     Parameters,
-    Properties,
-    Request,
-    RequestErrorMessage,
     Setup,
-    property_value,
 )
-from moqt.names import FullTrackName, Location, TrackNamespace, is_reserved, overlap
+from moqt.names import FullTrackName, TrackNamespace, is_reserved, overlap
 from moqt.quic.base import Transport
-from moqt.receiving import IncomingStream, Receiver, Via
+from moqt.receiving import Receiver
+from moqt.request_queue import RequestQueue
 from moqt.requests import (
     IncomingFetch,
-    IncomingPublishNamespace,
+    IncomingPublish,
     IncomingRequest,
-    IncomingSubscribe,
     IncomingSubscribeNamespace,
-    IncomingTrackStatus,
+    IncomingSubscribeTracks,
+    ObjectOwner,
     OutgoingFetch,
+    OutgoingPublish,
     OutgoingPublishNamespace,
     OutgoingRequest,
     OutgoingSubscribe,
     OutgoingSubscribeNamespace,
+    OutgoingSubscribeTracks,
     OutgoingTrackStatus,
+    PublisherSide,
     RequestState,
     RequestStream,
+    SubscriberSide,
     build_incoming,
 )
+from moqt.rules import Rules
 from moqt.scheduler import Scheduler
-from moqt.store import IntervalSet, MalformedTrack
-from moqt.tokens import Token, TokenCache
-from moqt.wire.codec import Codec, FetchDecoder, SubgroupDecoder, codec_for
+from moqt.setup import read_setup, setup_options
+from moqt.sharing import TrackAliases
+from moqt.states import move
+from moqt.store import TrackStore
+from moqt.tokens import Token
+from moqt.wire.codec import Codec, codec_for
 from moqt.wire.objects import (
-    FetchHeader,
-    ObjectHeader,
-    PaddingDatagram,
-    RangeMarker,
     StreamKind,
-    SubgroupHeader,
 )
+
+__all__ = ["SESSION_MOVES", "Session", "SessionConfig", "SessionHandler", "SessionState"]
 
 logger = logging.getLogger("moqt.session")
 
-IMPLEMENTATION = b"kvcs/0"
 WRITE_QUANTUM = 64 * 1024
 """Octets one delivery may hand over before the priorities are looked at again."""
 MAX_EARLY = 4096
 """Pieces of streams held before the peer's SETUP."""
-MAX_REQUEST_ID_GAPS = 4096
-"""Runs of the peer's Request IDs told apart; beyond it the oldest gap counts as used."""
-
-
-def _ranges(parameters: Parameters) -> int:
-    fill = parameters.fill_parameters
-    own = sum(len(each.ranges) for each in parameters.range_filters)
-    return own + (_ranges(fill) if fill is not None else 0)
-
-
-def _number(options: Properties, kind: SetupOptionType) -> int:
-    value = property_value(options, kind)
-    return value if isinstance(value, int) else 0
-
-
-@dataclass(frozen=True, slots=True)
-class SessionConfig:
-    """What a session announces, and the limits it holds a peer to."""
-
-    path: str = "/"
-    authority: str = "localhost"
-    setup_tokens: tuple[bytes, ...] = field(default=(), repr=False)
-    """Encoded Token structures to send in SETUP."""
-    max_filter_ranges: int = 16
-    max_request_updates: int = 16
-    max_auth_token_cache_size: int = 4096
-    max_requests: int = 1024
-    """Requests of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
-    max_namespaces: int = 4096
-    """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
-    max_held_octets: int = 4 << 20
-    """Octets held for streams that came before SETUP or before their Track Alias."""
-    send_budget: int = 256 * 1024
-    """Octets kept unsent inside QUIC: enough to fill batches, little enough for priorities."""
-    setup_timeout: float = 10.0
-    alias_timeout: float = 5.0
-    done_timeout: float = 10.0
-    """How long PUBLISH_DONE waits at least for the streams it counts."""
-
-    def __post_init__(self) -> None:
-        if self.max_request_updates < 1:  # 0 would announce "unlimited"
-            raise MisuseError("max_request_updates must be at least 1")
-
-
-class SessionHandler:
-    """What an application (publisher, relay) does with a session's events.
-
-    The defaults refuse every request with NOT_SUPPORTED. Methods are called
-    synchronously and must not block; a request may be answered later.
-    """
-
-    def session_established(self, session: Session) -> None: ...
-
-    def session_closed(self, session: Session, error: SessionClosed) -> None: ...
-
-    def subscribe_received(self, request: IncomingSubscribe) -> None:
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
-
-    def fetch_received(self, request: IncomingFetch) -> None:
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
-
-    def track_status_received(self, request: IncomingTrackStatus) -> None:
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
-
-    def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint accepts no publishers")
-
-    def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
-
-    def namespace_prefix_changed(self, request: IncomingSubscribeNamespace) -> None: ...
-
-    def goaway_received(self, session: Session, goaway: Goaway) -> None: ...
-
-    def request_goaway_received(self, request: OutgoingRequest, goaway: Goaway) -> None: ...
+MAX_STREAM_TYPE = 9
+"""Octets that the type of a unidirectional stream takes at most."""
 
 
 class SessionState(IntEnum):
@@ -172,260 +98,13 @@ class SessionState(IntEnum):
     CLOSED = 3
 
 
-_CONTROL_TYPES = frozenset({MessageType.SETUP})
-
-
-class _ControlIn:
-    """The peer's control stream."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.decoder = session.codec.message_decoder(_CONTROL_TYPES)
-
-    def data(self, data: bytes, fin: bool) -> None:
-        for message in self.decoder.feed(data):
-            self.session.control_message(message)
-            if self.session.closed is not None:
-                return
-        if fin:
-            raise protocol_violation("the control stream ended")
-
-
-class _RequestIn:
-    """A bidirectional stream, from its first octet."""
-
-    def __init__(
-        self, session: Session, stream_id: int, stream: RequestStream | None = None
-    ) -> None:
-        self.session = session
-        self.stream_id = stream_id
-        self.decoder = session.codec.message_decoder(None if stream else REQUEST_OPENERS)
-        self.stream = stream
-
-    def data(self, data: bytes, fin: bool) -> None:
-        session = self.session
-        for message in self.decoder.feed(data):
-            if self.stream is None:
-                self.stream = session.request_opened(self.stream_id, message)
-            else:
-                self.stream.receive(message)
-            if session.closed is not None:
-                return
-        if not fin:
-            return
-        if self.decoder.buffered:
-            raise protocol_violation("FIN inside a message")
-        if self.stream is not None:
-            self.stream.peer_finished()
-        else:
-            session.transport.send(self.stream_id, b"", fin=True)
-            session.forget_stream(self.stream_id)
-
-
-class _DataIn:
-    """A unidirectional stream: placed by its header, then decoded for its owner.
-
-    What comes before the owner is known (its Track Alias, or the group order of a fill) is
-    held as octets, bounded over all streams, and the stream's credit is held back.
-    """
-
-    def __init__(self, session: Session, stream_id: int) -> None:
-        self.session = session
-        self.stream_id = stream_id
-        self.decoder: SubgroupDecoder | FetchDecoder | None = None
-        self.header: SubgroupHeader | FetchHeader | None = None
-        self.incoming: IncomingStream | None = None
-        self.owner: OutgoingSubscribe | OutgoingFetch | None = None
-        self.held = bytearray()
-        self.held_since = 0.0
-        self.ended = False
-        self.error: int | None = None
-        """The code of a reset, once `ended`."""
-        self.discard = False
-
-    def data(self, data: bytes, fin: bool) -> None:
-        self.ended = self.ended or fin
-        if self.discard:  # padding
-            if fin:
-                self.session.forget_stream(self.stream_id)
-        elif self.owner is not None:
-            self._decode(data)
-        elif self.header is not None:
-            self._hold(data)
-        else:
-            self._begin(data)
-
-    def _begin(self, data: bytes) -> None:
-        """Read the header, octet by octet so that nothing after it is decoded yet."""
-        session, decoder = self.session, self.decoder
-        if decoder is None:
-            data = bytes(self.held) + data
-            found = session.codec.data_stream_type(data)
-            if found is None:
-                if self.ended and data:
-                    raise protocol_violation("a stream ended inside its type")
-                if self.ended:
-                    session.forget_stream(self.stream_id)
-                self.held[:] = data
-                return
-            self.held.clear()
-            match found[0]:
-                case StreamKind.CONTROL:
-                    session.control_opened(self.stream_id, data, self.ended)
-                    return
-                case StreamKind.PADDING:
-                    self.discard = True
-                    if self.ended:
-                        session.forget_stream(self.stream_id)
-                    return
-                case StreamKind.SUBGROUP:
-                    decoder = session.codec.subgroup_decoder()
-                case StreamKind.FETCH:
-                    decoder = session.codec.fetch_decoder(GroupOrder.ASCENDING)
-            self.decoder = decoder
-        for position in range(len(data)):
-            events = decoder.feed(data[position : position + 1])
-            if events:
-                header = events[0]
-                assert isinstance(header, SubgroupHeader | FetchHeader)
-                self.header = header
-                self.place(data[position + 1 :])
-                return
-        if self.ended:
-            raise protocol_violation("a data stream ended inside its header")
-
-    @property
-    def waiting(self) -> bool:
-        return self.stream_id in self.session.waiting_for_alias
-
-    @property
-    def wanted(self) -> bool:
-        """Whether an owner is there or may still come."""
-        if isinstance(self.header, SubgroupHeader):
-            died = self.session.dead_aliases.get(self.header.track_alias)
-            # an alias may be used again once nothing of its old track is on its way
-            return died is None or self.session.now - died > self.session.config.alias_timeout
-        return self.header is not None and self.header.request_id in self.session.fetch_receivers
-
-    def place(self, data: bytes = b"") -> None:
-        """Start for the owner, wait for it, or drop what nobody wants."""
-        session, header = self.session, self.header
-        owner: OutgoingSubscribe | OutgoingFetch | None
-        if isinstance(header, SubgroupHeader):
-            owner = session.aliases.get(header.track_alias)
-            incoming = IncomingStream(self.stream_id, Via.SUBSCRIPTION, subgroup=header)
-        else:
-            assert header is not None
-            owner = session.fetch_receivers.get(header.request_id)
-            via = Via.FETCH if isinstance(owner, OutgoingFetch) else Via.FILL
-            incoming = IncomingStream(self.stream_id, via, request_id=header.request_id)
-            if isinstance(owner, OutgoingSubscribe) and not owner.order_known:
-                owner = None
-        if owner is not None:
-            self._start(owner, incoming, data)
-        elif self.wanted:
-            self._hold(data)
-        else:
-            self.drop()
-
-    def _hold(self, data: bytes) -> None:
-        session = self.session
-        if not self.waiting:
-            self.held_since = session.now
-            session.waiting_for_alias[self.stream_id] = self
-            session.transport.pause_receiving(self.stream_id)
-        self.held += data
-        session.held_octets += len(data)
-        if session.held_octets > session.config.max_held_octets:
-            session.streams_dropped += 1
-            self.drop()
-
-    def _release(self) -> bytes:
-        """Leave the waiting room with what was held."""
-        session = self.session
-        held, self.held = bytes(self.held), bytearray()
-        if session.waiting_for_alias.pop(self.stream_id, None) is not None:
-            session.held_octets -= len(held)
-        return held
-
-    def _start(
-        self, owner: OutgoingSubscribe | OutgoingFetch, incoming: IncomingStream, data: bytes
-    ) -> None:
-        if self.waiting:
-            data = self._release() + data
-            self.session.transport.resume_receiving(self.stream_id)
-        self.owner, self.incoming = owner, incoming
-        if isinstance(self.header, FetchHeader):
-            cast(FetchDecoder, self.decoder).group_order = owner.group_order
-            # There is one stream for each request: another one of this ID is unwanted.
-            del self.session.fetch_receivers[self.header.request_id]
-        owner.receiver.stream_opened(incoming)
-        if not self.discard:
-            self._decode(data)
-
-    def _decode(self, data: bytes) -> None:
-        decoder, owner, incoming = self.decoder, self.owner, self.incoming
-        assert decoder is not None and owner is not None and incoming is not None
-        events = decoder.feed(data)
-        if self.ended and self.error is None and decoder.mid_object:
-            raise protocol_violation("a data stream ended inside an object")
-        receiver = owner.receiver
-        try:
-            for event in events:
-                if isinstance(event, bytes | memoryview):
-                    header = incoming.header
-                    assert header is not None
-                    receiver.object_part(incoming, event)
-                    incoming.remaining -= len(event)
-                    if not incoming.remaining and not self.discard:
-                        incoming.header = None
-                        receiver.object_ended(incoming, header)
-                elif isinstance(event, ObjectHeader):
-                    receiver.object_begun(incoming, event)
-                    incoming.remaining = event.length
-                    if event.length:
-                        incoming.header = event
-                    elif not self.discard:
-                        receiver.object_ended(incoming, event)
-                elif isinstance(event, RangeMarker):
-                    receiver.range_marker(incoming, event)
-                if self.discard:  # a callback gave the request up, or closed the session
-                    return
-        except MalformedTrack as malformed:
-            self.session.track_malformed(owner, str(malformed))
-            return
-        if self.ended:
-            self._over()
-
-    def reset(self, code: int) -> None:
-        self.ended, self.error = True, code
-        if self.owner is not None:
-            self._over()
-        elif not self.waiting:
-            self.discard = True
-            self.session.forget_stream(self.stream_id)
-
-    def _over(self) -> None:
-        owner, incoming = self.owner, self.incoming
-        assert owner is not None and incoming is not None
-        self.discard = True
-        self.session.forget_stream(self.stream_id)
-        try:
-            owner.receiver.stream_ended(incoming, self.error)
-        except MalformedTrack as malformed:
-            self.session.track_malformed(owner, str(malformed))
-            return
-        owner.stream_ended()
-
-    def drop(self) -> None:
-        """Nobody wants what comes on this stream."""
-        if self.discard:
-            return
-        self.discard = True
-        self._release()
-        if not self.ended:
-            self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
-        self.session.forget_stream(self.stream_id)
+_S = SessionState
+SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    _S.CONNECTING: frozenset({_S.SETUP, _S.CLOSED}),
+    _S.SETUP: frozenset({_S.ESTABLISHED, _S.CLOSED}),
+    _S.ESTABLISHED: frozenset({_S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
 
 
 class Session:
@@ -441,54 +120,74 @@ class Session:
         *,
         now: float = 0.0,
     ) -> None:
+        self.event_log = event_log(self, transport)
+        """None costs nothing but a look for each message."""
+        if self.event_log is not None:
+            transport = LoggedTransport(transport, self.event_log)
         self.transport = transport
         self.handler = handler
         self.config = config or SessionConfig()
         self.state = SessionState.CONNECTING
         self.now = now
         self.scheduler = Scheduler()
-        self.aliases: dict[int, OutgoingSubscribe] = {}
-        self.dead_aliases: OrderedDict[int, float] = OrderedDict()
-        self.waiting_for_alias: dict[int, _DataIn] = {}
+        self.malformed = MalformedTracks()
+        """Tracks of the peer's that contradicted themselves."""
+        self.aliases = TrackAliases()
+        self.waiting_for_alias: dict[int, DataIn] = {}
         """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
-        self.fetch_receivers: dict[int, OutgoingSubscribe | OutgoingFetch] = {}
+        self.fetch_receivers: dict[int, ObjectOwner] = {}
+        self.deadlines = Deadlines()
+        self.counters = SessionCounters()
         self.held_octets = 0
         self.streams_dropped = 0
-        self.peer_max_filter_ranges = 0
         self.peer_max_request_updates = 0
+        self.authority: str | None = None
+        self.path: str | None = None
+        """At a server: what the client dialled, from SETUP or WebTransport's CONNECT; with the
+        authority the path (without its query) is the scope in which track names are unique."""
         self.peer_tokens: tuple[Token, ...] = ()
         self.goaway: Goaway | None = None
         self.closed: SessionClosed | None = None
         self.observers: list[Callable[[SessionClosed | None], None]] = []
         """Called with None at establishment and with the reason at the end."""
+        self.goaway_observers: list[Callable[[Goaway], None]] = []
+        """Called with the peer's GOAWAY, after the handler."""
         self._goaway_sent = False
-        self._goaway_deadline: float | None = None
-        self._token_cache = TokenCache(self.config.max_auth_token_cache_size)
-        self._streams: dict[int, _ControlIn | _RequestIn | _DataIn] = {}
+        self._draining = False
+        self.rules = Rules(self)
+        self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
         self._early: list[tuple[int, bytes, bool]] = []
         self._early_octets = 0
         self._incoming: dict[int, IncomingRequest] = {}
-        self._used_request_ids = IntervalSet()
         self._outgoing: dict[int, OutgoingRequest] = {}
+        self.queue = RequestQueue(self)
         self._next_request_id = 0 if transport.is_client else 1
         self._next_alias = 0
-        self._setup_deadline: float | None = None
+        self._setup_deadline: Deadline | None = None
+
+    def move(self, to: SessionState) -> None:
+        self.state = move(SESSION_MOVES, self.state, to)
 
     # -- requests of ours ----------------------------------------------------------------
 
     def subscribe(
         self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingSubscribe:
-        """SUBSCRIBE to a track; `receiver` gets the answer and the Objects."""
+        """SUBSCRIBE to a track; `receiver` gets the answer and the Objects.
+
+        Raises RequestError MALFORMED_TRACK for a while after it was found to be malformed.
+        """
+        self.malformed.refuse(name, self.now)
         return OutgoingSubscribe(self, name, parameters, receiver)
 
     def fetch(
         self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingFetch:
-        """FETCH a range of a track."""
+        """FETCH a range of a track; refused like `subscribe`."""
+        self.malformed.refuse(name, self.now)
         return OutgoingFetch(self, name, parameters, receiver)
 
     def publish_namespace(
@@ -520,16 +219,78 @@ class Session:
         """TRACK_STATUS; `on_answer` of what is returned tells when it was answered."""
         return OutgoingTrackStatus(self, name, parameters)
 
+    def publish(
+        self,
+        store: TrackStore,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        include_properties: bool = True,
+        on_ended: Callable[[MoqtError | None], None] | None = None,
+    ) -> OutgoingPublish:
+        """PUBLISH the track in `store`. `parameters` are as a subscriber would ask: FORWARD,
+        LOCATION_FILTER (default Next Object), priority, group order, timeouts, EXPIRES; range
+        filters and a fill are applied without being told.
+
+        `on_ended` is called once: with None after PUBLISH_DONE, else with why it ended.
+        """
+        return OutgoingPublish(
+            self, store, parameters, include_properties=include_properties, on_ended=on_ended
+        )
+
+    def subscribe_tracks(
+        self,
+        prefix: TrackNamespace,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        on_publish: Callable[[IncomingPublish], None],
+        on_skipped: Callable[[FullTrackName], None] | None = None,
+        on_ended: Callable[[MoqtError | None], None],
+    ) -> OutgoingSubscribeTracks:
+        """SUBSCRIBE_TRACKS: every track under `prefix`, now and later, comes to `on_publish`.
+
+        A PUBLISH may come before the answer does. `on_skipped` gets tracks that the publisher
+        will not PUBLISH; they can be subscribed to.
+        """
+        return OutgoingSubscribeTracks(
+            self,
+            prefix,
+            parameters,
+            on_publish=on_publish,
+            on_skipped=on_skipped,
+            on_ended=on_ended,
+        )
+
     def send_goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
         """GOAWAY on the control stream, at most once."""
         if self.state is SessionState.CLOSED or self._goaway_sent or self._control_out is None:
             return
-        if uri and self.transport.is_client:
-            raise MisuseError("a client's GOAWAY carries no URI")
+        self.rules.check_uri_to_peer(uri, "GOAWAY")
         self._goaway_sent = True
         if timeout_ms:
-            self._goaway_deadline = self.now + timeout_ms / 1000
+            self.call_later(timeout_ms / 1000, self._goaway_timeout)
         self.send_message(self._control_out, Goaway(uri, timeout_ms), False)
+
+    def _goaway_timeout(self) -> None:
+        if self.busy:
+            self.close(SessionErrorCode.GOAWAY_TIMEOUT, "the peer did not leave in time")
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is open or waits, of either side."""
+        return bool(self._incoming or self._outgoing or len(self.queue))
+
+    def drain(self) -> None:
+        """Close with NO_ERROR as soon as no subscription or fetch is left, as a client does that
+        has moved after GOAWAY (MOQT "GOAWAY"). Namespace requests do not keep it open."""
+        self._draining = True
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self._draining and not any(
+            isinstance(request, SubscriberSide | PublisherSide | OutgoingFetch | IncomingFetch)
+            for request in (*self._outgoing.values(), *self.queue, *self._incoming.values())
+        ):
+            self.close(SessionErrorCode.NO_ERROR, "every subscription has moved")
 
     def close(self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = "") -> None:
         """End the session and every request of it."""
@@ -544,12 +305,14 @@ class Session:
         if self.state is not SessionState.CONNECTING:
             return
         self.codec = codec_for(alpn)
-        self.state = SessionState.SETUP
-        self._control_out = self.transport.open_stream(bidirectional=False)
+        self.move(SessionState.SETUP)
+        self._control_out = self.transport.open_stream(bidirectional=False, urgent=True)
         if self._control_out is None:
             self.close(SessionErrorCode.INTERNAL_ERROR, "the peer allows no control stream")
             return
-        self.send_message(self._control_out, Setup(self._setup_options()), False)
+        self.send_message(
+            self._control_out, Setup(setup_options(self.config, self.transport)), False
+        )
         early, self._early, self._early_octets = self._early, [], 0
         for stream_id, data, fin in early:
             self.transport.resume_receiving(stream_id)
@@ -565,7 +328,7 @@ class Session:
             stream = self._streams.get(stream_id)
             if stream is None:
                 stream = self._new_stream(stream_id)
-            if self.state is not SessionState.ESTABLISHED and not isinstance(stream, _ControlIn):
+            if self.state is not SessionState.ESTABLISHED and not isinstance(stream, ControlIn):
                 self._before_setup(stream_id, stream, data, fin)
             else:
                 stream.data(data, fin)
@@ -578,13 +341,13 @@ class Session:
         try:
             stream = self._streams.get(stream_id)
             match stream:
-                case _ControlIn():
+                case ControlIn():
                     raise protocol_violation("the control stream was reset")
-                case None | _RequestIn(stream=None):
+                case None | RequestIn(stream=None):
                     self._refuse_request_stream(stream_id)
-                case _RequestIn(stream=RequestStream() as request):
+                case RequestIn(stream=RequestStream() as request):
                     request.peer_cancelled(code)
-                case _DataIn():
+                case DataIn():
                     stream.reset(code)
         except SessionError as error:
             self._violated(error)
@@ -597,7 +360,7 @@ class Session:
                 raise protocol_violation("STOP_SENDING on the control stream")
             stream = self._streams.get(stream_id)
             delivery = self._sending.get(stream_id)
-            if isinstance(stream, _RequestIn) and stream.stream is not None:
+            if isinstance(stream, RequestIn) and stream.stream is not None:
                 stream.stream.peer_cancelled(code)
             elif delivery is not None:
                 delivery.stopped()
@@ -610,13 +373,15 @@ class Session:
         if self.state is not SessionState.ESTABLISHED:
             return
         try:
-            self._datagram(data)
+            receive_datagram(self, data)
         except SessionError as error:
             self._violated(error)
 
     def ready_to_send(self) -> None:
         if self.state is not SessionState.ESTABLISHED:
             return
+        self.queue.open()
+        self._close_if_drained()
         scheduler, budget = self.scheduler, self.config.send_budget
         scheduler.unblock()
         while self.transport.unsent < budget:
@@ -627,31 +392,38 @@ class Session:
         self._ended(SessionClosed(code, reason, transport=not application))
 
     def tick(self, now: float) -> None:
-        """Time has passed: deadlines are looked at. Once a second is enough."""
+        """Time has passed: deadlines are looked at. Once a second is enough for the session's
+        own; the deliveries' are in `scheduler.deadlines`, which says when the next one is."""
         self.now = now
         if self.state is SessionState.CLOSED:
             return
+        self.scheduler.tick(now)
         if self.state is SessionState.SETUP and self._setup_deadline is None:
-            self._setup_deadline = now + self.config.setup_timeout
-        if self.state is SessionState.SETUP and now > (self._setup_deadline or now):
-            self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
+            self._setup_deadline = self.call_later(self.config.setup_timeout, self._setup_timeout)
+        self.deadlines.run(now)
+        if self.closed is not None:
             return
-        if self._goaway_deadline is not None and now > self._goaway_deadline:
-            self._goaway_deadline = None
-            if self._incoming or self._outgoing:
-                self.close(SessionErrorCode.GOAWAY_TIMEOUT, "the peer did not leave in time")
-                return
+        self.queue.open()
+        self._close_if_drained()
         for stream in tuple(self.waiting_for_alias.values()):
-            if now - stream.held_since > self.config.alias_timeout:
+            if now - stream.held_since > self.config.alias_timeout and not stream.owner_pending:
                 self.streams_dropped += 1
                 stream.drop()
-        for request in tuple(self._outgoing.values()):
-            if (
-                isinstance(request, OutgoingSubscribe)
-                and request.done is not None
-                and now > request.done_deadline
-            ):
-                request.check_done(expired=True)
+
+    def _setup_timeout(self) -> None:
+        self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline:
+        """Have `action` called by the first tick `seconds` from the last one or later."""
+        return self.deadlines.at(self.now + seconds, action)
+
+    def last_heard(self, owner: SubscriberSide) -> float:
+        """When a stream of `owner`'s that is still open brought something: a slow path is no
+        reason to give up what is on its way."""
+        streams = self._streams.values()
+        return max(
+            (s.heard_at for s in streams if isinstance(s, DataIn) and s.owner is owner), default=0
+        )
 
     # -- Outlet, for deliveries ------------------------------------------------------------
 
@@ -664,12 +436,18 @@ class Session:
     def data_stream_closed(self, stream_id: int) -> None:
         self._sending.pop(stream_id, None)
 
+    def sending_order(self, stream_id: int) -> GroupOrder:
+        """In which order the groups of a fetch stream of ours go out."""
+        delivery = self._sending.get(stream_id)
+        return delivery.group_order if isinstance(delivery, FetchDelivery) else GroupOrder.ASCENDING
+
     # -- used by the request objects -------------------------------------------------------
 
     def send_message(self, stream_id: int, message: Message, fin: bool) -> None:
         if self.state is SessionState.CLOSED:
             return
-        logger.debug("send on stream %d: %r", stream_id, message)
+        if self.event_log is not None:
+            self.event_log.message("created", stream_id, message)
         self.transport.send(stream_id, self.codec.encode_message(message), fin)
         self.transport.wake()
 
@@ -682,32 +460,49 @@ class Session:
         self._next_alias += 1
         return self._next_alias
 
-    def open_request(self, message: Request, owner: OutgoingRequest) -> RequestStream:
+    def submit(self, owner: OutgoingRequest) -> None:
+        """Send a request of ours now, or queue it until the peer grants a stream.
+
+        Raises SessionClosed; MisuseError before the session is connected or for a token that
+        cannot be registered; RequestError INVALID_FILTER for more ranges than the peer's
+        MAX_FILTER_RANGES, EXCESSIVE_LOAD when too many requests wait already.
+        """
         if self.closed is not None:
             raise self.closed
         if self.state is SessionState.CONNECTING:
             raise MisuseError("the session is not connected yet")
-        ranges = _ranges(message.parameters)
-        if ranges > self.peer_max_filter_ranges:
-            self._next_request_id -= 2
-            raise RequestError(
-                RequestErrorCode.INVALID_FILTER,
-                f"{ranges} filter ranges, the peer allows {self.peer_max_filter_ranges}",
-            )
+        parameters = owner.parameters
+        self.rules.check_ranges_to_peer(parameters.range_filters, parameters.fill_parameters)
+        self.rules.check_tokens_to_peer(parameters)
+        self.queue.submit(owner)
+
+    def open_request(self, owner: OutgoingRequest) -> bool:
+        """Send a request if the peer grants a stream for it."""
         stream_id = self.transport.open_stream(bidirectional=True)
         if stream_id is None:
-            self._next_request_id -= 2  # the message's ID was not used
-            raise RequestError(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                "the peer allows no further request stream at the moment",
-                retry_after_ms=100,
-            )
-        stream = RequestStream(self, stream_id, message.TYPE, requester=True)
-        stream.owner = owner
-        self._streams[stream_id] = _RequestIn(self, stream_id, stream)
+            return False
+        self._streams[stream_id] = RequestIn(self, stream_id, owner.stream)
         self._outgoing[stream_id] = owner
-        self.send_message(stream_id, message, False)
-        return stream
+        self.counters.requests_sent += 1
+        owner.open(stream_id, self.next_request_id())
+        return True
+
+    @property
+    def requests_waiting(self) -> int:
+        """Requests of ours for which the peer grants no stream yet."""
+        return len(self.queue)
+
+    @property
+    def peer_max_filter_ranges(self) -> int:
+        """The peer's MAX_FILTER_RANGES, 0 before its SETUP."""
+        return self.rules.peer_max_filter_ranges
+
+    @property
+    def peer_update_limit(self) -> int:
+        """REQUEST_UPDATEs that may be unanswered on one stream; 0 is no limit."""
+        if self.state is SessionState.SETUP:
+            return 1  # what the peer allows is not known yet
+        return self.peer_max_request_updates
 
     def forget_stream(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
@@ -719,35 +514,8 @@ class Session:
     def request_over(self, request: IncomingRequest) -> None:
         self._incoming.pop(request.stream.stream_id, None)
 
-    def register_alias(self, alias: int, owner: OutgoingSubscribe) -> None:
-        other = self.aliases.get(alias)
-        if other is not None and other is not owner and other.name != owner.name:
-            raise SessionError(
-                SessionErrorCode.DUPLICATE_TRACK_ALIAS, f"Track Alias {alias} is in use"
-            )
-        self.dead_aliases.pop(alias, None)
-        self.aliases.setdefault(alias, owner)
-
-    def release_alias(self, alias: int, owner: OutgoingSubscribe) -> None:
-        """`owner` uses `alias` no more; another subscription to the track may."""
-        if self.aliases.get(alias) is not owner:
-            return
-        for other in self._outgoing.values():
-            if (
-                isinstance(other, OutgoingSubscribe)
-                and other is not owner
-                and other.track_alias == alias
-                and other.state is RequestState.ESTABLISHED
-            ):
-                self.aliases[alias] = other
-                return
-        del self.aliases[alias]
-        self.dead_aliases[alias] = self.now
-        if len(self.dead_aliases) > 1024:
-            self.dead_aliases.popitem(last=False)
-
     def place_waiting(self) -> None:
-        """A SUBSCRIBE_OK has come: find the owners of the streams that came before it."""
+        """SUBSCRIBE_OK came or PUBLISH was accepted: place the streams that waited for it."""
         for stream in tuple(self.waiting_for_alias.values()):
             if not stream.discard:
                 stream.place()
@@ -757,88 +525,57 @@ class Session:
         readers = [
             reader
             for reader in self._streams.values()
-            if isinstance(reader, _DataIn) and reader.owner is owner
+            if isinstance(reader, DataIn) and reader.owner is owner
         ]
         for reader in readers:
             reader.drop()
             reader.reset(code)
         return bool(readers)
 
-    def drop_streams(self, owner: OutgoingSubscribe | OutgoingFetch) -> None:
+    def drop_streams(self, owner: ObjectOwner) -> None:
         """`owner` is over: STOP_SENDING on its streams that are still open."""
         for reader in tuple(self._streams.values()):
-            if isinstance(reader, _DataIn) and (
+            if isinstance(reader, DataIn) and (
                 reader.owner is owner or (reader.waiting and not reader.wanted)
             ):
                 reader.drop()
 
-    def track_malformed(self, owner: OutgoingSubscribe | OutgoingFetch, reason: str) -> None:
+    def track_malformed(self, owner: ObjectOwner, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
+        self.malformed.add(owner.name, reason, self.now)
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
-        for request in (owner, *self._outgoing.values()):
-            if isinstance(request, OutgoingSubscribe | OutgoingFetch) and (
+        for request in (owner, *self._outgoing.values(), *self._incoming.values()):
+            if isinstance(request, ObjectOwner) and (
                 request.name == owner.name and request.state is not RequestState.CLOSED
             ):
                 request.give_up(error)
 
-    def use_request_id(self, request_id: int) -> None:
-        """Check parity and that the ID is new (MOQT "Request ID"). Kept as intervals: IDs may
-        be skipped for good, when a request is cancelled before it was ever read."""
-        if request_id & 1 != self.transport.is_client:
-            raise SessionError(
-                SessionErrorCode.INVALID_REQUEST_ID,
-                f"Request ID {request_id} has the wrong least significant bit",
-            )
-        used, mark = self._used_request_ids, Location(0, request_id >> 1)
-        if mark in used:
-            raise SessionError(
-                SessionErrorCode.INVALID_REQUEST_ID, f"Request ID {request_id} was used before"
-            )
-        used.add(mark, mark)
-        if len(used) > MAX_REQUEST_ID_GAPS:
-            hole = used.first_missing(Location(0, 0), mark) or mark
-            used.add(hole, used.missing_end(hole, mark))
-
     def prefix_overlaps(
-        self, prefix: TrackNamespace, but: IncomingSubscribeNamespace | None
+        self, prefix: TrackNamespace, but: IncomingSubscribeNamespace | IncomingSubscribeTracks
     ) -> bool:
-        """Whether another SUBSCRIBE_NAMESPACE of this session overlaps `prefix`."""
+        """Whether another request of the kind of `but` in this session overlaps `prefix`."""
         return any(
-            isinstance(other, IncomingSubscribeNamespace)
-            and other is not but
-            and overlap(other.prefix, prefix)
+            type(other) is type(but) and other is not but and overlap(other.namespace, prefix)
             for other in self._incoming.values()
         )
 
-    def check_filters(self, parameters: Parameters) -> None:
-        """Raise RequestError INVALID_FILTER; MAX_FILTER_RANGES counts a request and its fill."""
-        limit = self.config.max_filter_ranges
-        check_range_filters(parameters.range_filters, limit)
-        fill = parameters.fill_parameters
-        if fill is not None:
-            used = sum(len(each.ranges) for each in parameters.range_filters)
-            check_range_filters(fill.range_filters, limit - used)
+    def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
+        """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
+        for request in self._outgoing.values():
+            if (
+                isinstance(request, OutgoingSubscribeTracks)
+                and request.state is not RequestState.CLOSED
+                and request.covers(name.namespace)
+            ):
+                return request
+        return None
 
-    def resolve_tokens(self, parameters: Parameters) -> tuple[Token, ...]:
-        return self._token_cache.resolve(parameters.authorization_tokens)
-
-    def check_goaway(self, goaway: Goaway) -> None:
-        if goaway.uri and not self.transport.is_client:
-            raise protocol_violation("a client's GOAWAY carries a URI")
-
-    def check_redirect(self, message: RequestErrorMessage, opening: MessageType) -> None:
-        redirect = message.redirect
-        if redirect is None:
-            return
-        if redirect.uri and not self.transport.is_client:
-            raise protocol_violation("a client's REDIRECT carries a URI")
-        namespace_scoped = opening in (
-            MessageType.PUBLISH_NAMESPACE,
-            MessageType.SUBSCRIBE_NAMESPACE,
-            MessageType.SUBSCRIBE_TRACKS,
+    def may_be_fill(self, request_id: int) -> bool:
+        """Whether a PUBLISH with this ID may still come whose fill was asked for."""
+        return request_id & 1 == self.transport.is_client and any(
+            isinstance(request, OutgoingSubscribeTracks) and request.wants_fill
+            for request in self._outgoing.values()
         )
-        if redirect.name and namespace_scoped:
-            raise protocol_violation("a REDIRECT of a namespace request carries a track name")
 
     # -- called by the stream readers ------------------------------------------------------
 
@@ -846,12 +583,11 @@ class Session:
         if self._control_in is not None:
             raise protocol_violation("a second control stream")
         self._control_in = stream_id
-        control = _ControlIn(self)
+        control = ControlIn(self, stream_id)
         self._streams[stream_id] = control
         control.data(data, fin)
 
     def control_message(self, message: Message) -> None:
-        logger.debug("received on the control stream: %r", message)
         if self.state is SessionState.SETUP:
             if not isinstance(message, Setup):
                 raise protocol_violation(f"{message.TYPE.name} before SETUP")
@@ -859,24 +595,28 @@ class Session:
         elif isinstance(message, Goaway):
             if self.goaway is not None:
                 raise protocol_violation("a second GOAWAY")
-            self.check_goaway(message)
+            self.rules.check_goaway(message)
             self.goaway = message
             self.handler.goaway_received(self, message)
+            for observer in tuple(self.goaway_observers):
+                observer(message)
         else:
             raise protocol_violation(f"{message.TYPE.name} on the control stream")
 
     def request_opened(self, stream_id: int, message: Message) -> RequestStream:
-        logger.debug("received on stream %d: %r", stream_id, message)
         if message.TYPE not in REQUEST_OPENERS:
             raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
-        stream = RequestStream(self, stream_id, message.TYPE, requester=False)
-        self.use_request_id(message.request_id)  # type: ignore[union-attr]
+        stream = RequestStream(self, message.TYPE, requester=False, stream_id=stream_id)
+        self.rules.use_request_id(message.request_id)  # type: ignore[union-attr]
         request = build_incoming(self, stream, message)  # type: ignore[arg-type]
         self._incoming[stream_id] = request
+        self.counters.requests_received += 1
         try:
-            request.tokens = self.resolve_tokens(request.parameters)
-            self.check_filters(request.parameters)
+            request.tokens = self.rules.resolve_tokens(request.parameters)
+            self.rules.check_filters(request.parameters)
         except RequestError as error:
+            if error.code != RequestErrorCode.INVALID_FILTER:
+                self.counters.tokens_refused += 1
             request.reject(RequestErrorCode(error.code), error.reason)
             return stream
         self._dispatch(request)
@@ -893,6 +633,7 @@ class Session:
 
     def _dispatch(self, request: IncomingRequest) -> None:
         if len(self._incoming) > self.config.max_requests:
+            self.counters.requests_over_limit += 1
             request.reject(
                 RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000
             )
@@ -905,40 +646,19 @@ class Session:
             return
         request.dispatch(self.handler)
 
-    def _setup_options(self) -> Properties:
-        option, config = SetupOptionType, self.config
-        pairs: list[KeyValue] = []
-        if self.transport.is_client:
-            pairs.append(KeyValue(option.PATH, config.path.encode()))
-        pairs += [KeyValue(option.AUTHORIZATION_TOKEN, token) for token in config.setup_tokens]
-        if config.max_auth_token_cache_size:
-            pairs.append(
-                KeyValue(option.MAX_AUTH_TOKEN_CACHE_SIZE, config.max_auth_token_cache_size)
-            )
-        if self.transport.is_client:
-            pairs.append(KeyValue(option.AUTHORITY, config.authority.encode()))
-        pairs.append(KeyValue(option.MAX_FILTER_RANGES, config.max_filter_ranges))
-        pairs.append(KeyValue(option.MOQT_IMPLEMENTATION, IMPLEMENTATION))
-        pairs.append(KeyValue(option.MAX_REQUEST_UPDATES, config.max_request_updates))
-        return tuple(pairs)
-
     def _setup_received(self, setup: Setup) -> None:
-        options = setup.options
-        for kind, code in (
-            (SetupOptionType.PATH, SessionErrorCode.INVALID_PATH),
-            (SetupOptionType.AUTHORITY, SessionErrorCode.INVALID_AUTHORITY),
-        ):
-            if self.transport.is_client and property_value(options, kind) is not None:
-                raise SessionError(code, f"{kind.name} from a server")
-        tokens = [
-            self.codec.decode_token(pair.value)
-            for pair in options
-            if pair.type == SetupOptionType.AUTHORIZATION_TOKEN and isinstance(pair.value, bytes)
-        ]
-        self.peer_tokens = self._token_cache.resolve(tokens, setup=True)
-        self.peer_max_filter_ranges = _number(options, SetupOptionType.MAX_FILTER_RANGES)
-        self.peer_max_request_updates = _number(options, SetupOptionType.MAX_REQUEST_UPDATES)
-        self.state = SessionState.ESTABLISHED
+        peer = read_setup(setup, self.codec, self.transport)
+        self.authority, self.path = peer.authority, peer.path
+        if not self.transport.is_client:
+            self.rules.check_scope(peer.authority, peer.path)
+        self.peer_tokens = self.rules.setup_tokens(peer.tokens)
+        self.rules.sent_tokens.announced(
+            peer.max_auth_token_cache_size, map(self.codec.decode_token, self.config.setup_tokens)
+        )
+        self.rules.peer_max_filter_ranges = peer.max_filter_ranges
+        self.peer_max_request_updates = peer.max_request_updates
+        self.move(SessionState.ESTABLISHED)
+        self.deadlines.cancel(self._setup_deadline)
         self.handler.session_established(self)
         if self.closed is not None:
             return
@@ -951,23 +671,29 @@ class Session:
                 self.transport.resume_receiving(stream_id)
                 stream.data(data, fin)
 
-    def _new_stream(self, stream_id: int) -> _RequestIn | _DataIn:
-        stream: _RequestIn | _DataIn
+    def _new_stream(self, stream_id: int) -> RequestIn | DataIn:
+        stream: RequestIn | DataIn
         if stream_id & 2:
-            stream = _DataIn(self, stream_id)
+            stream = DataIn(self, stream_id)
         else:
-            stream = _RequestIn(self, stream_id)
+            stream = RequestIn(self, stream_id)
         self._streams[stream_id] = stream
         return stream
 
     def _before_setup(
-        self, stream_id: int, stream: _RequestIn | _DataIn, data: bytes, fin: bool
+        self, stream_id: int, stream: RequestIn | DataIn, data: bytes, fin: bool
     ) -> None:
         """Hold what overtook the peer's SETUP; find the control stream among it."""
-        if isinstance(stream, _DataIn):
-            held = b"".join(d for s, d, _ in self._early if s == stream_id)
-            found = self.codec.data_stream_type(held + data)
+        if isinstance(stream, DataIn):
+            head = b""
+            for early_id, early, _ in self._early:
+                if early_id == stream_id:
+                    head += early[:MAX_STREAM_TYPE]
+                    if len(head) >= MAX_STREAM_TYPE:
+                        break
+            found = self.codec.data_stream_type(head + data[:MAX_STREAM_TYPE])
             if found is not None and found[0] is StreamKind.CONTROL:
+                held = b"".join(d for s, d, _ in self._early if s == stream_id)
                 self._early = [e for e in self._early if e[0] != stream_id]
                 self._early_octets -= len(held)
                 self.transport.resume_receiving(stream_id)
@@ -983,39 +709,6 @@ class Session:
         if not stream_id & 2 or self._early_octets > 65536:
             self.transport.pause_receiving(stream_id)
 
-    def _datagram(self, data: bytes) -> None:
-        decoded = self.codec.decode_datagram(data)
-        if isinstance(decoded, PaddingDatagram):
-            return
-        owner = self.aliases.get(decoded.track_alias)
-        if owner is None:
-            return
-        incoming = IncomingStream(
-            -1,
-            Via.DATAGRAM,
-            subgroup=SubgroupHeader(
-                decoded.track_alias, decoded.group, None, decoded.priority, decoded.end_of_group
-            ),
-        )
-        header = ObjectHeader(
-            group=decoded.group,
-            object=decoded.object,
-            subgroup=None,
-            priority=decoded.priority,
-            properties=decoded.properties,
-            length=len(decoded.payload),
-            status=ObjectStatus(decoded.status),
-        )
-        receiver = owner.receiver
-        try:
-            receiver.object_begun(incoming, header)
-            if decoded.payload and owner.state is RequestState.ESTABLISHED:
-                receiver.object_part(incoming, decoded.payload)
-            if owner.state is RequestState.ESTABLISHED:
-                receiver.object_ended(incoming, header)
-        except MalformedTrack as malformed:
-            self.track_malformed(owner, str(malformed))
-
     def _violated(self, error: SessionError) -> None:
         logger.info("closing the session: %s", error)
         self.close(error.code, error.reason)
@@ -1023,23 +716,25 @@ class Session:
     def _ended(self, closed: SessionClosed) -> None:
         if self.state is SessionState.CLOSED:
             return
-        self.state = SessionState.CLOSED
+        self.move(SessionState.CLOSED)
         self.closed = closed
         self._early.clear()
         self._early_octets = 0
         for reader in self._streams.values():
-            if isinstance(reader, _DataIn):
+            if isinstance(reader, DataIn):
                 reader.discard = True
         self._streams.clear()
         self.waiting_for_alias.clear()
         self.held_octets = 0
         for incoming in tuple(self._incoming.values()):
             incoming.session_closed(closed)
-        for outgoing in tuple(self._outgoing.values()):
+        for outgoing in (*self._outgoing.values(), *self.queue):
             outgoing.session_closed(closed)
         self._incoming.clear()
         self._outgoing.clear()
+        self.queue.clear()
         self._sending.clear()
+        self.deadlines = Deadlines()
         self.handler.session_closed(self, closed)
         for observer in tuple(self.observers):
             observer(closed)

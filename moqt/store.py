@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moqt.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
-from moqt.errors import MisuseError, MoqtError
+from moqt.errors import MalformedTrack as MalformedTrack
+from moqt.errors import MisuseError
+from moqt.gaps import Gaps, immutable_properties, read_gaps, with_gaps
 from moqt.messages import Properties, property_value
 from moqt.names import MAX_LOCATION, FullTrackName, Location
+from moqt.wire.primitives import iter_key_values, track_properties_fault, with_immutable
 
 Buffer = bytes | bytearray | memoryview
 
 MAX_INTERVALS = 4096
 """Separate ranges of knowledge a store keeps about groups it holds nothing of."""
 
-
-class MalformedTrack(MoqtError):
-    """The Objects of a Track contradict each other (MOQT "Malformed Tracks")."""
+MAX_IDS = 16384
+"""Object IDs a Subgroup's log keeps; beyond, the oldest whose Objects are gone are forgotten."""
 
 
 def buffer_length(buffer: Buffer) -> int:
@@ -66,8 +68,14 @@ class StoredObject:
     received: int = 0
     gone: bool = False
     """Aborted or evicted: no longer in the store."""
+    retired: bool = False
+    """Too old to be begun while it still grows: who reads it goes on, nobody else finds it."""
     again: bool = False
     """Its ID was in the Subgroup's log before: it was evicted and has come back."""
+    live: bool = True
+    """It was published, or came through a subscription; else a fetch brought it."""
+    number: int = 0
+    """How many Objects the store had been given when it came, this one included."""
 
     @property
     def complete(self) -> bool:
@@ -162,6 +170,20 @@ class IntervalSet:
             return min(end, self._location(self._starts[index] - 1))
         return end
 
+    def missing_start(self, start: Location, end: Location) -> Location:
+        """The first Location of the hole that ends at `end`, not before `start`."""
+        index = bisect_left(self._ends, self._key(end)) - 1
+        if index >= 0:
+            return max(start, self._location(self._ends[index] + 1))
+        return start
+
+    def coarsen(self, limit: int) -> None:
+        """Keep at most `limit` intervals, by counting the lowest holes as in the set."""
+        extra = len(self._starts) - limit
+        if extra > 0:
+            del self._starts[1 : extra + 1]
+            del self._ends[:extra]
+
     def __contains__(self, location: Location) -> bool:
         return self.first_missing(location, location) is None
 
@@ -182,8 +204,17 @@ class SubgroupLog:
     broken: bool = False
     """The upstream stream was reset: more Objects may exist."""
     end_of_group: bool = False
+    """It holds the largest Object of its group."""
     readers: int = 0
     """Deliveries that still need this log; it is not forgotten before they are done."""
+    forgotten: int = -1
+    """Up to here Object IDs may be missing from `ids`: there were too many."""
+    max_ids: int = MAX_IDS
+    number: int = 0
+    """`StoredObject.number` of the Object that came last."""
+    timeouts: tuple[int, int, int] | None = None
+    """(Object ID, OBJECT_DELIVERY_TIMEOUT, SUBGROUP_DELIVERY_TIMEOUT in ms, 0 = none) of the
+    first Object that came, when it has such properties."""
 
 
 @dataclass(slots=True, eq=False)
@@ -193,6 +224,8 @@ class GroupLog:
     subgroups: dict[int, SubgroupLog] = field(default_factory=dict)
     end: int | None = None
     """No Object ID of this group is, or will be, this large."""
+    prior_gap: int | None = None
+    """PRIOR_GROUP_ID_GAP of its Objects, the same on all that have one."""
 
 
 class StoreListener(Protocol):
@@ -261,21 +294,52 @@ class TrackStore:
         self.end_code: int | None = None
         self.end_reason = ""
         self.octets = 0
+        self.statuses = 0
+        """End of Group and End of Track Objects held."""
+        self.placed = 0
+        """Objects, statuses included, that were ever added."""
         self.known = IntervalSet()
+        self.gaps = IntervalSet()
+        """Where publishers declared by gap properties that nothing exists."""
         self._listeners: dict[StoreListener, None] = {}
         self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each complete Object stored (cache accounting)."""
         self.on_used: Callable[[TrackStore, StoredObject], None] | None = None
         """Called whenever a delivery begins to send an Object (cache accounting)."""
-        self.has_datagrams = False
+        self.on_evicted: Callable[[TrackStore, StoredObject], None] | None = None
+        """Called for each Object that was evicted."""
+        self.on_statuses: Callable[[int], None] | None = None
+        """Called with how many more, or fewer, `statuses` there are (cache accounting)."""
+        self.on_new_group: Callable[[TrackStore, int], None] | None = None
+        """The application's: called with the group a subscriber knows to be next, or 0."""
         self.properties: Properties = ()
         self.default_priority = DEFAULT_PRIORITY
+        self.dynamic_groups = False
         self.set_properties(properties)
 
     def set_properties(self, properties: Properties) -> None:
+        """Raises MisuseError for a known Track Property with a value it cannot have."""
+        fault = track_properties_fault(properties)
+        if fault is not None:
+            raise MisuseError(f"{self.name}: {fault} is no legal track property")
         self.properties = properties
         value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
         self.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
+        self.dynamic_groups = property_value(properties, PropertyType.DYNAMIC_GROUPS) == 1
+
+    def request_new_group(self, value: int) -> bool:
+        """A subscriber's NEW_GROUP_REQUEST: tell the application, when the rule says so.
+
+        (MOQT "NEW GROUP REQUEST": the track has DYNAMIC_GROUPS, and `value` is 0 or larger
+        than the current group.) Returns whether it was told.
+        """
+        current = self.largest.group if self.largest is not None else -1
+        if not self.dynamic_groups or self.on_new_group is None or self.ended:
+            return False
+        if value and value <= current:
+            return False
+        self.on_new_group(self, value)
+        return True
 
     # -- listeners ---------------------------------------------------------------------
 
@@ -297,15 +361,25 @@ class TrackStore:
         object_id: int,
         payload: Buffer | Iterable[Buffer],
         *,
-        subgroup: int = 0,
+        subgroup: int | None = 0,
         priority: int | None = None,
         properties: bytes = b"",
+        gaps: Gaps | None = None,
+        end_of_group: bool = False,
+        now: float = 0.0,
     ) -> StoredObject:
         """Publish a whole Object. `payload` is one buffer or several, kept by reference.
 
+        `properties` are encoded Key-Value-Pairs, passed on as they are; `gaps` are written into
+        them. `subgroup` None publishes it in Delivery Mode Datagram. `end_of_group`: no larger
+        Object ID of the group will be published. `now` starts its delivery timeouts; without it
+        they start when a subscription first sees it.
+
         Raises MisuseError when the Location is taken, the track has ended or the priority is
-        not 0 to 255, MalformedTrack beyond the end of its group or track.
+        not 0 to 255, MalformedTrack when it contradicts what was published.
         """
+        if gaps is not None:
+            properties = with_gaps(properties, gaps)
         parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else list(payload)
         length = sum(map(buffer_length, parts))
         if priority is not None and not 0 <= priority <= 255:
@@ -317,9 +391,13 @@ class TrackStore:
             ObjectStatus.NORMAL,
             properties,
             length,
+            now=now,
+            declared=gaps is not None,
         )
         if stored is None:
             raise MisuseError(f"{self.name}: Object {group}/{object_id} was already published")
+        if end_of_group:
+            self.set_end_of_group(Location(group, object_id + 1))
         for part in parts:
             self._extend(stored, part)
         self._finish(stored)
@@ -373,7 +451,7 @@ class TrackStore:
         """The rest of a growing Object will not come: forget it."""
         self._drop(stored)
         log = self._log_of(stored)
-        if log is not None and not stored.again:
+        if log is not None and not stored.again and not stored.retired:
             del log.ids[bisect_left(log.ids, stored.location.object)]
         self.changed(log)
 
@@ -382,35 +460,52 @@ class TrackStore:
         location: Location,
         status: ObjectStatus,
         *,
-        subgroup: int = 0,
+        subgroup: int | None = 0,
         priority: int | None = None,
     ) -> None:
-        """Record an End of Group or End of Track status Object at `location`."""
-        priority = self.subgroup(location.group, subgroup, priority).priority
-        self._place(location, subgroup, priority, status, b"", 0)
+        """Record an End of Group or End of Track status Object at `location`.
+
+        `subgroup` None: it comes, and goes on, as a datagram. Raises MalformedTrack when an
+        Object lies at or beyond it.
+        """
         if status is ObjectStatus.END_OF_TRACK:
             self.set_end_of_track(location)
         else:
             self.set_end_of_group(location)
-        self.changed(self.groups[location.group].subgroups[subgroup])
+        if subgroup is None:
+            priority = self.default_priority if priority is None else priority
+            stored = self._place(location, None, priority, status, b"", 0)
+            if stored is not None:
+                for listener in tuple(self._listeners):
+                    listener.datagram_stored(self, stored)
+            self.changed()
+            return
+        log = self.subgroup(location.group, subgroup, priority)
+        self._place(location, subgroup, log.priority, status, b"", 0)
+        self.changed(log)
 
     def set_end_of_group(self, location: Location) -> None:
+        """No Object ID of the group is, or will be, as large as that of `location`."""
         group = self._group(location.group)
-        if group.ids and group.ids[-1] > location.object:
+        last = next((i for i in reversed(group.ids) if not group.objects[i].status), None)
+        if last is not None and last >= location.object:
             raise MalformedTrack(
-                f"{self.name}: Object {location.group}/{group.ids[-1]} lies beyond the end "
+                f"{self.name}: Object {location.group}/{last} lies beyond the end "
                 f"of its group, {location.object}"
             )
-        group.end = location.object
+        group.end = location.object if group.end is None else min(group.end, location.object)
         self.known.add(location, Location(location.group, MAX_VI64))
 
     def set_end_of_track(self, location: Location) -> None:
-        if self.largest is not None and self.largest >= location:
+        """No Object exists at or beyond `location`."""
+        beyond = self.largest_in(location, MAX_LOCATION)
+        last = beyond.location if beyond is not None else self.largest
+        if last is not None and last >= location:
             raise MalformedTrack(
-                f"{self.name}: Object {self.largest.group}/{self.largest.object} lies beyond "
-                f"the end of the track"
+                f"{self.name}: Object {last.group}/{last.object} lies beyond the end of the track"
             )
-        self.end_of_track = location
+        if self.end_of_track is None or location < self.end_of_track:
+            self.end_of_track = location
         self.known.add(location, MAX_LOCATION)
 
     def mark_nonexistent(self, start: Location, end: Location) -> None:
@@ -418,9 +513,30 @@ class TrackStore:
         if start <= end:
             self.known.add(start, end)
 
-    def finish_subgroup(self, group: int, subgroup: int, *, end_of_group: bool = False) -> None:
-        """Every Object of the Subgroup has been published."""
+    def finish_subgroup(
+        self,
+        group: int,
+        subgroup: int,
+        *,
+        end_of_group: bool = False,
+        last: int | None = None,
+    ) -> None:
+        """Every Object of the Subgroup has been published.
+
+        `last` is the final Object ID of the stream that said so. Raises MalformedTrack when
+        another stream ended with a different one, or brought an Object after it.
+        """
         log = self.subgroup(group, subgroup)
+        end = self.groups[group].end
+        if last is not None and (end is None or last < end):
+            # Statuses do not count: END_OF_GROUP may say the same.
+            at = len(log.ids) if end is None else bisect_left(log.ids, end)
+            known = log.ids[at - 1] if at else last
+            if known > last or (log.finished and known != last):
+                raise MalformedTrack(
+                    f"{self.name}: subgroup {group}/{subgroup} ended with Object {last} and "
+                    f"has Object {known}"
+                )
         log.finished = True
         log.broken = False
         if end_of_group:
@@ -453,6 +569,14 @@ class TrackStore:
         """Forget a complete Object's payload: it becomes unknown, never non-existent."""
         self._drop(stored)
         self.forget_group(stored.location.group)
+        if self.on_evicted is not None:
+            self.on_evicted(self, stored)
+
+    def retire(self, stored: StoredObject) -> None:
+        """A growing Object may not be begun any more (MOQT "MAX_CACHE_DURATION")."""
+        stored.retired = True
+        self._unlink(stored)
+        self.changed(self._log_of(stored))
 
     def forget_group(self, group_id: int) -> None:
         """Drop the log of a group that holds nothing and that nobody reads."""
@@ -468,6 +592,7 @@ class TrackStore:
                 self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
                 if self.end_of_track is not None:
                     self.known.add(self.end_of_track, MAX_LOCATION)
+            self._count_statuses(-len(group.objects))
             del self.groups[group_id]
             del self.group_ids[bisect_left(self.group_ids, group_id)]
 
@@ -583,6 +708,7 @@ class TrackStore:
         follows: int | None = None,
         now: float = 0.0,
         live: bool = True,
+        declared: bool = False,
     ) -> StoredObject | None:
         if self.ended and self.authoritative:
             raise MisuseError(f"{self.name}: the track has ended")
@@ -600,34 +726,115 @@ class TrackStore:
             )
         existing = group.objects.get(location.object)
         if existing is not None:
-            if (existing.length, existing.status) != (length, status) or (
-                existing.subgroup,
-                existing.priority,
-            ) != (subgroup, priority):
-                raise MalformedTrack(
-                    f"{self.name}: Object {location.group}/{location.object} came twice and differs"
-                )
+            self._compare(existing, subgroup, priority, status, properties, length)
             return None
+        if normal and self.gaps and location in self.gaps:
+            raise MalformedTrack(
+                f"{self.name}: Object {location.group}/{location.object} lies in a declared gap"
+            )
+        if properties and (declared or not self.authoritative):
+            self._declare_gaps(group, location, properties)
         stored = StoredObject(
-            location, subgroup, priority, status, properties, length, follows, now
+            location, subgroup, priority, status, properties, length, follows, now, live=live
         )
         if subgroup is not None:
             log = self.subgroup(location.group, subgroup, priority)
-            if normal and log.ids and log.priority != priority:
-                raise MalformedTrack(
-                    f"{self.name}: priority changes inside subgroup {location.group}/{subgroup}"
-                )
+            ids = log.ids
+            if normal and ids:
+                if log.priority != priority:
+                    raise MalformedTrack(
+                        f"{self.name}: priority changes inside subgroup {location.group}/{subgroup}"
+                    )
+                if log.finished and location.object > ids[-1]:
+                    raise MalformedTrack(
+                        f"{self.name}: Object {location.group}/{location.object} comes after the "
+                        f"final Object of its subgroup"
+                    )
+            if not ids:
+                self._begin_log(log, location.object, properties)
             log.priority = priority
-            at = bisect_left(log.ids, location.object)
-            if at == len(log.ids) or log.ids[at] != location.object:
-                log.ids.insert(at, location.object)
+            at = bisect_left(ids, location.object)
+            if at == len(ids) or ids[at] != location.object:
+                ids.insert(at, location.object)
+                if len(ids) > log.max_ids:
+                    _trim(log, group)
             else:
                 stored.again = True
+            log.number = self.placed + 1
+        self.placed += 1
+        stored.number = self.placed
         group.objects[location.object] = stored
         insort(group.ids, location.object)
+        if not normal:
+            self._count_statuses(1)
         if normal and live and (self.largest is None or location > self.largest):
             self.largest = location
         return stored
+
+    def _count_statuses(self, more: int) -> None:
+        self.statuses += more
+        if more and self.on_statuses is not None:
+            self.on_statuses(more)
+
+    def _begin_log(self, log: SubgroupLog, object_id: int, properties: bytes) -> None:
+        """The first Object of a Subgroup has come; only its delivery timeouts count."""
+        if self.authoritative and log.first_id is None:
+            log.first_id = object_id
+        if not properties:
+            return
+        found = {
+            type_: value
+            for type_, value in with_immutable(iter_key_values(properties))
+            if isinstance(value, int)
+        }
+        timeouts = (
+            found.get(PropertyType.OBJECT_DELIVERY_TIMEOUT, 0),
+            found.get(PropertyType.SUBGROUP_DELIVERY_TIMEOUT, 0),
+        )
+        if any(timeouts):
+            log.timeouts = (object_id, *timeouts)
+
+    def _compare(
+        self,
+        existing: StoredObject,
+        subgroup: int | None,
+        priority: int,
+        status: ObjectStatus,
+        properties: bytes,
+        length: int,
+    ) -> None:
+        """A duplicate must be the same Object (MOQT "Malformed Tracks")."""
+        if (existing.length, existing.status, existing.subgroup, existing.priority) != (
+            length,
+            status,
+            subgroup,
+            priority,
+        ) or (
+            existing.properties != properties
+            and immutable_properties(existing.properties) != immutable_properties(properties)
+        ):
+            at = existing.location
+            raise MalformedTrack(
+                f"{self.name}: Object {at.group}/{at.object} came twice and differs"
+            )
+
+    def _declare_gaps(self, group: GroupLog, location: Location, properties: bytes) -> None:
+        gaps = read_gaps(location, properties)
+        if gaps.groups is not None:
+            if group.prior_gap is not None and group.prior_gap != gaps.groups:
+                raise MalformedTrack(
+                    f"{self.name}: Objects of group {location.group} declare different gaps"
+                )
+            group.prior_gap = gaps.groups
+        for start, end in gaps.ranges(location):
+            if self.next_object(start, end) is not None:
+                raise MalformedTrack(
+                    f"{self.name}: Object {location.group}/{location.object} declares a gap over "
+                    f"an Object that exists"
+                )
+            if len(self.gaps) < MAX_INTERVALS:
+                self.gaps.add(start, end)
+            self.mark_nonexistent(start, end)
 
     def _extend(self, stored: StoredObject, part: Buffer) -> None:
         size = buffer_length(part)
@@ -644,7 +851,6 @@ class TrackStore:
         if self.on_stored is not None:
             self.on_stored(self, stored)
         if stored.subgroup is None:
-            self.has_datagrams = True
             for listener in tuple(self._listeners):
                 listener.datagram_stored(self, stored)
         self.changed(self._log_of(stored))
@@ -654,7 +860,23 @@ class TrackStore:
             return
         stored.gone = True
         self.octets -= stored.received
+        if not stored.retired:
+            self._unlink(stored)
+
+    def _unlink(self, stored: StoredObject) -> None:
         group = self.groups[stored.location.group]
         del group.objects[stored.location.object]
         del group.ids[bisect_left(group.ids, stored.location.object)]
         self.known.remove(stored.location, stored.location)
+
+
+def _trim(log: SubgroupLog, group: GroupLog) -> None:
+    """Forget the lower IDs whose Objects are gone, so that an endless Subgroup costs no more
+    than what is held of it. Who still needs one of them is told by `forgotten`."""
+    half = len(log.ids) // 2
+    low = log.ids[:half]
+    kept = [object_id for object_id in low if object_id in group.objects]
+    if len(kept) < half:
+        log.forgotten = max(i for i in low if i not in group.objects)
+        log.ids[:half] = kept
+    log.max_ids = max(MAX_IDS, 2 * len(log.ids))

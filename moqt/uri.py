@@ -1,4 +1,4 @@
-"""`moqt://` URIs (MOQT "MOQT URI Scheme")."""
+"""`moqt://` URIs (MOQT "MOQT URI Scheme") and the `https://` ones of WebTransport."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class MoqtUri(NamedTuple):
     """path-abempty with the query, as the PATH option carries it."""
     authority: str
     fragment: str
+    webtransport: bool = False
+    """Whether the scheme was https: MOQT over WebTransport."""
 
 
 def parse_uri(text: str) -> MoqtUri:
@@ -26,8 +28,8 @@ def parse_uri(text: str) -> MoqtUri:
         port = parts.port
     except ValueError as error:
         raise MisuseError(f"{text!r} is not a URI: {error}") from None
-    if parts.scheme != "moqt":
-        raise MisuseError(f"{text!r} must begin with moqt://")
+    if parts.scheme not in ("moqt", "https"):
+        raise MisuseError(f"{text!r} must begin with moqt:// or https://")
     if not text.isascii() or not text.isprintable() or " " in text:
         raise MisuseError(f"{text!r} has characters a URI must percent-encode")
     if not parts.hostname:
@@ -35,4 +37,11 @@ def parse_uri(text: str) -> MoqtUri:
     if parts.username is not None:
         raise MisuseError("a moqt URI carries no user name")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    return MoqtUri(parts.hostname, port or DEFAULT_PORT, path, parts.netloc, parts.fragment)
+    return MoqtUri(
+        parts.hostname,
+        port or DEFAULT_PORT,
+        path,
+        parts.netloc,
+        parts.fragment,
+        parts.scheme == "https",
+    )

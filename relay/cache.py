@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable
 
 from moqt.codes import PropertyType
-from moqt.messages import property_value
 from moqt.names import Location
+from moqt.requests import track_property
 from moqt.store import StoredObject, TrackStore
 
 OBJECT_OVERHEAD = 768
@@ -48,8 +47,8 @@ class Cache:
         self.expirations = 0
         self.stores_rejected = 0
         """Objects that were not stored because growing ones left no room."""
-        self.on_gone: Callable[[TrackStore, StoredObject], None] | None = None
-        """Called for each Object evicted or expired."""
+        self.statuses = 0
+        """End of Group and End of Track Objects held; they go when their group does."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
         self._aging: dict[TrackStore, list[tuple[float, Location]]] = {}
         """When and where each Object came; never the Object, which may be evicted before."""
@@ -62,17 +61,28 @@ class Cache:
 
     def reserve(self, octets: int, *, payload: bool = True) -> bool:
         """Make room for `octets` more; False when what is growing leaves none."""
-        while self.billed + octets > self.budget and self._used:
-            # Each turn takes one entry away, so this ends whatever cannot be evicted.
-            stored, store = self._used.popitem(last=False)
-            self.evictions += 1
-            self._remove(store, stored)
-        if self.billed + octets > self.budget:
+        if not self._make_room(octets):
             return False
         self.billed += octets
         if payload:
             self.octets += octets
         return True
+
+    def _make_room(self, octets: int) -> bool:
+        while self.billed + octets > self.budget and self._used:
+            # Each turn takes one entry away, so this ends whatever cannot be evicted.
+            stored, store = self._used.popitem(last=False)
+            self.evictions += 1
+            self._remove(store, stored)
+        return self.billed + octets <= self.budget
+
+    def room_for_status(self) -> bool:
+        """Whether one more status can be held; `count_statuses` bills it."""
+        return self._make_room(OBJECT_OVERHEAD)
+
+    def count_statuses(self, more: int) -> None:
+        self.statuses += more
+        self.billed += more * OBJECT_OVERHEAD
 
     def release(self, stored: StoredObject) -> None:
         """A growing Object was aborted."""
@@ -98,9 +108,14 @@ class Cache:
             duration = max_cache_duration(store)
             while aging and duration is not None and horizon > aging[0][0] + duration:
                 stored = _aged(store, heapq.heappop(aging))
-                if stored is not None and self._used.pop(stored, None) is not None:
+                if stored is None:
+                    continue
+                if self._used.pop(stored, None) is not None:
                     self.expirations += 1
                     self._remove(store, stored)
+                elif not stored.complete:
+                    self.expirations += 1
+                    store.retire(stored)
             if not aging:
                 del self._aging[store]
 
@@ -110,10 +125,16 @@ class Cache:
             if self._used.pop(stored, None) is not None:
                 self._remove(store, stored)
         self._aging.pop(store, None)
+        store.on_statuses = None
+        self.count_statuses(-store.statuses)
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go."""
         self._used[stored] = store
+        self.age(store, stored)
+
+    def age(self, store: TrackStore, stored: StoredObject) -> None:
+        """It has arrived, or begun to: MAX_CACHE_DURATION counts from then."""
         if max_cache_duration(store) is not None:
             aging = self._aging.setdefault(store, [])
             heapq.heappush(aging, (stored.arrived, stored.location))
@@ -125,8 +146,6 @@ class Cache:
         self.billed -= bill(stored)
         self.octets -= stored.received
         store.evict(stored)
-        if self.on_gone is not None:
-            self.on_gone(store, stored)
 
 
 def _aged(store: TrackStore, entry: tuple[float, Location]) -> StoredObject | None:
@@ -138,5 +157,5 @@ def _aged(store: TrackStore, entry: tuple[float, Location]) -> StoredObject | No
 
 def max_cache_duration(store: TrackStore) -> float | None:
     """The track's MAX_CACHE_DURATION in seconds."""
-    value = property_value(store.properties, PropertyType.MAX_CACHE_DURATION)
+    value = track_property(store.properties, PropertyType.MAX_CACHE_DURATION)
     return value / 1000 if isinstance(value, int) else None

@@ -14,12 +14,16 @@ from typing import Annotated, NoReturn, TypeVar, cast
 
 import typer
 
+from moqt.config import SessionConfig
 from moqt.errors import MoqtError
 from moqt.quic.certs import DEFAULT_NAMES, check_key_pair, make_self_signed
 from moqt.quic.config import QuicConfig
+from moqt.token_file import TokenFileError, bearer, read_token_file
+from moqt.uri import parse_uri
+from relay.auth import AuthFileError, TokenPolicy
 from relay.config import RelayConfig
-from relay.core import Relay
-from relay.daemon import DaemonConfig, run
+from relay.daemon import DaemonConfig, Upstream, run
+from relay.scopes import Scopes
 
 T = TypeVar("T")
 
@@ -92,6 +96,41 @@ def relay_command(
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
     mtu: Annotated[int, typer.Option(help="UDP payload of a packet: 1200 to 16383.")] = 1200,
+    webtransport: Annotated[
+        bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
+    ] = True,
+    qlog_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write QUIC and MOQT events to DIR, a .sqlog each."),
+    ] = None,
+    keylog_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
+    ] = None,
+    auth: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Principals whose tokens give rights, JSON; read again when it changes.",
+            show_default="everybody may",
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask this relay for what nobody here publishes under the same path."
+        ),
+    ] = None,
+    upstream_cafile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Authorities that sign the upstream relay, PEM."),
+    ] = None,
+    upstream_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show it the token in FILE.")
+    ] = None,
+    announce_upstream: Annotated[
+        bool, typer.Option(help="Announce there what is published here.")
+    ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -109,6 +148,7 @@ def relay_command(
 
     Publishers announce namespaces to it, subscribers get their tracks from it: each
     track is asked for once, whatever the number of subscribers, and kept in memory.
+    Clients that dial different paths (not: queries or host names) share no tracks.
     """
     host, port = _usage(parse_address, listen, "--listen")
     exporter = None if metrics is None else _usage(parse_address, metrics, "--metrics")
@@ -132,7 +172,17 @@ def relay_command(
     except ValueError as error:
         raise _Usage(str(error)) from None
     try:
-        quic = QuicConfig(certfile=cert, keyfile=key, max_datagram_size=mtu)
+        quic = QuicConfig(
+            certfile=cert,
+            keyfile=key,
+            max_datagram_size=mtu,
+            webtransport=webtransport,
+            qlog_dir=qlog_dir,
+            keylog_file=keylog_file,
+        )
+        quic.prepare_logs()
+    except OSError as error:
+        raise _Usage(f"{error.filename}: {error.strerror or error}") from None
     except ValueError as error:
         raise _Usage(str(error).replace("max_datagram_size", "--mtu")) from None
 
@@ -141,9 +191,20 @@ def relay_command(
     )
     # the QUIC library tells of every stream that ends early, which is nothing to look after
     logging.getLogger("quic").setLevel(max(level, logging.WARNING))
-    relay = Relay(RelayConfig(cache_octets=cache_octets))
+    try:
+        policy = None if auth is None else TokenPolicy(auth)
+    except AuthFileError as error:
+        raise _Usage(f"--auth: {error}") from None
+    above = _upstream(upstream, upstream_cafile, upstream_token_file, announce_upstream, mtu)
+    scopes = Scopes(RelayConfig(cache_octets=cache_octets), policy)
     config = DaemonConfig(
-        host=host, port=port, quic=quic, metrics=exporter, drain_timeout=drain_timeout
+        host=host,
+        port=port,
+        quic=quic,
+        metrics=exporter,
+        drain_timeout=drain_timeout,
+        policy=policy,
+        upstream=above,
     )
 
     def ready(real_port: int, metrics_port: int | None) -> None:
@@ -153,12 +214,38 @@ def relay_command(
         print(line, flush=True)
 
     try:
-        asyncio.run(run(relay, config, ready=ready))
+        asyncio.run(run(scopes, config, ready=ready))
     except OSError as error:
         wanted = f"{listen} or {metrics}" if metrics else listen
         raise _Failure(f"cannot listen on {wanted}: {error.strerror or error}") from error
     except (ValueError, MoqtError) as error:
         raise _Failure(f"cannot use {cert} with {key}: {error}") from error
+
+
+def _upstream(
+    url: str | None, cafile: Path | None, token_file: Path | None, announce: bool, mtu: int
+) -> Upstream | None:
+    if url is None:
+        if cafile is not None or token_file is not None or announce:
+            raise _Usage("give --upstream URL with the other options of the upstream relay")
+        return None
+    try:
+        parse_uri(url)
+        if cafile is not None:
+            cafile.read_bytes()
+        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
+    except OSError as error:
+        raise _Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
+    except TokenFileError as error:
+        raise _Usage(f"--upstream-token-file: {error}") from None
+    except MoqtError as error:
+        raise _Usage(f"--upstream: {error}") from None
+    return Upstream(
+        url=url,
+        quic=QuicConfig(cafile=cafile, max_datagram_size=mtu),
+        session=SessionConfig(setup_tokens=tokens),
+        announce=announce,
+    )
 
 
 def _usage(parse: Callable[[str], T], text: str, option: str) -> T:

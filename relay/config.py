@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from moqt.codes import RequestErrorCode
 from moqt.names import TrackNamespace
 from moqt.session import Session
 from moqt.tokens import Token
@@ -15,11 +16,14 @@ from moqt.tokens import Token
 class RelayConfig:
     """Every limit of a relay; sizes in octets, times in seconds.
 
+    Those on tracks, namespaces and waiting requests hold for each scope (`relay.scopes`).
     At a limit a request is refused with EXCESSIVE_LOAD and `retry_after_ms`.
     """
 
     cache_octets: int = 1 << 30
     """What the cache may hold, bookkeeping included."""
+    max_scopes: int = 16
+    """Paths in use at once; a session that dials one more is closed with INVALID_PATH."""
     max_tracks: int = 65_536
     """Tracks known at once, cached ones included."""
     max_namespaces: int = 65_536
@@ -41,6 +45,10 @@ class RelayConfig:
     failure_memory: float = 1.0
     """How long a range that could not be had is not asked for again."""
     retry_after_ms: int = 1000
+    pending_subgroups: int = 4096
+    """Subgroups one subscription may be behind; beyond, it ends with TOO_FAR_BEHIND."""
+    pending_datagrams: int = 1024
+    """Objects that may wait to go out as datagrams, per subscription; beyond, they are dropped."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -59,8 +67,16 @@ class Counters:
     upstream_timeouts: int = 0
     downstream_subscriptions: int = 0
     downstream_fetches: int = 0
+    publications: int = 0
+    publications_offered: int = 0
     requests_refused: int = 0
     malformed_tracks: int = 0
+    scopes_refused: int = 0
+    """Sessions closed because they dialled one path too many."""
+    requests_revoked: int = 0
+    """Ended because the right to them was withdrawn."""
+    objects_nonexistent: int = 0
+    """Objects dropped because they had been declared non-existent."""
     objects_in: int = 0
     octets_in: int = 0
     objects_out: int = 0
@@ -72,7 +88,9 @@ class Action(StrEnum):
     """What a session asks for (the request's name in the draft)."""
 
     PUBLISH_NAMESPACE = "PUBLISH_NAMESPACE"
+    PUBLISH = "PUBLISH"
     SUBSCRIBE_NAMESPACE = "SUBSCRIBE_NAMESPACE"
+    SUBSCRIBE_TRACKS = "SUBSCRIBE_TRACKS"
     SUBSCRIBE = "SUBSCRIBE"
     FETCH = "FETCH"
     TRACK_STATUS = "TRACK_STATUS"
@@ -93,6 +111,9 @@ class Policy(Protocol):
         Those of the session's SETUP are `session.peer_tokens`.
         """
 
+    def check(self, session: Session, token: Token) -> RequestErrorCode | None:
+        """Why `token` is refused wherever it is shown; None when it is not."""
+
 
 class AllowAll:
     """The default policy."""
@@ -105,3 +126,6 @@ class AllowAll:
         tokens: tuple[Token, ...] = (),
     ) -> bool:
         return True
+
+    def check(self, session: Session, token: Token) -> RequestErrorCode | None:
+        return None

@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import astuple
 
-from moqt.codes import PublishDoneCode, RequestErrorCode
+from moqt.codes import RequestErrorCode
 from moqt.errors import RequestError, SessionClosed, escaped
-from moqt.names import FullTrackName, TrackNamespace, printable_namespace
+from moqt.messages import Goaway, Redirect
+from moqt.names import FullTrackName, TrackNamespace
 from moqt.requests import (
     IncomingFetch,
+    IncomingPublish,
     IncomingPublishNamespace,
     IncomingRequest,
     IncomingSubscribe,
     IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
     IncomingTrackStatus,
+    OutgoingPublish,
+    RequestOwner,
     RequestState,
+    SubscriberSide,
 )
+from moqt.scheduler import DeliveryCounters, DeliveryLimits
 from moqt.session import Session, SessionHandler
-from moqt.store import StoredObject, TrackStore
+from moqt.tokens import Token
 from relay.cache import Cache
 from relay.config import Action, AllowAll, Counters, Policy, RelayConfig
+from relay.desk import Desk
+from relay.home import TrackRequest
+from relay.legs import Leg, PublishLeg
+from relay.namespaces import Namespaces
+from relay.offers import Offers
 from relay.routing import PrefixMap
-from relay.upstream import TrackRequest, UpstreamTrack
+from relay.track import UpstreamTrack
+from relay.waiting import Waiting
 
 logger = logging.getLogger("relay")
 
@@ -46,148 +59,135 @@ _PASSED_ON = frozenset(
         RequestErrorCode.DOES_NOT_EXIST,
         RequestErrorCode.MALFORMED_TRACK,
         RequestErrorCode.UNSUPPORTED_EXTENSION,
+        RequestErrorCode.REDIRECT,
     }
 )
 """Refusals that mean downstream what they meant to us; others are about our own request."""
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A downstream request that waits for a track, or for a publisher of it to appear."""
-
-    request: TrackRequest
-    track: UpstreamTrack | None
-    deadline: float | None = None
-    """When a rendezvous ends; a track's own subscriptions have theirs."""
+def total(each: list[DeliveryCounters]) -> DeliveryCounters:
+    return DeliveryCounters(*map(sum, zip(*map(astuple, each), strict=True)))
 
 
 class Relay(SessionHandler):
     """Accepts publishers and subscribers, and joins them. See the module."""
 
-    def __init__(self, config: RelayConfig | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        config: RelayConfig | None = None,
+        policy: Policy | None = None,
+        *,
+        cache: Cache | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        """`cache` and `counters` are given when they are shared with other scopes; who shares
+        the cache has its Objects expire."""
         self.config = config or RelayConfig()
-        self.policy: Policy = policy or AllowAll()
-        self.cache = Cache(self.config.cache_octets)
-        self.cache.on_gone = self._object_gone
-        self.counters = Counters()
+        self.counters = counters or Counters()
+        self.desk = Desk(self.config, policy or AllowAll(), self.counters)
+        self._own_cache = cache is None
+        self.cache = cache or Cache(self.config.cache_octets)
         self.now = 0.0
+        self.upstream_subscriptions = 0
+        """Established subscriptions to publishers."""
         self.sessions: set[Session] = set()
+        self._delivered = DeliveryCounters()
+        """Of the sessions that have ended."""
+        self.upstreams = self.desk.trusted
+        """Sessions to upstream relays: asked for what no publisher here has."""
         self.tracks: OrderedDict[FullTrackName, UpstreamTrack] = OrderedDict()
         """Least recently used first."""
         self.active: dict[UpstreamTrack, None] = {}
         """The tracks that have something to do on tick; the others are only cached."""
-        self.published: PrefixMap[IncomingPublishNamespace] = PrefixMap()
-        self.publications = 0
-        self.pending: dict[TrackRequest, _Pending] = {}
-        self._published_by: dict[Session, int] = {}
-        self._listings: PrefixMap[IncomingSubscribeNamespace] = PrefixMap()
-        self._listing_prefix: dict[IncomingSubscribeNamespace, TrackNamespace] = {}
-        self._tracks_by_namespace: PrefixMap[UpstreamTrack] = PrefixMap()
-        self._held: PrefixMap[UpstreamTrack] = PrefixMap()
-        """Complete cached tracks without a publisher, by namespace."""
-        self._rendezvous: PrefixMap[_Pending] = PrefixMap()
+        self.tracks_by_namespace: PrefixMap[UpstreamTrack] = PrefixMap()
+        self.namespaces = Namespaces(self.desk)
+        self.namespaces.events.appeared.append(self._publisher_appeared)
+        self.namespaces.events.withdrawn.append(self._publishers_changed)
+        self.offers = Offers(self, self.desk)
+        self.waiting = Waiting(self.config.max_pending)
 
     # -- sessions ----------------------------------------------------------------------------
 
     def session_established(self, session: Session) -> None:
         self.sessions.add(session)
         self.counters.sessions += 1
+        session.scheduler.limits = DeliveryLimits(
+            self.config.pending_subgroups, self.config.pending_datagrams
+        )
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:
         # Its requests have been ended one by one before this is called.
         self.sessions.discard(session)
+        self._delivered = total([self._delivered, session.scheduler.counters])
+        self.upstreams.pop(session, None)
+
+    def add_upstream(self, session: Session) -> None:
+        """A session to an upstream relay is established."""
+        self.upstreams[session] = None
+        for request in self.waiting.under(()):
+            self.waiting.done(request)
+            self._wanted(request, None)
+
+    def move_upstream(self, old: Session, new: Session) -> None:
+        """The upstream relay sends us elsewhere (GOAWAY): take over what came on `old`."""
+        self.upstreams.pop(old, None)
+        for track in tuple(self.tracks.values()):
+            if track.publishes(old):
+                track.move(old, new)
+
+    def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
+        return self.desk.policy.check(session, token)
+
+    def request_goaway_received(self, request: RequestOwner, goaway: Goaway) -> None:
+        """One request is to move; it can only move within this session."""
+        if isinstance(request, SubscriberSide) and isinstance(request.receiver, Leg):
+            request.receiver.track.reissue(request.receiver)
+        elif isinstance(request, OutgoingPublish):
+            track = self.tracks.get(request.name)
+            if track is not None:
+                self.offers.again(track, request)
 
     # -- namespaces --------------------------------------------------------------------------
 
     def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
-        """PUBLISH_NAMESPACE (MOQT "Publisher Interactions")."""
-        session, namespace = request.session, request.namespace
-        if not self._allowed(request, Action.PUBLISH_NAMESPACE, namespace):
-            return
-        count = self._published_by.get(session, 0)
-        if (
-            count >= self.config.max_namespaces_per_session
-            or self.publications >= self.config.max_namespaces
-        ):
-            self._overloaded(request, "too many namespaces are published")
-            return
-        self._published_by[session] = count + 1
-        self.publications += 1
-        self.published.add(namespace, request)
-        request.on_ended = lambda: self._withdrawn(request)
-        request.accept()
-        logger.info("%s is published", printable_namespace(namespace))
-        self._reconsider(namespace)
-        for track in self._tracks_by_namespace.under(namespace):
-            # An open track is asked for from the new publisher too; a closed one on demand.
-            if (
-                track.legs
-                and not track.track_ended
-                and session in self.publishers(track.name.namespace)
-            ):
-                track.open([session])
-        for waiting in self._rendezvous.under(namespace):
-            self._end_rendezvous(waiting)
-            self._wanted(waiting.request, None)
-
-    def _withdrawn(self, request: IncomingPublishNamespace) -> None:
-        """Cancelled, or the session was lost."""
-        session, namespace = request.session, request.namespace
-        self.published.remove(namespace, request)
-        self.publications -= 1
-        self._published_by[session] -= 1
-        if not self._published_by[session]:
-            del self._published_by[session]
-        logger.info("%s is published no more", printable_namespace(namespace))
-        self._reconsider(namespace)
+        self.namespaces.publish(request)
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        """SUBSCRIBE_NAMESPACE (MOQT "Subscribing to Namespaces")."""
-        if not self._allowed(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
-            return
-        if len(self._listing_prefix) >= self.config.max_namespaces:
-            self._overloaded(request, "too many namespace subscriptions")
-            return
-        request.on_ended = lambda: self._unlist(request)
-        request.accept()
-        self._list(request)
+        self.namespaces.subscribe(request)
 
     def namespace_prefix_changed(self, request: IncomingSubscribeNamespace) -> None:
-        self._unlist(request)
-        if self.policy.allow(
-            request.session, Action.SUBSCRIBE_NAMESPACE, request.prefix, request.tokens
-        ):
-            self._list(request)
-        else:
-            self.counters.requests_refused += 1
-            request.revoke()
+        self.namespaces.prefix_changed(request)
 
-    def _list(self, request: IncomingSubscribeNamespace) -> None:
-        self._listings.add(request.prefix, request)
-        self._listing_prefix[request] = request.prefix
-        for known in (self.published, self._held):
-            for namespace in known.namespaces_under(request.prefix):
-                request.add(namespace)
+    def check_prefix(
+        self,
+        request: IncomingSubscribeNamespace | IncomingSubscribeTracks,
+        prefix: TrackNamespace,
+    ) -> RequestErrorCode | None:
+        action = (
+            Action.SUBSCRIBE_NAMESPACE
+            if isinstance(request, IncomingSubscribeNamespace)
+            else Action.SUBSCRIBE_TRACKS
+        )
+        if self.desk.may(request, action, prefix):
+            return None
+        self.counters.requests_refused += 1
+        return RequestErrorCode.UNAUTHORIZED
 
-    def _unlist(self, request: IncomingSubscribeNamespace) -> None:
-        prefix = self._listing_prefix.pop(request, None)
-        if prefix is not None:
-            self._listings.remove(prefix, request)
+    def _publisher_appeared(self, namespace: TrackNamespace) -> None:
+        self._publishers_changed(namespace)
+        for track in self.tracks_by_namespace.under(namespace):
+            # An open track is asked for from the new publisher too; a closed one on demand.
+            used = not track.idle or any(not leg.published for leg in track.legs)
+            if track.legs and used and not track.track_ended:
+                track.open(self.publishers(track.name.namespace))
+        for request in self.waiting.under(namespace):
+            self.waiting.done(request)
+            self._wanted(request, None)
 
-    def _tell(self, namespace: TrackNamespace) -> None:
-        """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches."""
-        present = namespace in self.published or namespace in self._held
-        for listing in self._listings.above(namespace):
-            if present:
-                listing.add(namespace)
-            else:
-                listing.remove(namespace)
-
-    def _reconsider(self, prefix: TrackNamespace) -> None:
-        """Publishers of `prefix` came or went: see which tracks only the cache has."""
-        for track in self._tracks_by_namespace.under(prefix):
+    def _publishers_changed(self, prefix: TrackNamespace) -> None:
+        """See which tracks only the cache has."""
+        for track in self.tracks_by_namespace.under(prefix):
             self._update_held(track)
-        self._tell(prefix)
 
     def _update_held(self, track: UpstreamTrack) -> None:
         """A complete track without a publisher makes the relay its publisher."""
@@ -196,15 +196,45 @@ class Relay(SessionHandler):
             not track.over
             and not track.legs
             and track.name in self.tracks
-            and next(self.published.above(namespace), None) is None
+            and next(self.namespaces.published.above(namespace), None) is None
             and track.store.is_complete()
         )
         if held != track.held:
             track.held = held
-            if held and not track.track_ended:
-                track.store.finish(PublishDoneCode.TRACK_ENDED)
-            (self._held.add if held else self._held.remove)(namespace, track)
-            self._tell(namespace)
+            if held:
+                track.end_complete()
+            (self.namespaces.held.add if held else self.namespaces.held.remove)(namespace, track)
+            self.namespaces.tell(namespace)
+
+    # -- publications ------------------------------------------------------------------------
+
+    def publish_received(self, request: IncomingPublish) -> None:
+        """PUBLISH (MOQT "Publisher Interactions"): it is always of interest to a cache."""
+        if self.desk.admits(request, Action.PUBLISH, request.name.namespace):
+            self.take_publication(request)
+
+    def take_publication(self, request: IncomingPublish) -> None:
+        """A PUBLISH that is allowed, or that we have asked for."""
+        name = request.name
+        if self._malformed(request, name):
+            return
+        track = self.tracks.get(name) or self._new_track(name)
+        if track is None:
+            self.desk.overloaded(request, "too many tracks are in use")
+            return
+        self.tracks.move_to_end(name)
+        self.counters.publications += 1
+        for waiting in self.waiting.of(name):
+            self.waiting.done(waiting)
+            self.waiting.for_track(waiting, track)
+        track.published_by(PublishLeg(track, request))
+        self._update_held(track)
+
+    def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
+        self.offers.subscribe(request, self.tracks_by_namespace)
+
+    def subscribe_tracks_changed(self, request: IncomingSubscribeTracks) -> None:
+        self.offers.changed(request, self.tracks_by_namespace)
 
     # -- requests for tracks -----------------------------------------------------------------
 
@@ -223,39 +253,75 @@ class Relay(SessionHandler):
         No `action`: allowed already.
         """
         name = request.name
-        if action is not None and not self._allowed(request, action, name.namespace):
+        if action is not None and not self.desk.admits(request, action, name.namespace):
+            return
+        if self._malformed(request, name):
             return
         track = self.tracks.get(name)
-        if track is not None and track.servable(request):
+        if (
+            track is not None
+            and track.servable(request)
+            and not track.stale
+            and not self._comes_from(track, request.session)
+        ):
             self._serve(track, request)
             return
-        if track is not None and track.opening:
-            self._wait(request, track)
-            return
-        publishers = self.publishers(name.namespace)
-        if not publishers:
-            self._no_publisher(request)
-            return
+        publishers: list[Session] = []
+        if track is None or not track.legs or self._comes_from(track, request.session):
+            publishers = self.publishers(name.namespace, request.session)
+            if not publishers:
+                self._no_publisher(request)
+                return
         if not self._may_wait(request):
             return
         if track is None:
             track = self._new_track(name)
             if track is None:
-                self._overloaded(request, "too many tracks are in use")
+                self.desk.overloaded(request, "too many tracks are in use")
                 return
-        self._wait(request, track)
-        self._activate(track)
-        track.open(publishers)
+        deadline = None
+        if track.rendezvous and not request.parameters.rendezvous_timeout:
+            # Upstream may answer later than this subscriber wants to wait.
+            deadline = self.now + self.config.upstream_timeout
+        self.waiting.for_track(request, track, deadline)
+        self.track_busy(track)
+        if publishers:
+            track.open(publishers)
+        else:
+            track.catch_up()
 
-    def publishers(self, namespace: TrackNamespace) -> list[Session]:
-        """The sessions to ask for a track of `namespace` (MOQT "Publisher Interactions").
+    def _comes_from(self, track: UpstreamTrack, asking: Session) -> bool:
+        """Whether an upstream relay asks for what only upstream relays bring: a circle."""
+        return (
+            asking in self.upstreams
+            and bool(track.legs)
+            and all(leg.session in self.upstreams for leg in track.legs)
+        )
 
-        Those that published exactly it, if any, else those that published a prefix; those
-        that said GOAWAY only when there is nobody else.
+    def publishers(self, namespace: TrackNamespace, asking: Session | None = None) -> list[Session]:
+        """The sessions to ask for a track of `namespace`; upstream relays when there is none.
+
+        An upstream relay that asks (`asking`) is not asked back.
         """
-        requests = self.published.at(namespace) or list(self.published.above(namespace))
-        sessions = list(dict.fromkeys(request.session for request in requests))
+        found = self.namespaces.publishers(namespace)
+        if found or asking in self.upstreams:
+            return found
+        sessions = list(self.upstreams)
         return [session for session in sessions if session.goaway is None] or sessions
+
+    def _malformed(self, request: IncomingRequest, name: FullTrackName) -> bool:
+        """Answer MALFORMED_TRACK for a while after a track was found to be so."""
+        try:
+            self.desk.malformed.refuse(name, self.now)
+        except RequestError as error:
+            self.desk.refuse(
+                request,
+                RequestErrorCode.MALFORMED_TRACK,
+                error.reason,
+                retry=error.retry_after_ms,
+            )
+            return True
+        return False
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
@@ -265,70 +331,31 @@ class Relay(SessionHandler):
             return
         if isinstance(request, IncomingSubscribe):
             self.counters.downstream_subscriptions += 1
+            request.gate = lambda update: track.update_received(request, update)
         else:
             self.counters.downstream_fetches += 1
         track.requests[request] = None
         track.idle_since = None
         request.on_ended = lambda: self._released(track, request)
-        self._activate(track)
+        self.track_busy(track)
 
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
         track.requests.pop(request, None)
 
     def _may_wait(self, request: TrackRequest) -> bool:
-        if len(self.pending) < self.config.max_pending:
+        if not self.waiting.full:
             return True
-        self._overloaded(request, "too many requests are waiting")
+        self.desk.overloaded(request, "too many requests are waiting")
         return False
-
-    def _wait(self, request: TrackRequest, track: UpstreamTrack) -> None:
-        if self._may_wait(request):
-            self.pending[request] = _Pending(request, track)
-            track.waiting[request] = None
-            request.on_ended = lambda: self._unwait(request)
-
-    def _unwait(self, request: TrackRequest) -> None:
-        pending = self.pending.pop(request, None)
-        if pending is not None and pending.track is not None:
-            pending.track.waiting.pop(request, None)
-        request.on_ended = None
 
     def _no_publisher(self, request: TrackRequest) -> None:
         """DOES_NOT_EXIST, or wait for a publisher as long as the subscriber allows."""
         timeout = request.parameters.rendezvous_timeout
         if not isinstance(request, IncomingSubscribe) or not timeout:
-            self._refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+            self.desk.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
         elif self._may_wait(request):
             waits = min(timeout / 1000, self.config.max_rendezvous)
-            pending = _Pending(request, None, self.now + waits)
-            self.pending[request] = pending
-            self._rendezvous.add(request.name.namespace, pending)
-            request.on_ended = lambda: self._end_rendezvous(pending)
-
-    def _end_rendezvous(self, pending: _Pending) -> None:
-        self._rendezvous.remove(pending.request.name.namespace, pending)
-        self._unwait(pending.request)
-
-    # -- answers -----------------------------------------------------------------------------
-
-    def _allowed(self, request: IncomingRequest, action: Action, namespace: TrackNamespace) -> bool:
-        if self.policy.allow(request.session, action, namespace, request.tokens):
-            return True
-        self._refuse(request, RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
-        return False
-
-    def _overloaded(self, request: IncomingRequest, reason: str) -> None:
-        self._refuse(request, RequestErrorCode.EXCESSIVE_LOAD, reason, self.config.retry_after_ms)
-
-    def _refuse(
-        self,
-        request: IncomingRequest,
-        code: RequestErrorCode,
-        reason: str,
-        retry_after_ms: int | None = None,
-    ) -> None:
-        self.counters.requests_refused += 1
-        request.reject(code, reason, retry_after_ms=retry_after_ms)
+            self.waiting.for_publisher(request, self.now + waits)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -336,7 +363,7 @@ class Relay(SessionHandler):
         if len(self.tracks) >= self.config.max_tracks and not self._displace():
             return None
         track = self.tracks[name] = UpstreamTrack(self, name)
-        self._tracks_by_namespace.add(name.namespace, track)
+        self.tracks_by_namespace.add(name.namespace, track)
         return track
 
     def _displace(self) -> bool:
@@ -352,17 +379,19 @@ class Relay(SessionHandler):
         self.active.pop(track, None)
         if self.tracks.get(track.name) is track:
             del self.tracks[track.name]
-            self._tracks_by_namespace.remove(track.name.namespace, track)
+            self.tracks_by_namespace.remove(track.name.namespace, track)
         self.cache.forget(track.store)
         self._update_held(track)
 
-    def _activate(self, track: UpstreamTrack) -> None:
+    def track_busy(self, track: UpstreamTrack) -> None:
         self.active[track] = None
 
-    def track_ready(self, track: UpstreamTrack) -> None:
-        for request in tuple(track.waiting):
-            self._unwait(request)
-            self._serve(track, request)
+    def track_available(self, track: UpstreamTrack) -> None:
+        self.offers.available(track)
+
+    def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
+        self.waiting.done(request)
+        self._serve(track, request)
 
     def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
         try:
@@ -374,68 +403,75 @@ class Relay(SessionHandler):
             code, reason = RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
         if code is RequestErrorCode.DOES_NOT_EXIST:
             reason, retry = NO_SUCH_TRACK, None
+        redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
-            self._unwait(request)
-            self._refuse(request, code, reason, retry)
+            self.waiting.done(request)
+            self.desk.refuse(request, code, reason, retry=retry, redirect=redirect)
 
     def track_ended(self, track: UpstreamTrack) -> None:
+        self.track_busy(track)  # perhaps there is nothing of it
+        if not track.legs:
+            self.offers.withdrawn(track)
+            for request in tuple(track.waiting):
+                # Its publisher has gone before it could be served: perhaps there is another.
+                self.waiting.done(request)
+                self._wanted(request, None)
         self._update_held(track)
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         logger.warning("%s: malformed track: %s", track.name, escaped(reason))
+        self.desk.malformed.add(track.name, reason, self.now)
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
-        track.end_malformed(reason)
+        self.offers.withdrawn(track)
+        track.audience.end_malformed(reason)
         self._forget(track)
 
-    def _object_gone(self, store: TrackStore, stored: StoredObject) -> None:
-        track = self.tracks.get(store.name)
-        if track is not None and track.store is store:
-            track.evicted(stored)
-            if not store.octets:
-                self._activate(track)  # perhaps there is nothing left of it
+    def forget_all(self) -> None:
+        """Give up what is cached; no session is left."""
+        for track in tuple(self.tracks.values()):
+            track.close_upstream()
+            self._forget(track)
 
     # -- time --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
         self.now = now
-        self.cache.expire(now)
-        for pending in tuple(self.pending.values()):
-            if pending.deadline is not None and now > pending.deadline:
-                self._end_rendezvous(pending)
-                self._refuse(pending.request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
+        if self._own_cache:
+            self.cache.expire(now)
+        for request in self.waiting.overdue(now):
+            self.waiting.done(request)
+            self.desk.refuse(request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
         for track in tuple(self.active):
             track.tick(now)
+            if not track.legs and not track.held:
+                self._update_held(track)  # its last FETCH may have made it complete
             if track.disposable:
                 self._forget(track)
-            elif track.idle and not track.legs and not track.fetches and not track.queue:
+            elif track.settled:
                 self.active.pop(track, None)
 
     # -- numbers -----------------------------------------------------------------------------
 
+    def deliveries(self) -> DeliveryCounters:
+        """What the deliveries of all sessions, ended ones included, gave up."""
+        return total([self._delivered, *(each.scheduler.counters for each in self.sessions)])
+
     @property
     def downstream_subscriptions(self) -> int:
-        return self._requests(IncomingSubscribe)
+        return self._requests(IncomingSubscribe) + sum(
+            offer.state is RequestState.ESTABLISHED
+            for track in self.active
+            for offer in track.offers
+        )
 
     @property
     def downstream_fetches(self) -> int:
         return self._requests(IncomingFetch)
 
     @property
-    def upstream_subscriptions(self) -> int:
-        return sum(leg.established for track in self.active for leg in track.legs.values())
-
-    @property
     def upstream_fetches(self) -> int:
-        return sum(len(track.fetches) for track in self.active)
-
-    def namespaces(self, prefix: TrackNamespace = ()) -> set[TrackNamespace]:
-        """The namespaces a SUBSCRIBE_NAMESPACE for `prefix` is told of."""
-        return {
-            namespace
-            for known in (self.published, self._held)
-            for namespace in known.namespaces_under(prefix)
-        }
+        return sum(len(track.ranges.fetches) for track in self.active)
 
     def _requests(self, kind: type[TrackRequest]) -> int:
         return sum(

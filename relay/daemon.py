@@ -1,4 +1,4 @@
-"""The relay as a process: sockets, time and signals around `relay.core.Relay`."""
+"""The relay as a process: sockets, time and signals around `relay.scopes.Scopes`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,37 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import start_http_server
 
 import moqt
+from moqt.config import SessionConfig
 from moqt.quic.config import QuicConfig
+from moqt.uri import parse_uri
+from relay import rights
+from relay.auth import TokenPolicy
 from relay.core import Relay
 from relay.metrics import RelayMetrics
+from relay.scopes import Scopes
+from relay.transport_metrics import TransportMetrics
+from relay.uplink import Uplink
+from relay.uplink_client import Connect, UplinkClient
 
 logger = logging.getLogger("relay")
 
 TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """The relay behind which this one stands."""
+
+    url: str
+    quic: QuicConfig
+    session: SessionConfig = field(default_factory=SessionConfig)
+    announce: bool = False
+    """Announce there what is published here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +47,15 @@ class DaemonConfig:
     port: int
     quic: QuicConfig
     metrics: tuple[str, int] | None = None
+    upstream: Upstream | None = None
+    policy: TokenPolicy | None = None
+    """Looks now and then whether its file has changed."""
     drain_timeout: float = 10.0
     """How long sessions have to leave after GOAWAY."""
 
 
 async def run(
-    relay: Relay,
+    scopes: Scopes,
     config: DaemonConfig,
     *,
     ready: Callable[[int, int | None], None] | None = None,
@@ -51,54 +73,95 @@ async def run(
     def signalled() -> None:
         (hurry if stopping.is_set() else stopping).set()
 
-    numbers = RelayMetrics(relay)
+    numbers = RelayMetrics(scopes)
     exporter, metrics_port = None, None
     if config.metrics is not None:
         host, port = config.metrics
         exporter, _ = start_http_server(port, host, registry=numbers.registry)
         metrics_port = exporter.server_port
     ticking: asyncio.Task[None] | None = None
+    connecting: asyncio.Task[None] | None = None
+    uplink = _uplink(scopes, config.upstream)
     try:
-        server = await moqt.serve(config.host, config.port, quic=config.quic, handler=relay)
+        server = await moqt.serve(config.host, config.port, quic=config.quic, handler=scopes)
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signalled)
-            ticking = asyncio.create_task(_tick(relay, numbers))
+            transport = TransportMetrics(server.endpoint)
+            numbers.registry.register(transport)
+            ticking = asyncio.create_task(_tick(scopes, numbers, transport, config.policy, uplink))
             # without its clock the relay would keep what it should forget: rather stop
             ticking.add_done_callback(lambda _: stopping.set())
+            if config.upstream is not None and uplink is not None:
+                client = UplinkClient(
+                    uplink, config.upstream.url, _connect(uplink.relay, config.upstream)
+                )
+                connecting = asyncio.create_task(client.run())
+                connecting.add_done_callback(lambda _: stopping.set())
             if ready is not None:
                 ready(server.port, metrics_port)
             await stopping.wait()
             await _drain(server, config.drain_timeout, hurry)
-            if ticking.done():
-                ticking.result()
+            for task in (ticking, connecting):
+                if task is not None and task.done():
+                    task.result()
         finally:
             await server.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
     finally:
-        if ticking is not None:
-            ticking.cancel()
+        for task in (ticking, connecting):
+            if task is not None:
+                task.cancel()
         if exporter is not None:
             exporter.shutdown()
             exporter.server_close()
 
 
-async def _tick(relay: Relay, numbers: RelayMetrics) -> None:
+def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
+    """The upstream relay serves the scope of the path it is dialled with, and no other."""
+    if upstream is None:
+        return None
+    relay = scopes.keep(parse_uri(upstream.url).path)
+    return Uplink(relay, announce=upstream.announce)
+
+
+def _connect(relay: Relay, upstream: Upstream) -> Connect:
+    async def connect(url: str) -> moqt.MoqtSession:
+        return await moqt.connect(url, quic=upstream.quic, session=upstream.session, handler=relay)
+
+    return connect
+
+
+async def _tick(
+    scopes: Scopes,
+    numbers: RelayMetrics,
+    transport: TransportMetrics,
+    policy: TokenPolicy | None,
+    uplink: Uplink | None,
+) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        relay.tick(loop.time())
+        scopes.tick(loop.time())
+        if uplink is not None:
+            uplink.tick(scopes.now)
+        if policy is not None and policy.reload():
+            for relay in scopes.relays.values():
+                rights.recheck(relay)
         numbers.update()
+        transport.update()
         await asyncio.sleep(TICK_SECONDS)
 
 
 async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> None:
     """GOAWAY to all, and time to leave (MOQT "Graceful Session Migration")."""
     deadline = asyncio.get_running_loop().time() + seconds
-    server.goaway(timeout_ms=round(seconds * 1000))
+    left = seconds
     logger.info("draining %d sessions", len(server.sessions))
     while server.sessions and not hurry.is_set():
-        if asyncio.get_running_loop().time() >= deadline:
+        server.goaway(timeout_ms=max(1, round(left * 1000)))  # those, too, that have just come
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
             logger.info("%d sessions have not left", len(server.sessions))
             return
         await asyncio.sleep(0.05)

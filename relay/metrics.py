@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from relay.core import Relay
+from relay.scopes import Scopes
 
 GAUGES = {
+    "scopes": "Paths in use, or with something cached.",
     "sessions": "Established sessions.",
+    "upstream_sessions": "Established sessions to upstream relays.",
     "namespaces": "Published namespaces, each publisher counted.",
     "tracks": "Tracks known, cached ones included.",
     "pending_requests": "Requests waiting for a publisher.",
@@ -23,16 +27,22 @@ GAUGES = {
     "cache_billed_octets": "Octets billed to the cache's budget, bookkeeping included.",
     "cache_budget_octets": "The cache's budget.",
     "cache_objects": "Whole Objects cached.",
+    "cache_statuses": "End of Group and End of Track Objects held.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
+    "scopes_refused": "Sessions closed because they dialled one path too many.",
+    "requests_revoked": "Requests ended because the right to them was withdrawn.",
+    "objects_nonexistent": "Objects dropped because they had been declared non-existent.",
     "upstream_subscriptions": "SUBSCRIBEs sent to publishers.",
     "upstream_fetches": "FETCHes sent to publishers.",
     "upstream_timeouts": "Requests publishers did not answer in time.",
     "downstream_subscriptions": "SUBSCRIBEs accepted.",
     "downstream_fetches": "FETCHes accepted.",
+    "publications": "PUBLISHes accepted.",
+    "publications_offered": "PUBLISHes sent to who asked with SUBSCRIBE_TRACKS.",
     "objects_in": "Objects stored.",
     "octets_in": "Payload octets stored.",
     "objects_out": "Objects whose sending began.",
@@ -43,6 +53,17 @@ COUNTERS = {
     "cache_expirations": "Objects dropped because of MAX_CACHE_DURATION.",
     "cache_stores_rejected": "Objects not stored because growing ones left no room.",
 }
+DELIVERIES = {
+    "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
+    "expired_subscriptions": "Subscriptions ended with EXPIRED.",
+    "expired_objects": "Objects not sent because a delivery timeout had passed.",
+    "expired_streams": "Streams reset with DELIVERY_TIMEOUT.",
+    "datagrams_sent": "Objects sent as datagrams.",
+    "datagrams_too_large": "Datagrams that no packet holds, or QUIC had no room for.",
+    "datagrams_dropped": "Objects for which a subscription's queue of datagrams had no room.",
+    "ranges_unknown": "End of Range entries UNKNOWN sent.",
+    "ranges_timed_out": "End of Range entries TIMED_OUT sent.",
+}
 PREFIX = "kvcs_relay_"
 
 
@@ -52,41 +73,52 @@ class RelayMetrics(Collector):
     A scrape comes from another thread, which must not look into tables that change.
     """
 
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
+    def __init__(self, scopes: Scopes) -> None:
+        self.scopes = scopes
         self.registry = CollectorRegistry()
-        self._gauges: dict[str, float] = {}
+        self._gauges: dict[str, int] = {}
         self._counters: dict[str, float] = {}
         self.update()
         self.registry.register(self)
 
     def update(self) -> None:
         """Take the relay's numbers of now. Call it from the thread that runs the relay."""
-        relay = self.relay
-        cache, counters = relay.cache, relay.counters
-        self._gauges = {
-            "sessions": len(relay.sessions),
-            "namespaces": relay.publications,
-            "tracks": len(relay.tracks),
-            "pending_requests": len(relay.pending),
-            "upstream_subscriptions": relay.upstream_subscriptions,
-            "upstream_fetches": relay.upstream_fetches,
-            "downstream_subscriptions": relay.downstream_subscriptions,
-            "downstream_fetches": relay.downstream_fetches,
+        cache, counters = self.scopes.cache, self.scopes.counters
+        self._gauges = dict.fromkeys(GAUGES, 0) | {
+            "scopes": len(self.scopes.relays),
             "cache_octets": cache.octets,
             "cache_billed_octets": cache.billed,
             "cache_budget_octets": cache.budget,
             "cache_objects": cache.objects,
+            "cache_statuses": cache.statuses,
         }
+        for relay in self.scopes.relays.values():
+            for name, value in _numbers(relay).items():
+                self._gauges[name] += value
         self._counters = {
             name: getattr(cache, name.removeprefix("cache_"))
             if name.startswith("cache_")
             else getattr(counters, name)
             for name in COUNTERS
-        }
+        } | asdict(self.scopes.deliveries())
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
-        for name, value in self._counters.items():
-            yield CounterMetricFamily(PREFIX + name, COUNTERS[name], value=value)
+        for name, count in self._counters.items():
+            yield CounterMetricFamily(PREFIX + name, (COUNTERS | DELIVERIES)[name], value=count)
+
+
+def _numbers(relay: Relay) -> dict[str, int]:
+    """The gauges of one scope."""
+    return {
+        "sessions": len(relay.sessions),
+        "upstream_sessions": len(relay.upstreams),
+        "namespaces": relay.namespaces.publications,
+        "tracks": len(relay.tracks),
+        "pending_requests": len(relay.waiting),
+        "upstream_subscriptions": relay.upstream_subscriptions,
+        "upstream_fetches": relay.upstream_fetches,
+        "downstream_subscriptions": relay.downstream_subscriptions,
+        "downstream_fetches": relay.downstream_fetches,
+    }

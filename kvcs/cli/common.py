@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import random
 import re
 import signal
 import sys
@@ -29,13 +28,18 @@ from kvcs.errors import (
 )
 from kvcs.retrieval import not_authorized
 from kvsp.errors import KvspError
+from moqt.backoff import Backoff as Backoff
 from moqt.codes import SessionErrorCode
+from moqt.config import SessionConfig
 from moqt.errors import MisuseError, MoqtError, SessionClosed
-from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE
+from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 
 # The options that publishing and subscribing share.
-Url = Annotated[str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port].")]
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port], or https://.")
+]
 ScopeKeyFile = Annotated[Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")]
 Compat = Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")]
 Tokens = Annotated[
@@ -49,6 +53,18 @@ Mtu = Annotated[
     typer.Option(
         min=MIN_DATAGRAM_SIZE, max=MAX_DATAGRAM_SIZE, help="UDP payload the path carries."
     ),
+]
+QlogDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write QUIC and MOQT events to DIR, a .sqlog each."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Show the relay the token in FILE (kvcs-keygen token)."),
+]
+KeylogFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
 ]
 
 _LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
@@ -106,7 +122,7 @@ def inputs() -> Iterator[None]:
 
 
 def check_url(url: str) -> None:
-    """Raises InputError unless `url` is a moqt:// URI of an endpoint."""
+    """Raises InputError unless `url` is a moqt:// or https:// URI of an endpoint."""
     with inputs():
         parse_uri(url)
 
@@ -121,6 +137,14 @@ def check_cafile(path: Path | None) -> None:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except ValueError:
         raise InputError(f"{path}: not a file of PEM certificates") from None
+
+
+def check_logs(quic: QuicConfig) -> None:
+    """Raises InputError when the event log or the key log cannot be made."""
+    try:
+        quic.prepare_logs()
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror or error}") from None
 
 
 def check_output(path: Path) -> None:
@@ -150,6 +174,16 @@ def parse_layers(text: str | None, layers: int) -> range:
     if first > last or last >= layers:
         raise InputError(f"--layers: {text} is not a range within 0-{layers - 1}")
     return range(first, last + 1)
+
+
+def session_config(token_file: Path | None) -> SessionConfig:
+    """What the session says of us: the token, if there is one. Raises InputError."""
+    if token_file is None:
+        return SessionConfig()
+    try:
+        return SessionConfig(setup_tokens=(bearer(read_token_file(token_file)),))
+    except TokenFileError as error:
+        raise InputError(str(error)) from None
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -192,34 +226,3 @@ def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     except (KvcsError, KvspError, MoqtError, OSError, ValueError) as error:
         note(program, str(error) or type(error).__name__)
         raise typer.Exit(exit_code(error)) from None
-
-
-class Backoff:
-    """Growing delays between tries to reconnect, with jitter.
-
-    Only a session that lived for `healthy` seconds makes the delays short again: one that
-    is accepted and closed at once does not.
-    """
-
-    def __init__(
-        self,
-        *,
-        first: float = 0.5,
-        most: float = 30.0,
-        healthy: float = 10.0,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self._first = first
-        self._most = most
-        self._healthy = healthy
-        self._jitter = jitter
-        self._failures = 0
-
-    def next(self, lived: float = 0.0) -> float:
-        """Seconds to wait, after a session that lived for `lived` seconds."""
-        if lived >= self._healthy:
-            self._failures = 0
-        delay = min(self._first * 2.0 ** min(self._failures, 32), self._most)
-        self._failures += 1
-        # a quarter at most, so that each delay is longer than the one before
-        return delay * (1 - self._jitter() / 4)

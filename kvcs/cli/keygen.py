@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcs.errors import FileError
+from kvcs.principals import EVERY_SCOPE, add_principal, check_principals, make_token, record
 from kvsp.errors import KvspError
 from kvsp.identity import Scope
 
@@ -45,6 +48,57 @@ def scope(
         typer.echo(f"kvcs-keygen: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(fresh.scope_id.hex())
+
+
+@app.command(
+    epilog="Example:  kvcs-keygen token token.txt --scope-key-file scope.json "
+    "--principals principals.json"
+)
+def token(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The token file to make.")],
+    scope_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The scope it is good for.")
+    ] = None,
+    every_scope: Annotated[
+        bool, typer.Option("--every-scope", help="Good for every scope, for operators.")
+    ] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Good for subscribing, not for publishing.")
+    ] = False,
+    principal: Annotated[
+        str, typer.Option(metavar="NAME", help="Who has it, in the relay's records.")
+    ] = "",
+    principals: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append its record there instead of printing it."),
+    ] = None,
+) -> None:
+    """Make a token file, which kvcs-publish and kvcs-subscribe show to a relay (--token-file).
+
+    Only its owner may read it (mode 0600), and an existing file is never overwritten. What
+    the relay has to know (kvcs-relay --auth) is no secret: the token's SHA-256 digest and
+    the scope. It is printed, or appended to --principals.
+
+    Exit code: 0 done, 1 a file was not made, 2 wrong usage.
+    """
+    if (scope_key_file is None) is not every_scope:
+        raise typer.BadParameter("give either --scope-key-file FILE or --every-scope")
+    try:
+        scope = EVERY_SCOPE
+        if scope_key_file is not None:
+            scope = Scope.load(scope_key_file).scope_id.hex()
+        if principals is not None:
+            check_principals(principals)
+        digest = make_token(file)
+        rights = ["read"] if read_only else ["read", "write"]
+        entry = record(principal or file.stem, digest, scope, rights)
+        if principals is not None:
+            add_principal(principals, entry)
+    except (KvspError, FileError) as error:
+        typer.echo(f"kvcs-keygen: {error}", err=True)
+        raise typer.Exit(1) from None
+    if principals is None:
+        typer.echo(json.dumps(entry))
 
 
 def main() -> None:

@@ -19,17 +19,22 @@ from kvcs.cli.common import (
     Compat,
     ExitCode,
     InputError,
+    KeylogFile,
     Mtu,
+    QlogDir,
     ScopeKeyFile,
+    TokenFile,
     Tokens,
     Url,
     check_cafile,
+    check_logs,
     check_url,
     exit_code,
     inputs,
     note,
     print_json,
     run,
+    session_config,
 )
 from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.publisher import Publication, publish
@@ -37,6 +42,7 @@ from kvsp.identity import Scope
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.client import connect
+from moqt.config import SessionConfig
 from moqt.errors import ConnectError, MoqtError
 from moqt.messages import Goaway
 from moqt.publisher import Publisher
@@ -106,6 +112,7 @@ class CountingPublisher(Publisher):
 class _Settings:
     url: str
     quic: QuicConfig
+    session: SessionConfig
     timeout: float
     live_delay: float
     exit_after_idle: float | None
@@ -122,6 +129,7 @@ def command(
         Path, typer.Option(metavar="FILE", help="KV file: safetensors, layers.<l>.k and .v.")
     ],
     cafile: Cafile = None,
+    token_file: TokenFile = None,
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
@@ -133,6 +141,8 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long connecting may take.")
     ] = 10,
     mtu: Mtu = 1200,
+    qlog_dir: QlogDir = None,
+    keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -140,6 +150,7 @@ def command(
     async def main() -> None:
         check_url(url)
         check_cafile(cafile)
+        shown = session_config(token_file)
         with inputs():
             scope = Scope.load(scope_key_file)
             descriptor = load_descriptor(compat)
@@ -152,10 +163,19 @@ def command(
                 f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
                 f"but there are {len(ids)} token ids ({publication.blocks} complete blocks)"
             )
+        quic = QuicConfig(
+            cafile=cafile,
+            max_datagram_size=mtu,
+            # a relay that vanished is noticed within this time, and then looked for again
+            idle_timeout=IDLE_TIMEOUT,
+            qlog_dir=qlog_dir,
+            keylog_file=keylog_file,
+        )
+        check_logs(quic)
         settings = _Settings(
             url=url,
-            # a relay that vanished is noticed within this time, and then looked for again
-            quic=QuicConfig(cafile=cafile, max_datagram_size=mtu, idle_timeout=IDLE_TIMEOUT),
+            quic=quic,
+            session=shown,
             timeout=timeout,
             live_delay=live_delay / 1000,
             exit_after_idle=exit_after_idle,
@@ -251,7 +271,11 @@ class _Program:
     async def _connect(self) -> MoqtSession:
         settings = self._settings
         return await connect(
-            settings.url, quic=settings.quic, handler=self._publisher, timeout=settings.timeout
+            settings.url,
+            quic=settings.quic,
+            session=settings.session,
+            handler=self._publisher,
+            timeout=settings.timeout,
         )
 
     def _on_announced(self) -> None:

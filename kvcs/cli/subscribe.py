@@ -18,11 +18,15 @@ from kvcs.cli.common import (
     EXIT_CODES_HELP,
     Cafile,
     Compat,
+    KeylogFile,
     Mtu,
+    QlogDir,
     ScopeKeyFile,
+    TokenFile,
     Tokens,
     Url,
     check_cafile,
+    check_logs,
     check_output,
     check_url,
     exit_code,
@@ -30,6 +34,7 @@ from kvcs.cli.common import (
     parse_layers,
     print_json,
     run,
+    session_config,
 )
 from kvcs.consumer import Consumer
 from kvcs.errors import KvcsError, RetrievalTimeout
@@ -70,6 +75,7 @@ def command(
     tokens: Tokens,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
     cafile: Cafile = None,
+    token_file: TokenFile = None,
     layers: Annotated[
         str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
     ] = None,
@@ -81,6 +87,8 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
     mtu: Mtu = 1200,
+    qlog_dir: QlogDir = None,
+    keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -90,6 +98,7 @@ def command(
         deadline = asyncio.get_running_loop().time() + timeout
         check_url(url)
         check_cafile(cafile)
+        shown = session_config(token_file)
         check_output(out)
         with inputs():
             scope = Scope.load(scope_key_file)
@@ -97,8 +106,13 @@ def command(
             descriptor.section_octets()
             ids = load_tokens(tokens)
             wanted = parse_layers(layers, descriptor.layers)
-        quic = QuicConfig(cafile=cafile, max_datagram_size=mtu)
-        async with connect(url, quic=quic, timeout=min(timeout, CONNECT_TIMEOUT)) as session:
+        quic = QuicConfig(
+            cafile=cafile, max_datagram_size=mtu, qlog_dir=qlog_dir, keylog_file=keylog_file
+        )
+        check_logs(quic)
+        async with connect(
+            url, quic=quic, session=shown, timeout=min(timeout, CONNECT_TIMEOUT)
+        ) as session:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise RetrievalTimeout(f"nothing came within {timeout:g} s")

@@ -1,36 +1,32 @@
 """The aioquic adapter: `Transport` over `moqt.quic.aioquic_connection`.
 
-These two modules are the only ones that import aioquic. They are sans-IO: datagrams and times
-come in, datagrams go out. `moqt.quic.endpoint` drives them with a socket, tests with a list.
+The modules named after it are the only ones that import aioquic's connection. They are sans-IO:
+datagrams and times come in, datagrams go out. `moqt.quic.endpoint` drives them with a socket,
+tests with a list.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from aioquic import tls
 from aioquic.quic import events
-from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicFrameType,
-    QuicPacketType,
-    QuicProtocolVersion,
-    encode_quic_version_negotiation,
 )
-from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from moqt.codes import SessionErrorCode
-from moqt.quic.aioquic_connection import CID_LENGTH, Address, Connection, Datagram, Stream
+from moqt.qlog import QlogWriter
+from moqt.quic.aioquic_connection import Connection
+from moqt.quic.aioquic_packets import Address, Datagram
+from moqt.quic.aioquic_streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.base import TransportHandler
-from moqt.quic.certs import check_key_pair
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.counters import TransportCounters
 
 if TYPE_CHECKING:
     from moqt.quic.endpoint import Endpoint
@@ -39,12 +35,11 @@ log = logging.getLogger(__name__)
 
 HandlerFactory = Callable[["AioquicTransport"], TransportHandler]
 
+LINGER = 1.0
+"""Seconds a connection that was asked to linger is kept."""
+
 MAX_REASON = 512
 """A CONNECTION_CLOSE must fit one packet, whatever reason was given."""
-
-DATAGRAM_FRAME_LIMIT = 65536
-
-SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersion.VERSION_2)]
 
 _CERTIFICATE_ALERTS = frozenset(
     {
@@ -116,6 +111,8 @@ class AioquicTransport:
 
     def __init__(self, connection: Connection, config: QuicConfig, *, now: float) -> None:
         self.is_client = connection.configuration.is_client
+        self.authority: str | None = None
+        self.path: str | None = None
         self.config = config
         self.alpn: str | None = None
         self.endpoint: Endpoint | None = None
@@ -133,11 +130,16 @@ class AioquicTransport:
         self._busy = False  # inside a call of the endpoint's: it transmits afterwards
         self._closing_locally = False
         self._repeats = 0
+        self._now = now
+        self._deadline: tuple[float, int, str] | None = None
+        self.leaving = False
+        self._on_acknowledged: dict[int, Callable[[], None]] = {}
+        self.counters = TransportCounters()
 
     # ---- Transport
 
-    def open_stream(self, *, bidirectional: bool) -> int | None:
-        return self._connection.open_stream(bidirectional)
+    def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
+        return self._connection.open_stream(bidirectional, urgent)
 
     def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
         stream = self._connection.stream(stream_id)
@@ -191,6 +193,11 @@ class AioquicTransport:
             self.wake()
 
     @property
+    def qlog(self) -> QlogWriter | None:
+        trace = self._connection.trace
+        return None if trace is None else trace.writer
+
+    @property
     def unsent(self) -> int:
         return self._connection.unsent
 
@@ -208,6 +215,31 @@ class AioquicTransport:
             self._connection.close(error_code=code, reason_phrase=_shorten(reason))
             self.wake()
 
+    # ---- for what runs between this and the session
+
+    def set_deadline(self, seconds: float | None, code: int = 0, reason: str = "") -> None:
+        """Close with `code` when so many seconds have passed; None takes it back."""
+        self._deadline = None if seconds is None else (self._now + seconds, code, reason)
+        self.wake()
+
+    def linger(self, code: int) -> None:
+        """Close with `code` in `LINGER` seconds: what is queued still goes out."""
+        self.leaving = True
+        self.set_deadline(LINGER, code)
+
+    def when_acknowledged(self, stream_id: int, action: Callable[[], None]) -> None:
+        """Call `action` once the peer has all of what we sent on the stream, its end included.
+
+        Nothing is called when the stream is reset, is over already or the connection ends.
+        """
+        if self._connection.watch(stream_id):
+            self._on_acknowledged[stream_id] = action
+
+    @property
+    def live_streams(self) -> list[int]:
+        """The streams of which a direction is open."""
+        return self._connection.live_streams
+
     # ---- for the endpoint
 
     @property
@@ -223,6 +255,11 @@ class AioquicTransport:
     def terminated(self) -> bool:
         """Whether nothing more will come: the closing period is over."""
         return self._connection.terminated
+
+    @property
+    def held(self) -> int:
+        """Octets received that wait for a gap before them to close, with their overhead."""
+        return self._connection.held
 
     @property
     def remote_address(self) -> Address | None:
@@ -247,9 +284,14 @@ class AioquicTransport:
                 return connection.close_datagrams
             return []
         self._heard_at = now
+        self._time(now)
         self._busy = True
+        paths = connection.path_changes
         try:
             connection.receive_batch(datagrams, addr, now)
+            self.counters.path_changes += connection.path_changes - paths
+            if connection.trace is not None:
+                connection.trace.settle()
         except Exception:
             # A fault in the library or the adapter costs this connection, not the endpoint.
             log.exception("receiving failed, closing the connection")
@@ -267,6 +309,8 @@ class AioquicTransport:
         if connection.over:
             return at
         times = [] if at is None else [at]
+        if self._deadline is not None:
+            times.append(self._deadline[0])
         if self._handshake_at is not None:
             times.append(self._handshake_at)
         elif (interval := self._keep_alive()) > 0:
@@ -277,6 +321,7 @@ class AioquicTransport:
         connection = self._connection
         if connection.terminated:
             return
+        self._time(now)
         at = connection.get_timer()
         if at is not None and now >= at:
             # aioquic arms the loss timer for sent + delay but then looks for what was sent
@@ -289,13 +334,19 @@ class AioquicTransport:
                 self._fail()
         if connection.over:
             return
+        if self._deadline is not None and now >= self._deadline[0]:
+            _, code, reason = self._deadline
+            self._deadline = None
+            self.close(code, reason)
+            return
         if self._handshake_at is not None:
             if now >= self._handshake_at:
                 self._handshake_at = None
                 connection.close(
                     QuicErrorCode.INTERNAL_ERROR,
                     QuicFrameType.PADDING,
-                    f"the handshake did not complete within {self.config.handshake_timeout:g} s",
+                    f"the handshake did not complete within {self.config.handshake_timeout:g} s"
+                    f"{self.config.size_hint}",
                 )
         elif (interval := self._keep_alive()) > 0 and (
             now >= max(self._heard_at, self._pinged_at) + interval
@@ -310,6 +361,7 @@ class AioquicTransport:
         have more. Nothing but new data is looked for then.
         """
         connection = self._connection
+        self._time(now)
         self.more = False
         if connection.terminated:
             self.deliver()
@@ -331,6 +383,8 @@ class AioquicTransport:
                 and (connection.capped or connection.unsent == 0)
                 and not connection.over
             )
+            if connection.trace is not None:
+                connection.trace.settle()
             self.deliver()
             return datagrams
         except Exception:
@@ -400,8 +454,20 @@ class AioquicTransport:
             self._handler.stop_sending(event.stream_id, event.error_code)
         elif isinstance(event, events.DatagramFrameReceived):
             self._handler.datagram(event.data)
+        elif isinstance(event, PathNarrowed):
+            self.counters.paths_narrowed += 1
+            log.warning(
+                "the path to %s no longer carries packets of %d octets (max_datagram_size): "
+                "the connection goes on with %d",
+                self.remote_address,
+                event.octets,
+                MIN_DATAGRAM_SIZE,
+            )
+        elif isinstance(event, SendingFinished):
+            self._on_acknowledged.pop(event.stream_id, _nothing)()
         elif isinstance(event, events.HandshakeCompleted):
             self._handshake_at = None
+            self._connection.keep_credit()
             if event.alpn_protocol is None:
                 self._connection.close(
                     QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.no_application_protocol,
@@ -418,13 +484,22 @@ class AioquicTransport:
         if not application:
             reason = explain(event.error_code, reason)
         self.closed = (event.error_code, reason, application)
+        self.counters.connections_over_budget += self._connection.over_budget
         self._connection.drop_streams()
         self._paused.clear()
+        self._on_acknowledged.clear()
         handler, self._handler = self._handler, _CLOSED
         try:
             handler.connection_closed(event.error_code, reason, application)
         except Exception:
             log.exception("a handler failed in connection_closed")
+        if self.qlog is not None:
+            self.qlog.flush()
+
+    def _time(self, now: float) -> None:
+        self._now = now
+        if self._connection.trace is not None:
+            self._connection.trace.now = now
 
     def _fail(self) -> None:
         self._closing_locally = True
@@ -440,136 +515,3 @@ class AioquicTransport:
 
 def _shorten(reason: str) -> str:
     return reason.encode()[:MAX_REASON].decode(errors="ignore")
-
-
-class QuicContext:
-    """What the connections of one endpoint share: TLS material, settings, the secrets log."""
-
-    def __init__(self, config: QuicConfig, *, is_client: bool) -> None:
-        self.config = config
-        self.is_client = is_client
-        self._secrets: TextIO | None = None
-        if not is_client and (config.certfile is None or config.keyfile is None):
-            raise ValueError("a QUIC server needs certfile and keyfile")
-        if config.secrets_log_file is not None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            handle = os.open(config.secrets_log_file, flags, 0o600)
-            self._secrets = os.fdopen(handle, "a", encoding="ascii")
-        try:
-            self._configuration = self._configure(config.server_name)
-            if not is_client:
-                assert config.certfile is not None and config.keyfile is not None
-                check_key_pair(config.certfile, config.keyfile)
-                self._configuration.load_cert_chain(config.certfile, config.keyfile)
-        except BaseException:
-            self.close()
-            raise
-
-    def _configure(self, server_name: str | None) -> QuicConfiguration:
-        config = self.config
-        return QuicConfiguration(
-            alpn_protocols=list(config.alpn),
-            is_client=self.is_client,
-            congestion_control_algorithm=config.congestion_control_algorithm,
-            connection_id_length=CID_LENGTH,
-            idle_timeout=config.idle_timeout,
-            max_data=config.session_window,
-            max_stream_data=config.stream_window,
-            max_datagram_size=config.max_datagram_size,
-            max_datagram_frame_size=DATAGRAM_FRAME_LIMIT,
-            server_name=server_name,
-            secrets_log_file=self._secrets,
-            supported_versions=SUPPORTED_VERSIONS,
-            cafile=None if config.cafile is None else str(config.cafile),
-            verify_mode=None if config.verify else ssl.CERT_NONE,
-        )
-
-    def close(self) -> None:
-        if self._secrets is not None:
-            self._secrets.close()
-            self._secrets = None
-            self._configuration.secrets_log_file = None
-
-    def connect(
-        self, addr: Address, handler_factory: HandlerFactory, *, server_name: str, now: float
-    ) -> AioquicTransport:
-        """A client's transport whose first flight waits in `datagrams_to_send`."""
-        connection = Connection(
-            configuration=self._configure(self.config.server_name or server_name),
-            config=self.config,
-        )
-        transport = AioquicTransport(connection, self.config, now=now)
-        transport.attach(handler_factory(transport))
-        connection.connect(addr, now)
-        return transport
-
-    def unsolicited(
-        self, data: bytes, *, now: float, full: bool = False
-    ) -> AioquicTransport | bytes | None:
-        """What a server does with a datagram for no known connection.
-
-        Returns a new transport (which has not seen `data` yet and has no handler), a datagram
-        to answer with, or None.
-        """
-        header = parse_long_header(data)
-        if header is None or len(data) < MIN_DATAGRAM_SIZE:
-            return None
-        version, kind, destination, source = header
-        if version == 0:
-            return None
-        if version not in SUPPORTED_VERSIONS:
-            return encode_quic_version_negotiation(
-                source_cid=destination,
-                destination_cid=source,
-                supported_versions=SUPPORTED_VERSIONS,
-            )
-        if kind != (1 if version == QuicProtocolVersion.VERSION_2 else 0):
-            return None  # not an Initial
-        if full:
-            return _refusal(version, destination, source)
-        connection = Connection(
-            configuration=self._configuration,
-            config=self.config,
-            original_destination_connection_id=destination,
-        )
-        return AioquicTransport(connection, self.config, now=now)
-
-
-def parse_long_header(data: bytes) -> tuple[int, int, bytes, bytes] | None:
-    """`(version, packet type bits, destination cid, source cid)` (RFC 8999 section 5.1)."""
-    if len(data) < 7 or data[0] & 0x80 == 0:
-        return None
-    end = 6 + data[5]
-    if end >= len(data):
-        return None
-    source_end = end + 1 + data[end]
-    if source_end > len(data) or data[5] > 20 or data[end] > 20:
-        return None
-    return (
-        int.from_bytes(data[1:5], "big"),
-        (data[0] & 0x30) >> 4,
-        data[6:end],
-        data[end + 1 : source_end],
-    )
-
-
-def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
-    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED), for a server that is full."""
-    crypto = CryptoPair()
-    crypto.setup_initial(cid=destination, is_client=False, version=version)
-    builder = QuicPacketBuilder(
-        host_cid=destination,
-        is_client=False,
-        max_datagram_size=MIN_DATAGRAM_SIZE,
-        peer_cid=source,
-        version=version,
-    )
-    reason = b"the server has no room for more connections"
-    builder.start_packet(QuicPacketType.INITIAL, crypto)
-    buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=25 + len(reason))
-    buf.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)
-    buf.push_uint_var(QuicFrameType.PADDING)
-    buf.push_uint_var(len(reason))
-    buf.push_bytes(reason)
-    datagrams, _ = builder.flush()
-    return datagrams[0]

@@ -1,6 +1,6 @@
 """The transport MOQT runs on, as the session layer sees it: no socket, no clock.
 
-A `Transport` is one connection (native QUIC now, a WebTransport session later).
+A `Transport` is one connection: native QUIC, or a WebTransport session over HTTP/3.
 The session calls its methods; it calls the session's `TransportHandler`.
 Nothing outside `moqt.quic` knows which QUIC library is underneath.
 """
@@ -8,6 +8,8 @@ Nothing outside `moqt.quic` knows which QUIC library is underneath.
 from __future__ import annotations
 
 from typing import Protocol
+
+from moqt.qlog import QlogWriter
 
 
 class TransportHandler(Protocol):
@@ -44,8 +46,22 @@ class Transport(Protocol):
 
     is_client: bool
 
-    def open_stream(self, *, bidirectional: bool) -> int | None:
-        """A new stream's id, or None while the peer's MAX_STREAMS leaves no room."""
+    authority: str | None
+    path: str | None
+    """What the transport's own handshake carried (WebTransport's CONNECT request); None on
+    native QUIC, where SETUP carries both."""
+
+    @property
+    def qlog(self) -> QlogWriter | None:
+        """The connection's event log, when one is kept; the transport closes it."""
+        ...
+
+    def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
+        """A new stream's id, or None while the peer's MAX_STREAMS leaves no room.
+
+        What waits on an `urgent` stream goes before everything else, what waits on
+        bidirectional streams before unidirectional ones and datagrams (MOQT "Priorities").
+        """
 
     def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
         """Queue octets on a stream; `data` must not change afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ class QuicConfig:
 
     max_datagram_size: int = MIN_DATAGRAM_SIZE
     """UDP payload the path carries: 1200 on the internet, ~1452 on Ethernet, ~8952 with jumbo
-    frames. Both directions need it, and nothing probes for it."""
+    frames. Both directions need it, and nothing probes for it; a path that later ceases to
+    carry it is noticed, and the connection goes on with 1200."""
 
     idle_timeout: float = 30.0
     keep_alive: float | None = None
@@ -52,14 +54,50 @@ class QuicConfig:
     max_datagram_queue: int = 256 << 10
     """Octets of QUIC DATAGRAMs waiting to be sent; more are dropped."""
 
+    webtransport: bool = True
+    """A server also takes WebTransport sessions (`https://`) on its port."""
     max_connections: int = 1000
     """Connections a server holds at a time; more are refused with CONNECTION_REFUSED."""
+    max_connections_per_address: int = 256
+    """Of these, those of one IP address (of one /64 for IPv6)."""
+    retry_threshold: int = 64
+    """Handshakes under way from which on a server makes new clients prove their address with
+    a Retry packet (RFC 9000 section 8.1.2) before it keeps anything for them; 0 for always."""
+    max_reassembly: int | None = None
+    """Octets held over all streams because something before them is missing, 128 more for each
+    piece: a connection with more is closed. None is one and a half session windows, which only
+    a peer that sends crumbs can exceed."""
+    max_pieces: int = 8192
+    """Pieces held out of order on one stream: a connection with more on one is closed."""
     socket_buffer: int = 4 << 20
     """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
 
     congestion_control_algorithm: str = "reno"
-    secrets_log_file: str | Path | None = None
-    """TLS secrets are appended here (SSLKEYLOGFILE format): for debugging only."""
+    keylog_file: str | Path | None = None
+    """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
+    traffic. For debugging only; no environment variable sets it."""
+    qlog_dir: str | Path | None = None
+    """An event log (`moqt.qlog`) per connection goes here. For debugging: it costs most of the
+    throughput."""
+    qlog_max_octets: int = 256 << 20
+    """Where the log of a connection ends; later events are dropped and counted."""
+
+    @property
+    def size_hint(self) -> str:
+        """What to look at when nothing is heard: a handshake's first packets have full size."""
+        if self.max_datagram_size <= MIN_DATAGRAM_SIZE:
+            return ""
+        return f" (does the path carry {self.max_datagram_size} octets, as max_datagram_size says?)"
+
+    def prepare_logs(self) -> None:
+        """Make `qlog_dir` and `keylog_file`, for their owner only, unless they are there.
+
+        Raises OSError. Connections do it themselves; a program does it to fail early.
+        """
+        if self.qlog_dir is not None:
+            Path(self.qlog_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.keylog_file is not None:
+            os.close(os.open(self.keylog_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
 
     def __post_init__(self) -> None:
         def check(condition: bool, message: str) -> None:
@@ -94,6 +132,14 @@ class QuicConfig:
             check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")
         check(self.max_datagram_queue >= 0, "max_datagram_queue must not be negative")
         check(self.max_connections > 0, "max_connections must be positive")
+        check(self.max_connections_per_address > 0, "max_connections_per_address must be positive")
+        check(self.retry_threshold >= 0, "retry_threshold must not be negative")
+        check(
+            self.max_reassembly is None or self.max_reassembly > 0,
+            "max_reassembly must be positive",
+        )
+        check(self.max_pieces > 0, "max_pieces must be positive")
+        check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")
         check(
             self.congestion_control_algorithm in ("reno", "cubic"),

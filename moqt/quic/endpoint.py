@@ -15,9 +15,13 @@ from collections.abc import Callable
 
 from moqt.codes import SessionErrorCode
 from moqt.errors import ConnectError, escaped
-from moqt.quic.aioquic import AioquicTransport, HandlerFactory, QuicContext, parse_long_header
-from moqt.quic.aioquic_connection import CID_LENGTH, Address, Datagram
+from moqt.quic.admission import Admission
+from moqt.quic.aioquic import AioquicTransport, HandlerFactory
+from moqt.quic.aioquic_context import QuicContext
+from moqt.quic.aioquic_packets import CID_LENGTH, Address, Datagram
 from moqt.quic.config import QuicConfig
+from moqt.quic.counters import TransportCounters
+from moqt.quic.retry import parse_long_header
 from moqt.quic.udp import UdpSocket
 
 log = logging.getLogger(__name__)
@@ -52,7 +56,7 @@ class Endpoint:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.refused_connections = 0
+        self.counters = TransportCounters()
         self._context = context
         self._config = context.config
         self._udp = udp
@@ -67,6 +71,7 @@ class Endpoint:
         self._backlog: list[Datagram] = []
         self._backlog_octets = 0
         self._starved: set[AioquicTransport] = set()  # wait for the socket to take more
+        self._admission = Admission(self._config)
         self._closing = False
         self._closed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -91,6 +96,19 @@ class Endpoint:
         return len(self._cids)
 
     @property
+    def half_open(self) -> int:
+        """Handshakes of clients that are not complete."""
+        return len(self._admission.half_open)
+
+    @property
+    def log_events_dropped(self) -> int:
+        return self._context.log_events_dropped
+
+    @property
+    def refused_connections(self) -> int:
+        return self.counters.connections_refused
+
+    @property
     def transports(self) -> list[AioquicTransport]:
         return list(self._cids)
 
@@ -98,7 +116,8 @@ class Endpoint:
         """Close every connection with `code`, wait until their peers can know, and the socket."""
         self._closing = True
         for transport in list(self._cids):
-            transport.close(code, reason)
+            if not transport.leaving:
+                transport.close(code, reason)
         if self._cids:
             try:
                 await asyncio.wait_for(self._idle.wait(), DRAIN_TIMEOUT)
@@ -126,6 +145,7 @@ class Endpoint:
         self._cids[transport] = set()
         self._idle.clear()
         transport.endpoint = self
+        transport.counters = self.counters
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
         transport.on_cid_retired = lambda cid: self._unroute(transport, cid)
@@ -135,12 +155,14 @@ class Endpoint:
         if self._context.is_client or self._closing:
             return
         now = self._clock()
-        full = len(self._cids) >= self._config.max_connections
-        answer = self._context.unsolicited(data, now=now, full=full)
+        full = self._admission.is_full(addr, len(self._cids))
+        prove = self._admission.needs_proof(addr)
+        answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
         if answer is None:
             return
         if isinstance(answer, bytes):
-            self.refused_connections += full
+            self.counters.connections_refused += full
+            self.counters.retries_sent += prove and not full
             self._send([(answer, addr)])
             return
         transport = answer
@@ -150,6 +172,8 @@ class Endpoint:
         header = parse_long_header(data)
         assert header is not None
         self._adopt(transport)
+        self.counters.connections_accepted += 1
+        self._admission.add(transport, addr)
         self._route(transport, header[2])
         self._route(transport, transport.local_cid)
         try:
@@ -177,6 +201,7 @@ class Endpoint:
             timer[1].cancel()
         self._woken.discard(transport)
         self._starved.discard(transport)
+        self._admission.discard(transport)
         if not self._cids:
             self._idle.set()
             if self._context.is_client and transport not in self._waiters:
@@ -284,6 +309,8 @@ class Endpoint:
             self._set_timer(transport)
 
     def _settle(self, transport: AioquicTransport) -> None:
+        if transport.alpn or transport.closed:
+            self._admission.half_open.discard(transport)
         waiter = self._waiters.get(transport)
         if waiter is not None and not waiter.done() and (transport.alpn or transport.closed):
             waiter.set_result(None)
@@ -351,7 +378,9 @@ class Endpoint:
             try:
                 await asyncio.wait_for(waiter, within)
             except TimeoutError:
-                raise QuicConnectError(f"no answer within {within:g} s") from None
+                raise QuicConnectError(
+                    f"no answer within {within:g} s{self._config.size_hint}"
+                ) from None
             finally:
                 self._waiters.pop(transport, None)
         if transport.closed is not None:

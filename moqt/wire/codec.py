@@ -1,11 +1,14 @@
 """The seam between drafts: everything above it speaks values, everything below it octets.
 
 The draft of a session is what ALPN selected; `codec_for` finds its codec and
-the session keeps it. Nothing here is global to the process.
+the session keeps it. The table of codecs is the process's, the draft in use is not:
+sessions of several drafts run side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from moqt.codes import GroupOrder, MessageType, ObjectStatus
@@ -139,20 +142,46 @@ class Codec(Protocol):
 
     def decode_datagram(self, data: bytes) -> DatagramObject | PaddingDatagram: ...
 
+    def encode_padding_header(self) -> bytes:
+        """What a padding stream begins with; any number of zero octets follow."""
+
     def encode_token(self, token: AuthorizationToken) -> bytes: ...
 
     def decode_token(self, data: bytes) -> AuthorizationToken: ...
 
 
-_DRAFT_22: Codec = Draft22Codec()
-_CODECS = {_DRAFT_22.alpn: _DRAFT_22}
-ALPNS = tuple(_CODECS)
-"""What can be offered in ALPN, in order of preference."""
+_registered: dict[str, Codec] = {}
+"""The drafts spoken here. Which one a session speaks is its own matter: see `codec_for`."""
+
+
+def register_codec(codec: Codec) -> None:
+    """Make the draft of `codec` known; sessions whose ALPN names it take it from now on.
+
+    What is offered in ALPN is a matter of `QuicConfig.alpn`, not of this table. Raises
+    MisuseError when another codec has the name already.
+    """
+    if _registered.setdefault(codec.alpn, codec) is not codec:
+        raise MisuseError(f"there is a codec for MOQT draft {codec.alpn!r} already")
+
+
+def unregister_codec(alpn: str) -> None:
+    """No new session takes this codec; those that have it keep it. Raises MisuseError."""
+    codec_for(alpn)
+    del _registered[alpn]
+
+
+def codecs() -> Mapping[str, Codec]:
+    """The registered codecs by ALPN, in the order of their registration."""
+    return MappingProxyType(_registered)
 
 
 def codec_for(alpn: str) -> Codec:
     """The codec of the draft that `alpn` names. Raises MisuseError for a draft not spoken here."""
     try:
-        return _CODECS[alpn]
+        return _registered[alpn]
     except KeyError:
-        raise MisuseError(f"no MOQT draft {alpn!r} here; known: {', '.join(ALPNS)}") from None
+        known = ", ".join(_registered)
+        raise MisuseError(f"no MOQT draft {alpn!r} here; known: {known}") from None
+
+
+register_codec(Draft22Codec())

@@ -13,9 +13,9 @@ from kvcs.publisher import Publication
 from kvsp.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.codes import ObjectStatus, PublishDoneCode
+from moqt.incoming import ControlIn
 from moqt.names import Location
 from moqt.publisher import Publisher
-from moqt.session import _ControlIn
 from moqt.store import TrackStore
 from tests.moqt.memory import ALPN, Pair
 
@@ -160,7 +160,7 @@ class Link:
     async def __aenter__(self):
         self.pair.client.connection_established(ALPN)
         self.pair.server.connection_established(ALPN)
-        self.pair.run()
+        self.step()
         self._task = asyncio.create_task(self._pump())
         return self
 
@@ -194,12 +194,12 @@ class Link:
         client, server = self.pair.client, self.pair.server
         assert client._outgoing == {}
         assert client.fetch_receivers == {}
-        assert client.aliases == {}
+        assert len(client.aliases) == 0
         assert client.waiting_for_alias == {}
         assert server._incoming == {}
         assert server._sending == {}
         for session in (client, server):
-            assert all(isinstance(s, _ControlIn) for s in session._streams.values())
+            assert all(isinstance(s, ControlIn) for s in session._streams.values())
         others = asyncio.all_tasks() - {asyncio.current_task(), self._task}
         assert not others
 

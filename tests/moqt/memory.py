@@ -27,6 +27,10 @@ class _Outgoing:
 class MemoryTransport:
     """A `moqt.quic.base.Transport` without QUIC underneath."""
 
+    qlog = None
+    authority: str | None = None
+    path: str | None = None
+
     def __init__(
         self,
         is_client: bool,
@@ -52,7 +56,7 @@ class MemoryTransport:
         self.closed: tuple[int, str] | None = None
         self.max_unsent = 0
 
-    def open_stream(self, *, bidirectional: bool) -> int | None:
+    def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
         if not bidirectional and self.open_uni >= self.max_streams:
             return None
         index = self.opened[bidirectional]
@@ -210,15 +214,17 @@ class Pair:
 def assert_clean(session: Session) -> None:
     """Nothing of any request or data stream is left in `session`."""
     assert session._outgoing == {}
+    assert len(session.queue) == 0
+    assert len(session.deadlines) == 0
     assert session._incoming == {}
     assert session._sending == {}
-    assert session.aliases == {}
+    assert len(session.aliases) == 0
     assert session.fetch_receivers == {}
     assert session.waiting_for_alias == {}
     assert session.held_octets == 0
     assert session._early == []
     assert session._early_octets == 0
-    assert [type(s).__name__ for s in session._streams.values()] in ([], ["_ControlIn"])
+    assert [type(s).__name__ for s in session._streams.values()] in ([], ["ControlIn"])
     scheduler = session.scheduler
     scheduler.unblock()
     while scheduler.write_next(0):  # what is over says so and is not queued again

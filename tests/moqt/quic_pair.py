@@ -1,39 +1,24 @@
-"""Two QUIC transports in memory: a virtual clock, latency, loss and reordering, no sockets."""
+"""Two QUIC connections in memory, and handlers that write down what they are told."""
 
 from __future__ import annotations
 
-import functools
-import heapq
-import random
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
-from moqt.quic.aioquic import AioquicTransport, QuicContext
-from moqt.quic.certs import make_self_signed
+from moqt.quic.aioquic import AioquicTransport
+from moqt.quic.base import Transport, TransportHandler
 from moqt.quic.config import QuicConfig
+from tests.moqt.simulator import Address, Host, Path, Simulation, certificate, quic_config
 
-CLIENT = ("192.0.2.1", 1000)
-SERVER = ("192.0.2.2", 4433)
+__all__ = ["CLIENT", "SERVER", "Pair", "Recorder", "Side", "Source", "certificate", "quic_config"]
 
-
-@functools.cache
-def certificate() -> tuple[Path, Path]:
-    return make_self_signed(tempfile.mkdtemp(prefix="quic-test-"))
-
-
-def quic_config(**changes: object) -> QuicConfig:
-    cert, key = certificate()
-    base = QuicConfig(certfile=cert, keyfile=key, cafile=cert, server_name="localhost")
-    return replace(base, **changes)  # type: ignore[arg-type]
+SERVER, CLIENT = ("192.0.2.1", 4433), ("192.0.2.2", 4433)
 
 
 class Recorder:
     """A handler that writes down what it is told; `on_data` and `on_ready` may act."""
 
-    def __init__(self, transport: AioquicTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.alpn: str | None = None
         self.data: dict[int, bytearray] = defaultdict(bytearray)
@@ -85,11 +70,25 @@ class Recorder:
 
 
 class Side:
-    def __init__(self, name: str, address: tuple[str, int]) -> None:
+    """One of the two: its host, its connection, and what that talks to."""
+
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.address = address
-        self.transport: AioquicTransport | None = None
+        self.host: Host
         self.handler: Recorder | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where its datagrams seem to come from; one can change it."""
+        return self.host.seen_as
+
+    @address.setter
+    def address(self, address: Address) -> None:
+        self.host.seen_as = address
+
+    @property
+    def transport(self) -> AioquicTransport | None:
+        return next((end.transport for end in self.host.ends.values()), None)
 
     @property
     def live(self) -> AioquicTransport:
@@ -101,12 +100,15 @@ class Side:
         assert self.handler is not None
         return self.handler
 
+    @property
+    def connected(self) -> bool:
+        return self.handler is not None and self.handler.alpn is not None
+
 
 class Pair:
-    """A client and a server joined by a network one can spoil.
+    """A client and a server joined by a network one can spoil: the smallest `Simulation`.
 
-    `loss` and `reorder` are probabilities per datagram; `drop(side, datagram)` decides about
-    single ones (after `loss`). Time is `now`, in seconds, and moves only in `run`.
+    `drop(side, datagram)` decides about single datagrams. Time moves only in `run`.
     """
 
     def __init__(
@@ -120,98 +122,57 @@ class Pair:
         seed: int = 1,
         connect: bool = True,
     ) -> None:
-        self.now = 100.0
-        self.latency, self.loss, self.reorder = latency, loss, reorder
-        self.random = random.Random(seed)
-        self.drop: Callable[[Side, bytes], bool] | None = None
-        self.sent: dict[str, int] = {"client": 0, "server": 0}
-        self.client, self.server = Side("client", CLIENT), Side("server", SERVER)
-        self._server_context = QuicContext(server or quic_config(), is_client=False)
-        self._queue: list[tuple[float, int, str, bytes]] = []
-        self._order = 0
-        context = QuicContext(client or quic_config(), is_client=True)
-
-        def make(transport: AioquicTransport) -> Recorder:
-            self.client.handler = Recorder(transport)
-            return self.client.handler
-
-        self.client.transport = context.connect(SERVER, make, server_name="localhost", now=self.now)
-        self.pump(self.client)
+        path = Path(latency=latency, loss=loss, reorder=reorder)
+        self.simulation = Simulation(seed, path=path)
+        self.sent = self.simulation.sent
+        self.client, self.server = Side("client"), Side("server")
+        self.server.host = self.simulation.serve(
+            "server", lambda transport: self.handler(self.server, transport), base=server
+        )
+        self.client.host = self.simulation.connect(
+            "client",
+            self.server.host,
+            lambda transport: self.handler(self.client, transport),
+            base=client,
+            wait=False,
+        )
         if connect:
-            assert self.run(lambda: bool(self.client.record.alpn and self.server.record.alpn))
+            assert self.run(lambda: self.client.connected and self.server.connected)
 
-    # ---- the network
+    def handler(self, side: Side, transport: AioquicTransport) -> TransportHandler:
+        """What a side's connection talks to; sets `side.handler`, at once or later."""
+        side.handler = Recorder(transport)
+        return side.handler
+
+    @property
+    def now(self) -> float:
+        return self.simulation.now
+
+    @property
+    def drop(self) -> Callable[[Side, bytes], bool] | None:
+        return self._drop
+
+    @drop.setter
+    def drop(self, drop: Callable[[Side, bytes], bool] | None) -> None:
+        self._drop = drop
+        sides = {"client": self.client, "server": self.server}
+        self.simulation.drop = drop and (lambda name, data: drop(sides[name], data))
 
     def pump(self, side: Side) -> None:
         """Transmit all that may go now."""
-        transport = side.live
-        datagrams = transport.datagrams_to_send(self.now)
-        while True:
-            for data, _ in datagrams:
-                self.inject(side, data)
-            if not transport.more:
-                break
-            datagrams = transport.datagrams_to_send(self.now, again=True)
+        self.simulation.pump(side.host.end)
 
     def inject(self, side: Side, data: bytes) -> None:
         """`data` leaves `side` and may arrive."""
-        self.sent[side.name] += 1
-        if self.random.random() < self.loss or (self.drop is not None and self.drop(side, data)):
-            return
-        delay = self.latency
-        if self.random.random() < self.reorder:
-            delay += self.random.random() * self.latency
-        self._order += 1
-        to = "server" if side is self.client else "client"
-        heapq.heappush(self._queue, (self.now + delay, self._order, to, data))
-
-    def _deliver(self, to: str, datagrams: list[bytes]) -> None:
-        side, peer = (self.server, self.client) if to == "server" else (self.client, self.server)
-        if side.transport is None:
-            answer = self._server_context.unsolicited(datagrams[0], now=self.now)
-            if not isinstance(answer, AioquicTransport):
-                return
-            answer.receive(datagrams[:1], peer.address, self.now)
-            if not answer.started:
-                return
-            side.transport = answer
-            side.handler = Recorder(answer)
-            answer.attach(side.handler)
-            datagrams = datagrams[1:]
-        for data, _ in side.transport.receive(datagrams, peer.address, self.now):
-            self.inject(side, data)
-        self.pump(side)
+        peer = self.server if side is self.client else self.client
+        self.simulation.transmit(side.host, peer.host.address, data)
 
     def run(self, until: Callable[[], bool] = lambda: False, limit: float = 60.0) -> bool:
         """Let time pass until `until()`; False when `limit` seconds were not enough."""
-        deadline = self.now + limit
         for side in (self.client, self.server):
             if side.transport is not None:
                 self.pump(side)
-        while not until():
-            times = [self._queue[0][0]] if self._queue else []
-            for side in (self.client, self.server):
-                if side.transport is not None and (at := side.transport.timer()) is not None:
-                    times.append(at)
-            if not times or min(times) > deadline:
-                self.now = max(self.now, deadline)
-                return until()
-            self.now = max(self.now, min(times))
-            arrived: dict[str, list[bytes]] = defaultdict(list)
-            while self._queue and self._queue[0][0] <= self.now:
-                _, _, to, data = heapq.heappop(self._queue)
-                arrived[to].append(data)
-            for to, datagrams in arrived.items():
-                self._deliver(to, datagrams)
-            for side in (self.client, self.server):
-                transport = side.transport
-                if transport is None:
-                    continue
-                at = transport.timer()
-                if at is not None and at <= self.now:
-                    transport.handle_timer(self.now)
-                    self.pump(side)
-        return True
+        return self.simulation.run(until, limit)
 
 
 class Source:
@@ -220,7 +181,7 @@ class Source:
     BUDGET = 256 << 10
 
     def __init__(
-        self, transport: AioquicTransport, stream_id: int, payload: bytes, piece: int = 16384
+        self, transport: Transport, stream_id: int, payload: bytes, piece: int = 16384
     ) -> None:
         self.transport, self.stream_id = transport, stream_id
         self.view, self.piece = memoryview(payload), piece

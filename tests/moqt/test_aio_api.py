@@ -10,7 +10,7 @@ import pytest
 import moqt
 from moqt import aio
 from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.messages import LocationFilter
+from moqt.messages import LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
 from moqt.quic.certs import make_self_signed
@@ -66,6 +66,11 @@ def stocked(groups=3, objects=4, size=10, ended=True):
     handler = Accepting()
     store = TrackStore(NAME)
     handler.add_track(store)
+    stock(store, groups, objects, size, ended)
+    return handler, store
+
+
+def stock(store, groups=3, objects=4, size=10, ended=True):
     for g in range(groups):
         for o in range(objects):
             store.append(g, o, bytes(size))
@@ -74,11 +79,10 @@ def stocked(groups=3, objects=4, size=10, ended=True):
         store.mark_end(Location(groups, 0), ObjectStatus.END_OF_TRACK)
         store.finish_subgroup(groups, 0)
         store.finish(PublishDoneCode.TRACK_ENDED)
-    return handler, store
 
 
 async def subscribe(session):
-    async with await session.subscribe(NAMESPACE, TRACK, location_filter=FROM_START) as it:
+    async with await session.subscribe(NAMESPACE, TRACK, fill=FROM_START) as it:
         return [o async for o in it]
 
 
@@ -100,11 +104,16 @@ async def publish(session):
         published.withdraw()
 
 
+async def tracks(session):
+    async with await session.subscribe_tracks((b"demo",)) as it, (await anext(it)).accept():
+        await asyncio.sleep(0)
+
+
 async def status(session):
     return await session.track_status(NAMESPACE, TRACK)
 
 
-@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status, tracks])
 async def test_a_task_cancelled_at_any_await_leaves_nothing_behind(work):
     for steps in range(40):
         handler, store = stocked()
@@ -131,8 +140,8 @@ async def test_waiting_for_a_stream_to_be_granted_can_be_cancelled():
         await link.client.wait_established()
         link.pair.client_transport.open_stream = lambda *, bidirectional: None
         task = asyncio.create_task(link.client.subscribe(NAMESPACE, TRACK))
-        await asyncio.sleep(0.05)
-        assert not task.done()
+        await link.settle()
+        assert not task.done() and link.pair.client.requests_waiting == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -141,9 +150,10 @@ async def test_waiting_for_a_stream_to_be_granted_can_be_cancelled():
 
 
 async def test_iteration_ends_with_publish_done_and_says_why():
-    handler, store = stocked(ended=False)
+    handler, store = stocked(groups=0, ended=False)
     async with Link(handler) as link:
-        it = await link.client.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+        it = await link.client.subscribe(NAMESPACE, TRACK)
+        stock(store, ended=False)
         store.finish(PublishDoneCode.GOING_AWAY, "later")
         assert len([o async for o in it]) == 12
         assert (it.done_code, it.done_reason) == (PublishDoneCode.GOING_AWAY, "later")
@@ -151,9 +161,10 @@ async def test_iteration_ends_with_publish_done_and_says_why():
 
 
 async def test_iteration_raises_when_the_session_is_lost_after_what_had_come():
-    handler, _ = stocked(ended=False)
+    handler, store = stocked(groups=0, ended=False)
     async with Link(handler) as link:
-        it = await link.client.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+        it = await link.client.subscribe(NAMESPACE, TRACK)
+        stock(store, ended=False)
         await link.settle()
         link.server.close(reason="bye")
         await link.client.wait_closed()
@@ -174,13 +185,14 @@ async def test_a_fetch_raises_stream_reset_when_the_rest_is_unknown():
         assert reset.value.code == StreamErrorCode.UNKNOWN_OBJECT_STATUS
 
 
-@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status, tracks])
 async def test_every_request_raises_when_the_session_ends_meanwhile(work):
     class Silent(SessionHandler):
         def subscribe_received(self, request): ...
 
         fetch_received = track_status_received = subscribe_received
         publish_namespace_received = subscribe_namespace_received = subscribe_received
+        subscribe_tracks_received = subscribe_received
 
     async with Link(Silent()) as link:
         task = asyncio.create_task(work(link.client))
@@ -194,7 +206,7 @@ async def test_every_request_raises_when_the_session_ends_meanwhile(work):
         assert_clean(link.pair.client)
 
 
-@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status])
+@pytest.mark.parametrize("work", [subscribe, fetch, listing, publish, status, tracks])
 async def test_every_request_raises_what_the_peer_refused_it_with(work):
     async with Link(SessionHandler()) as link:
         with pytest.raises(moqt.RequestError) as refused:
@@ -206,11 +218,10 @@ async def test_every_request_raises_what_the_peer_refused_it_with(work):
 
 
 async def test_an_unread_queue_is_bounded_and_goes_on_when_it_is_read():
-    handler, _ = stocked(groups=40, objects=10, size=5000)
+    handler, store = stocked(groups=0, ended=False)
     async with Link(handler, stream_window=20_000, max_streams=8) as link:
-        it = await link.client.subscribe(
-            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=30_000
-        )
+        it = await link.client.subscribe(NAMESPACE, TRACK, queue_octets=30_000)
+        stock(store, groups=40, objects=10, size=5000)
         for _ in range(50):
             await asyncio.sleep(0)
         assert 30_000 < it._octets < 30_000 + 9 * 20_000
@@ -219,11 +230,10 @@ async def test_an_unread_queue_is_bounded_and_goes_on_when_it_is_read():
 
 
 async def test_empty_objects_count_in_a_queue_too():
-    handler, _ = stocked(groups=1, objects=2000, size=0)
+    handler, store = stocked(groups=0, ended=False)
     async with Link(handler, stream_window=1000) as link:
-        it = await link.client.subscribe(
-            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=10_000
-        )
+        it = await link.client.subscribe(NAMESPACE, TRACK, queue_octets=10_000)
+        stock(store, groups=1, objects=2000, size=0)
         for _ in range(200):
             await asyncio.sleep(0)
         assert len(it._objects) < 500
@@ -241,7 +251,7 @@ async def test_datagrams_beyond_the_queues_bound_are_dropped():
 
 
 async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch):
-    monkeypatch.setattr(aio._ObjectQueue, "max_object_octets", 1000)
+    monkeypatch.setattr(aio.ObjectQueue, "max_object_octets", 1000)
     handler, _ = stocked(size=1001)
     async with Link(handler) as link:
         it = await link.client.fetch(NAMESPACE, TRACK)
@@ -273,12 +283,12 @@ async def test_a_listing_nobody_reads_stays_bounded():
 
 
 async def test_two_sessions_of_which_one_never_reads_do_not_disturb_each_other():
-    handler, store = stocked(groups=30, objects=10, size=5000)
+    handler, store = stocked(groups=0, ended=False)
     async with Link(handler, stream_window=20_000) as stuck, Link(handler) as other:
-        lazy = await stuck.client.subscribe(
-            NAMESPACE, TRACK, location_filter=FROM_START, queue_octets=10_000
-        )
-        assert len([o for o in await subscribe(other.client) if not o.status]) == 300
+        lazy = await stuck.client.subscribe(NAMESPACE, TRACK, queue_octets=10_000)
+        keen = await other.client.subscribe(NAMESPACE, TRACK)
+        stock(store, groups=30, objects=10, size=5000)
+        assert len([o async for o in keen if not o.status]) == 300
         assert stuck.pair.server_transport.max_unsent < 400_000
         lazy.cancel()
         await stuck.settle()
@@ -301,6 +311,231 @@ async def test_a_revoked_namespace_is_told():
 def test_a_url_that_is_none_is_refused_in_words(url):
     with pytest.raises(moqt.MisuseError):
         moqt.connect(url)
+
+
+# -- PUBLISH, SUBSCRIBE_TRACKS, redirects, GOAWAY ------------------------------------------
+
+
+JOIN = Parameters(
+    forward=1,
+    location_filter=LocationFilter.next_object(),
+    fill_parameters=Parameters(location_filter=FROM_START),
+)
+
+
+class Taking(Publisher):
+    """Accepts every PUBLISH; `offers` of those that came."""
+
+    def __init__(self):
+        super().__init__()
+        self.offers = asyncio.Queue()
+
+    def publish_received(self, request):
+        self.offers.put_nowait(aio.OfferedTrack(request.name, request))
+
+
+async def test_offered_tracks_are_iterated_over_taken_and_filled():
+    handler, store = stocked(groups=2)
+    async with Link(handler) as link:
+        paused = Parameters(forward=0)
+        async with await link.client.subscribe_tracks((b"demo",), parameters=paused) as offers:
+            offer = await anext(offers)
+            assert (offer.name, offer.largest) == (NAME, Location(1, 3))
+            assert not offer.skipped
+            got = [o async for o in offer.accept(update=JOIN)]
+            assert len([o for o in got if o.status is ObjectStatus.NORMAL]) == 8
+            later = TrackStore(FullTrackName((b"demo", b"x"), b"later"))
+            handler.add_track(later)
+            offer = await anext(offers)
+            subscription = offer.accept()
+            assert offer.name == later.name
+            answer = await subscription.update(Parameters(forward=1))
+            assert answer.parameters.largest_object is None
+            later.append(0, 0, b"x")
+            assert (await anext(subscription)).location == Location(0, 0)
+            subscription.cancel()
+        await link.settle()
+        assert handler._wanted == set()
+    assert not store._listeners
+
+
+async def test_an_offer_the_publisher_takes_back_before_it_was_looked_at_is_not_handed_out():
+    handler = Accepting()
+    async with Link(handler) as link:
+        offers = await link.client.subscribe_tracks(())
+        for n in range(2):
+            handler.add_track(TrackStore(FullTrackName((b"%d" % n,), b"t")))
+        await link.settle()
+        next(iter(link.pair.server._outgoing.values())).cancel()
+        await link.settle()
+        assert (await anext(offers)).name.namespace == (b"1",)
+        offers.cancel()
+
+
+async def test_unread_offers_are_bounded_and_rejected_on_leaving():
+    handler = Accepting()
+    async with Link(handler) as link:
+        offers = await link.client.subscribe_tracks((), max_offers=3)
+        for n in range(5):
+            handler.add_track(TrackStore(FullTrackName((b"%d" % n,), b"t")))
+        await link.settle()
+        assert link.pair.client.counters.requests_refused == 2
+        offers.cancel()
+        await link.settle()
+        assert link.pair.client.counters.requests_refused == 5
+        assert_clean(link.pair.client)
+        assert_clean(link.pair.server)
+        with pytest.raises(StopAsyncIteration):
+            await anext(offers)
+
+
+async def test_a_skipped_track_is_told_and_can_be_subscribed_to():
+    handler, _ = stocked()
+    async with Link(handler) as link:
+        offers = await link.client.subscribe_tracks((b"other",))
+        (request,) = handler._wanted
+        request.skip(FullTrackName((b"other",), b"t"))
+        offer = await anext(offers)
+        assert offer.skipped and offer.name == FullTrackName((b"other",), b"t")
+        with pytest.raises(moqt.MisuseError):
+            offer.accept()
+
+
+async def test_a_published_track_is_received_and_ends_with_publish_done():
+    taking = Taking()
+    store = TrackStore(NAME)
+    async with Link(taking) as link:
+        publishing = asyncio.create_task(link.client.publish(store))
+        offer = await taking.offers.get()
+        subscription = offer.accept()
+        published = await publishing
+        store.append(0, 0, b"x")
+        assert (await anext(subscription)).location == Location(0, 0)
+        published.withdraw()
+        assert [o async for o in subscription] == []
+        assert subscription.done_code == PublishDoneCode.TRACK_ENDED
+        assert await published.ended is None
+
+
+async def test_a_publish_nobody_wants_raises_uninterested():
+    async with Link(Publisher()) as link:
+        with pytest.raises(moqt.RequestError) as refused:
+            await link.client.publish(TrackStore(NAME))
+        assert refused.value.code == RequestErrorCode.UNINTERESTED
+
+
+async def test_after_goaway_nothing_new_is_asked_for_and_a_drained_session_closes():
+    handler, _ = stocked(ended=False)
+    async with Link(handler) as link:
+        subscription = await link.client.subscribe(NAMESPACE, TRACK)
+        link.pair.server.send_goaway("moqt://b.example/", 5000)
+        assert (await link.client.wait_goaway()).uri == "moqt://b.example/"
+        with pytest.raises(moqt.RequestError) as refused:
+            await fetch(link.client)
+        assert refused.value.code == RequestErrorCode.GOING_AWAY
+        link.client.drain()
+        await link.settle()
+        assert link.client.closed is None
+        subscription.cancel()
+        assert (await link.client.wait_closed()).code == moqt.SessionErrorCode.NO_ERROR
+        with pytest.raises(moqt.SessionClosed):
+            await link.client.wait_goaway()
+
+
+class Redirecting(Publisher):
+    def __init__(self, uri, name):
+        super().__init__()
+        self.to = (uri, name.namespace, name.name)
+        self.asked = 0
+
+    def fetch_received(self, request):
+        self.asked += 1
+        request.redirect(*self.to)
+
+
+def ask(session, name):
+    return session.fetch(name.namespace, name.name)
+
+
+async def test_a_redirect_is_followed_to_another_session_and_name():
+    handler, store = stocked()
+    other = FullTrackName((b"moved",), b"away")
+    store.name, handler.tracks = other, {other: store}
+    async with Link(Redirecting("moqt://b/", other)) as first, Link(handler) as second:
+        connected = []
+
+        async def connect(uri):
+            connected.append(uri)
+            return second.client
+
+        session, response = await moqt.follow(first.client, NAME, ask, connect)
+        assert session is second.client and connected == ["moqt://b/"]
+        assert len([o async for o in response if not o.status]) == 12
+
+
+async def test_a_redirect_within_the_session_needs_no_connection():
+    _, store = stocked()
+    other = FullTrackName((b"moved",), b"away")
+
+    class Renamed(Publisher):
+        def fetch_received(self, request):
+            if request.name == other:
+                request.accept(store)
+            else:
+                request.redirect("", *other)
+
+    async with Link(Renamed()) as link:
+        session, response = await moqt.follow(link.client, NAME, ask, None)
+        assert session is link.client
+        response.cancel()
+
+
+async def test_redirects_in_a_circle_or_beyond_the_hops_end_and_close_what_was_opened():
+    circle = Redirecting("", NAME)
+    async with Link(circle) as link:
+        with pytest.raises(moqt.RequestError) as refused:
+            await moqt.follow(link.client, NAME, ask, None)
+        assert refused.value.code == RequestErrorCode.REDIRECT and circle.asked == 1
+
+    class Onward(Publisher):
+        def fetch_received(self, request):
+            request.redirect("moqt://b/", request.name.namespace, request.name.name + b"x")
+
+    async with Link(Onward()) as first, Link(Onward()) as second, Link(Onward()) as third:
+        sessions = [second.client, third.client]
+
+        async def connect(uri):
+            return sessions.pop(0)
+
+        with pytest.raises(moqt.RequestError):
+            await moqt.follow(
+                first.client, NAME, ask, connect, limits=moqt.FollowLimits(max_hops=2)
+            )
+        assert second.client.closed is not None and third.client.closed is not None
+        assert first.client.closed is None
+
+
+async def test_a_refusal_with_a_retry_interval_is_repeated_a_bounded_number_of_times():
+    class Busy(Publisher):
+        asked = 0
+
+        def fetch_received(self, request):
+            self.asked += 1
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, "busy", retry_after_ms=0)
+
+    busy = Busy()
+    async with Link(busy) as link:
+        with pytest.raises(moqt.RequestError) as refused:
+            await moqt.follow(link.client, NAME, ask, None, limits=moqt.FollowLimits(max_retries=2))
+        assert refused.value.code == RequestErrorCode.EXCESSIVE_LOAD and busy.asked == 3
+        with pytest.raises(moqt.RequestError):
+            await moqt.follow(link.client, NAME, ask, None, churn=moqt.Churn(1, 3600))
+        assert busy.asked == 5
+
+
+def test_churn_forgets_what_is_long_ago():
+    churn = moqt.Churn(2, 10)
+    assert [churn.allow(t) for t in (0, 1, 2, 10.5, 10.6)] == [True, True, False, True, False]
 
 
 # -- over loopback -----------------------------------------------------------------------
@@ -355,7 +590,7 @@ async def test_leaving_the_with_block_ends_both_ends(certificate):
     handler, store = stocked(ended=False)
     async with serving(certificate, handler) as (server, url):
         async with moqt.connect(url, cafile=certificate[0]) as session:
-            it = await session.subscribe(NAMESPACE, TRACK, location_filter=FROM_START)
+            it = await session.subscribe(NAMESPACE, TRACK, fill=FROM_START)
             await anext(it)
             (accepted,) = server.sessions
         closed = await asyncio.wait_for(accepted.wait_closed(), 5)

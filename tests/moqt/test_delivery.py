@@ -14,15 +14,15 @@ from moqt.codes import (
     RequestErrorCode,
     StreamErrorCode,
 )
-from moqt.delivery import MAX_PENDING_SUBGROUPS
 from moqt.messages import KeyValue, LocationFilter, Parameters, RangeFilter, RequestOk
 from moqt.names import Location
 from moqt.publisher import Publisher
 from moqt.receiving import Via
+from moqt.scheduler import DeliveryLimits
 from moqt.store import TrackStore
 from moqt.wire.primitives import encode_key_values
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.test_session_pair import NAME, Collector, track
+from tests.moqt.test_session_pair import NAME, Collector, publish, track
 
 ALL = Parameters(location_filter=LocationFilter.absolute_start(0))
 NEXT = Parameters(location_filter=LocationFilter.next_object())
@@ -105,31 +105,114 @@ def locations(*pairs):
 # -- filters -----------------------------------------------------------------------------
 
 
+LATER = [(0, 2), (0, 3), (1, 3), (2, 0), (2, 1)]
+"""What is published after the subscription; its Largest Object is 1/2."""
+
+
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        (LocationFilter.absolute_start(1, 2), [(1, 2), (1, 3), (2, 0), (2, 1)]),
-        (LocationFilter.groups(0, 1), [(0, o) for o in range(4)] + [(1, o) for o in range(4)]),
-        (
-            LocationFilter.range(Location(0, 2), Location(1, 1)),
-            [(0, 2), (0, 3), (1, 0), (1, 1)],
-        ),
+        (LocationFilter.absolute_start(1, 2), [(1, 3), (2, 0), (2, 1)]),
+        (LocationFilter.groups(0, 1), [(0, 2), (0, 3), (1, 3)]),
+        (LocationFilter.range(Location(0, 3), Location(2, 0)), [(0, 3), (1, 3), (2, 0)]),
         (LocationFilter.next_object(), [(1, 3), (2, 0), (2, 1)]),
         (LocationFilter.relative_start(0), [(2, 0), (2, 1)]),
-        (LocationFilter.relative_start(1), [(1, o) for o in range(4)] + [(2, 0), (2, 1)]),
-        (LocationFilter.relative_start(9), None),
-        (None, None),
+        (LocationFilter.relative_start(1), [(1, 3), (2, 0), (2, 1)]),
+        (LocationFilter.relative_start(9), LATER),
+        (LocationFilter(0), LATER),
+        (None, LATER),
     ],
 )
-def test_a_subscription_gets_exactly_what_its_location_filter_selects(chosen, expected):
-    everything = [(g, o) for g in range(2) for o in range(4)] + [(2, 0), (2, 1)]
+def test_a_subscription_gets_what_its_filter_selects_of_what_is_published_from_then_on(
+    chosen, expected
+):
     store = TrackStore(NAME)
-    for g, o in everything[:7]:
+    for g, o in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2)):
         store.append(g, o, b"x")
     world = World(store, Parameters(location_filter=chosen))
-    world.put(*everything[7:])
-    assert sorted(world.got.live()) == locations(*(expected or everything))
+    assert world.got.opened == []
+    world.put(*LATER)
+    assert sorted(world.got.live()) == locations(*expected)
     world.end()
+
+
+@pytest.mark.parametrize("chosen", [None, LocationFilter.absolute_start(0)])
+def test_what_is_there_comes_by_a_fill_or_a_fetch_and_what_has_begun_counts_as_there(chosen):
+    store = track(1, ended=False)
+    growing = grow(store, (1, 0))
+    world = World(store, Parameters(location_filter=chosen, fill_parameters=Parameters()))
+    store.grow(growing, b"0123456789")
+    store.complete(growing)
+    world.run()
+    past = [(0, o) for o in range(4)] + [(1, 0)]
+    assert world.got.live() == [] and world.got.filled() == locations(*past)
+    assert world.fetch().locations == locations(*past)
+    world.put((1, 1))
+    assert world.got.live() == [(1, 1)]
+    world.end()
+
+
+def test_an_object_that_comes_late_is_sent_although_it_lies_before_the_largest():
+    world = World(parameters=None)
+    world.store.append(5, 5, b"x")
+    world.request = world.pair.client.subscribe(NAME, world.got)
+    world.run()
+    world.put((5, 2), (3, 0))
+    assert sorted(world.got.live()) == locations((3, 0), (5, 2))
+
+
+def test_what_only_a_fetch_brings_into_the_store_is_not_for_the_subscriptions():
+    store = TrackStore(NAME, authoritative=False)
+    store.append(5, 5, b"x")
+    world = World(store, Parameters())
+    for object_id, subgroup in ((0, 0), (1, None)):
+        stored = grow(store, (4, object_id), 1, subgroup=subgroup, live=False)
+        store.grow(stored, b"f")
+        store.complete(stored)
+    world.run()
+    assert world.got.objects == []
+    world.put((5, 6))
+    assert world.got.live() == [(5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error"),
+    [
+        (None, None),
+        (LocationFilter(0), None),
+        (LocationFilter.next_object(), None),
+        (LocationFilter.absolute_start(0, 3), None),
+        (LocationFilter.absolute_start(0, 1), StreamErrorCode.CANCELLED),
+        (LocationFilter.relative_start(1), StreamErrorCode.CANCELLED),
+    ],
+)
+def test_a_stream_that_leaves_out_what_was_there_gets_a_fin_unless_the_filter_asked_for_it(
+    chosen, error
+):
+    store = TrackStore(NAME)
+    for o in range(3):
+        store.append(0, o, b"x")
+    world = World(store, Parameters(location_filter=chosen))
+    world.put((0, 3))
+    store.finish_subgroup(0, 0)
+    world.run()
+    assert world.got.live() == [(0, 3)]
+    assert world.got.ends == [(Via.SUBSCRIPTION, 0, error)]
+    assert not world.got.opened[0].subgroup.first_object
+    world.end()
+
+
+@pytest.mark.parametrize("subgroup", [0, None])
+def test_a_status_beyond_the_largest_object_is_told_although_it_was_there(subgroup):
+    store = TrackStore(NAME)
+    store.append(0, 0, b"x")
+    store.mark_end(Location(0, 1), ObjectStatus.END_OF_GROUP, subgroup=subgroup)
+    store.append(1, 0, b"x")
+    store.mark_end(Location(2, 0), ObjectStatus.END_OF_TRACK, subgroup=subgroup)
+    world = World(store, Parameters())
+    assert [(o.location, o.status) for o in world.got.objects] == [
+        ((2, 0), ObjectStatus.END_OF_TRACK)
+    ]
 
 
 def test_a_filter_end_inside_a_subgroup_resets_the_stream_and_one_at_its_end_finishes_it():
@@ -148,19 +231,19 @@ def test_a_filter_end_inside_a_subgroup_resets_the_stream_and_one_at_its_end_fin
 
 
 def test_a_finished_subgroup_is_cut_by_a_filter_end_with_a_reset_too():
-    store = track(1, ended=False)
     world = World(
-        store,
-        Parameters(location_filter=LocationFilter.range(Location(0, 0), Location(0, 1))),
+        parameters=Parameters(location_filter=LocationFilter.range(Location(0, 0), Location(0, 1)))
     )
+    publish(world.store, 1, ended=False)
+    world.run()
     assert world.got.ends == [(Via.SUBSCRIPTION, 0, StreamErrorCode.CANCELLED)]
     world.end()
 
 
 def test_a_filter_entirely_in_the_past_is_accepted_and_the_subscription_stays():
     world = World(track(3, ended=False), Parameters(location_filter=LocationFilter.groups(0, 0)))
-    assert world.got.accepted and world.got.done is None
-    assert {at.group for at in world.got.live()} == {0}
+    world.put((5, 0))
+    assert world.got.accepted and world.got.done is None and world.got.objects == []
     world.end()
 
 
@@ -229,7 +312,8 @@ def test_first_object_is_set_exactly_when_the_stream_begins_with_the_subgroups_f
         store.append(0, o, b"x")
     skip_0 = RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((1, None),))
     for parameters, expected in (
-        (ALL, [True, True]),
+        (Parameters(), [False, True]),
+        (ALL, [False, True]),
         (NEXT, [False, True]),
         (Parameters(location_filter=LocationFilter.absolute_start(0, 1)), [False, True]),
         (Parameters(location_filter=ALL.location_filter, range_filters=(skip_0,)), [False, False]),
@@ -306,6 +390,7 @@ def test_range_filters_are_replaced_by_type_and_removed_by_an_empty_one():
 
 def test_an_update_beyond_max_filter_ranges_ends_the_subscription_with_update_failed():
     world = World()
+    world.pair.client.rules.peer_max_filter_ranges = 100
     many = RangeFilter(
         ParameterType.OBJECTID_FILTER, ranges=tuple((2 * n, 2 * n) for n in range(17))
     )
@@ -393,16 +478,17 @@ def test_a_datagram_published_during_a_pause_is_not_sent_after_it():
     assert all(o.via is Via.DATAGRAM and o.subgroup is None for o in world.got.objects)
 
 
-def test_datagrams_there_before_the_subscription_are_sent_if_the_filter_passes():
+def test_datagrams_there_before_the_subscription_come_by_fetch_only():
     store = TrackStore(NAME)
-    for group in range(3):
-        stored = store.begin(
-            Location(group, 0), subgroup=None, priority=1, properties=b"", length=0
-        )
-        store.complete(stored)
+    for group in range(2):
+        store.append(group, 0, b"d", subgroup=None)
     world = World(store, Parameters(location_filter=LocationFilter.absolute_start(1)))
-    assert world.got.live() == locations((1, 0), (2, 0))
-    assert world.fetch().locations == locations((0, 0), (1, 0), (2, 0))
+    assert world.got.objects == []
+    store.append(0, 1, b"d", subgroup=None)
+    store.append(1, 1, b"d", subgroup=None)
+    world.run()
+    assert world.got.live() == [(1, 1)]
+    assert world.fetch().locations == locations((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 # -- fills -------------------------------------------------------------------------------
@@ -483,7 +569,8 @@ def test_stopping_a_fill_leaves_the_subscription_and_other_fills_alone():
 
 
 def test_cancelling_the_subscription_resets_its_fills_and_streams():
-    store = track(2, ended=False, size=100_000)
+    store = TrackStore(NAME)
+    store.append(0, 0, bytes(100_000))
     world = World(store, None, stream_window=1000)
     got = Recorder()
     request = world.pair.client.subscribe(
@@ -491,6 +578,11 @@ def test_cancelling_the_subscription_resets_its_fills_and_streams():
         got,
         Parameters(location_filter=ALL.location_filter, fill_parameters=Parameters()),
     )
+    for _ in range(2):
+        world.pair.server.ready_to_send()
+        world.pair.client_transport.deliver()
+    for group in (5, 6):
+        store.append(group, 0, bytes(100_000))
     for _ in range(3):
         world.pair.server.ready_to_send()
         world.pair.client_transport.deliver()
@@ -547,19 +639,21 @@ def test_an_object_is_sent_before_it_is_complete(kind):
             parts.append(bytes(part))
 
     store = TrackStore(NAME)
-    stored = grow(store, (0, 0))
-    store.grow(stored, b"01234")
     world = World(store, None)
     got = Parts()
+    if kind == "subscribe":
+        world.pair.client.subscribe(NAME, got)
+        world.run()
+    stored = grow(store, (0, 0))
+    store.grow(stored, b"01234")
     if kind == "fetch":
         world.pair.client.fetch(NAME, got)
-    else:
-        fill = Parameters() if kind == "fill" else None
-        chosen = LocationFilter.next_object() if kind == "fill" else LocationFilter(0)
-        if fill is not None:
-            fill = Parameters(location_filter=LocationFilter(0))
+    elif kind == "fill":
+        fill = Parameters(location_filter=LocationFilter(0))
         world.pair.client.subscribe(
-            NAME, got, Parameters(location_filter=chosen, fill_parameters=fill)
+            NAME,
+            got,
+            Parameters(location_filter=LocationFilter.next_object(), fill_parameters=fill),
         )
     world.run()
     assert b"".join(parts) == b"01234" and got.objects == []
@@ -599,19 +693,20 @@ def test_a_fetch_of_an_object_that_is_aborted_is_reset():
 
 
 def test_an_evicted_object_without_a_source_is_skipped_and_the_stream_is_reset():
-    store = track(1, ended=False)
-    store.evict(store.get(Location(0, 1)))
-    world = World(store)
+    world = World()
+    publish(world.store, 1, ended=False)
+    world.store.evict(world.store.get(Location(0, 1)))
+    world.run()
     assert world.got.live() == locations((0, 0), (0, 2), (0, 3))
     assert {error for *_, error in world.got.ends} == {StreamErrorCode.TOO_FAR_BEHIND}
     world.end()
 
 
 def test_a_subscription_too_far_behind_ends_and_leaves_no_cursor():
-    store = TrackStore(NAME)
-    for g in range(MAX_PENDING_SUBGROUPS + 50):
-        store.append(g, 0, b"x")
-    world = World(store)
+    world = World()
+    for g in range(DeliveryLimits().pending_subgroups + 50):
+        world.store.append(g, 0, b"x")
+    world.run()
     assert world.got.done == PublishDoneCode.TOO_FAR_BEHIND
     world.clean()
 
@@ -736,34 +831,6 @@ def test_a_fetch_has_the_source_bring_what_the_store_does_not_know(order):
     assert [error for *_, error in got.ends] == [None]
 
 
-@pytest.mark.parametrize("source", [True, False])
-def test_an_unknown_region_nobody_has_resets_the_fetch_instead_of_leaving_a_hole(source):
-    store = TrackStore(NAME, authoritative=False)
-    if source:
-        Source(store, None)
-    for at in ((0, 0), (0, 2)):
-        stored = grow(store, at, 1)
-        store.grow(stored, b"x")
-        store.complete(stored)
-    world = World(store, None)
-    got = world.fetch()
-    assert got.locations == [(0, 0)]
-    assert [error for *_, error in got.ends] == [StreamErrorCode.UNKNOWN_OBJECT_STATUS]
-    world.clean()
-
-
-def test_a_fetch_that_fails_at_once_still_tells_its_subscriber():
-    store = TrackStore(NAME, authoritative=False)
-    stored = grow(store, (3, 0), 1)
-    store.grow(stored, b"x")
-    store.complete(stored)
-    world = World(store, None)
-    got = world.fetch()
-    assert got.locations == []
-    assert [error for *_, error in got.ends] == [StreamErrorCode.UNKNOWN_OBJECT_STATUS]
-    world.clean()
-
-
 # -- the "next object" rule ---------------------------------------------------------------
 
 
@@ -795,7 +862,9 @@ def test_a_relays_stream_is_continued_only_by_the_object_known_to_be_next():
 
 
 def test_status_objects_come_with_their_stream_and_end_nothing_by_themselves():
-    world = World(track(2))
+    world = World()
+    publish(world.store, 2)
+    world.run()
     statuses = [(o.location, o.status) for o in world.got.objects if o.status]
     assert sorted(statuses) == [
         (Location(0, 4), ObjectStatus.END_OF_GROUP),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moqt.codes import MAX_VI64, ParameterType, RequestErrorCode
 from moqt.errors import RequestError
@@ -151,3 +153,67 @@ def test_an_update_replaces_all_sets_of_the_types_it_carries() -> None:
 def test_an_empty_filter_in_an_update_removes_its_type() -> None:
     current = (object_id((1, 1)), subgroup((3, 3)))
     assert merge_update(current, (RangeFilter(P.OBJECTID_FILTER),)) == (subgroup((3, 3)),)
+
+
+# -- against a model that walks over the values ------------------------------------------
+
+_RANGES = st.lists(
+    st.tuples(st.integers(0, 9), st.one_of(st.none(), st.integers(0, 9))), min_size=1, max_size=3
+).map(lambda pairs: tuple((a, b) for a, b in pairs if b is None or a <= b))
+
+_FILTERS = st.lists(
+    st.builds(
+        lambda kind, set_id, ranges: RangeFilter(
+            kind, set_id, 16 if kind is P.OBJECT_PROPERTY_FILTER else None, ranges
+        ),
+        st.sampled_from(
+            [P.SUBGROUP_FILTER, P.OBJECTID_FILTER, P.PRIORITY_FILTER, P.OBJECT_PROPERTY_FILTER]
+        ),
+        st.integers(0, 2),
+        _RANGES,
+    ),
+    max_size=5,
+)
+
+
+@given(
+    _FILTERS,
+    st.integers(0, 9),
+    st.one_of(st.none(), st.integers(0, 9)),
+    st.integers(0, 9),
+    st.lists(st.integers(0, 9), max_size=2),
+)
+def test_sets_are_alternatives_filters_of_a_set_conditions_and_ranges_alternatives(
+    filters: list[RangeFilter],
+    object_: int,
+    subgroup_: int | None,
+    priority_: int,
+    values: list[int],
+) -> None:
+    given_values: dict[P, list[int]] = {
+        P.OBJECTID_FILTER: [object_],
+        P.SUBGROUP_FILTER: [] if subgroup_ is None else [subgroup_],
+        P.PRIORITY_FILTER: [priority_],
+        P.OBJECT_PROPERTY_FILTER: values,
+    }
+
+    def allowed(each: RangeFilter) -> set[int]:
+        return {
+            value
+            for start, end in each.ranges
+            for value in range(start, 10 if end is None else end + 1)
+        }
+
+    active = [each for each in filters if each.ranges]
+    expected = not active or any(
+        all(
+            allowed(each).intersection(given_values[each.type])
+            for each in active
+            if each.set_id == set_id
+        )
+        for set_id in {each.set_id for each in active}
+    )
+    properties = encode_key_values(tuple(KeyValue(16, value) for value in sorted(values)))
+    assert expected == passes(
+        *filters, object=object_, subgroup=subgroup_, priority=priority_, properties=properties
+    )

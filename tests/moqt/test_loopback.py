@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
@@ -31,9 +32,18 @@ async def serving(certificate, publisher, **options):
         yield f"moqt://127.0.0.1:{server.port}", server
 
 
+def over_webtransport(url):
+    return url.replace("moqt://", "https://") + "/room?seat=1"
+
+
 def fill_track(publisher, groups=5, objects=4, size=1000):
     store = moqt.TrackStore(moqt.FullTrackName(NAMESPACE, b"video"))
     publisher.add_track(store)
+    fill_store(store, groups, objects, size)
+    return store
+
+
+def fill_store(store, groups, objects, size):
     for g in range(groups):
         for o in range(objects):
             store.append(g, o, bytes([g, o]) * (size // 2), priority=g)
@@ -42,7 +52,6 @@ def fill_track(publisher, groups=5, objects=4, size=1000):
     store.mark_end(moqt.Location(groups, 0), moqt.ObjectStatus.END_OF_TRACK)
     store.finish_subgroup(groups, 0)
     store.finish(moqt.PublishDoneCode.TRACK_ENDED)
-    return store
 
 
 async def test_a_subscriber_iterates_over_fill_and_live_objects(certificate):
@@ -122,17 +131,14 @@ async def test_cancelling_a_subscribe_leaves_nothing_behind(certificate):
 
 async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(certificate):
     publisher = moqt.Publisher()
-    fill_track(publisher, groups=64, objects=8, size=128 * 1024)
+    store = moqt.TrackStore(moqt.FullTrackName(NAMESPACE, b"video"))
+    publisher.add_track(store)
     async with (
         serving(certificate, publisher) as (url, _),
         moqt.connect(url, cafile=certificate[0]) as session,
     ):
-        subscription = await session.subscribe(
-            NAMESPACE,
-            b"video",
-            location_filter=moqt.LocationFilter.absolute_start(0),
-            queue_octets=1 << 20,
-        )
+        subscription = await session.subscribe(NAMESPACE, b"video", queue_octets=1 << 20)
+        fill_store(store, groups=64, objects=8, size=128 * 1024)
         held = -1
         while subscription._octets != held:
             held = subscription._octets
@@ -164,3 +170,88 @@ async def test_a_deadline_that_fails_costs_its_session_and_nothing_else(certific
         monkeypatch.setattr(session.session, "tick", tick)
         closed = await asyncio.wait_for(session.wait_closed(), 5)
         assert closed.code == moqt.SessionErrorCode.INTERNAL_ERROR
+
+
+async def test_both_transports_share_a_port_and_a_publisher(certificate):
+    publisher = moqt.Publisher()
+    fill_track(publisher, groups=3, objects=2, size=100_000)
+    async with (
+        serving(certificate, publisher) as (url, server),
+        moqt.connect(url, cafile=certificate[0]) as native,
+        moqt.connect(over_webtransport(url), cafile=certificate[0]) as web,
+    ):
+        for session in (native, web):
+            response = await session.fetch(NAMESPACE, b"video")
+            assert len([o async for o in response if o.payload]) == 6
+        paths = {accepted.session.transport.path for accepted in server.sessions}
+        assert paths == {None, "/room?seat=1"}
+        counters = server.endpoint.counters
+        assert (counters.connections_accepted, counters.webtransport_sessions) == (2, 1)
+
+
+async def test_closing_a_webtransport_session_tells_the_peer_why(certificate):
+    async with (
+        serving(certificate, moqt.Publisher()) as (url, server),
+        moqt.connect(over_webtransport(url), cafile=certificate[0]) as session,
+    ):
+        (accepted,) = server.sessions
+        accepted.close(moqt.SessionErrorCode.GOAWAY_TIMEOUT, "time is up")
+        closed = await asyncio.wait_for(session.wait_closed(), 5)
+        assert (closed.code, closed.reason) == (moqt.SessionErrorCode.GOAWAY_TIMEOUT, "time is up")
+
+
+async def test_a_server_without_webtransport_refuses_https_in_words(certificate):
+    async with serving(certificate, moqt.Publisher(), webtransport=False) as (url, _):
+        with pytest.raises(moqt.ConnectError, match="ALPN"):
+            await moqt.connect(over_webtransport(url), cafile=certificate[0], timeout=5)
+
+
+async def test_an_untrusted_certificate_is_refused_over_webtransport_too(certificate, tmp_path):
+    other, _ = make_self_signed(tmp_path)
+    async with serving(certificate, moqt.Publisher()) as (url, _):
+        with pytest.raises(moqt.ConnectError, match="certificate"):
+            await moqt.connect(over_webtransport(url), cafile=other, timeout=5)
+
+
+async def test_an_unread_subscription_over_webtransport_stops_the_publisher(certificate):
+    publisher = moqt.Publisher()
+    store = moqt.TrackStore(moqt.FullTrackName(NAMESPACE, b"video"))
+    publisher.add_track(store)
+    config = moqt.QuicConfig(cafile=certificate[0], stream_window=256 << 10, session_window=1 << 20)
+    async with (
+        serving(certificate, publisher) as (url, _),
+        moqt.connect(over_webtransport(url), quic=config) as session,
+    ):
+        subscription = await session.subscribe(NAMESPACE, b"video", queue_octets=1 << 20)
+        fill_store(store, groups=32, objects=8, size=128 * 1024)
+        held = -1
+        while subscription._octets != held:
+            held = subscription._octets
+            await asyncio.sleep(0.3)
+        assert 1 << 20 < held < 4 << 20
+        assert len({o.location async for o in subscription if o.payload}) == 256
+
+
+@pytest.mark.parametrize("over", [str, over_webtransport])
+async def test_quic_and_moqt_events_of_both_ends_are_logged(certificate, tmp_path, over):
+    publisher = moqt.Publisher()
+    fill_track(publisher, groups=1)
+    config = moqt.QuicConfig(cafile=certificate[0], qlog_dir=tmp_path)
+    async with (
+        serving(certificate, publisher, qlog_dir=tmp_path) as (url, _),
+        moqt.connect(over(url), quic=config) as session,
+    ):
+        response = await session.fetch(NAMESPACE, b"video")
+        assert len([o async for o in response if o.payload]) == 4
+        transport = session.session.transport
+        while not hasattr(transport, "endpoint"):
+            transport = transport._transport
+    await asyncio.wait_for(transport.endpoint.wait_closed(), 10)
+    logs = sorted(path.name.split("_")[1] for path in tmp_path.iterdir())
+    assert logs == ["client.sqlog", "server.sqlog"]
+    for path in tmp_path.iterdir():
+        events = [json.loads(text) for text in path.read_text().split("\x1e")[2:]]
+        kinds = {event["name"].partition(":")[0] for event in events}
+        assert "transport" in kinds and any("moqt" in kind for kind in kinds)
+        times = [event["time"] for event in events]
+        assert times == sorted(times)

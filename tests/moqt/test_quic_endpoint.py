@@ -325,7 +325,7 @@ async def test_a_full_socket_is_waited_for(server: Server) -> None:
 
 async def test_the_secrets_log_gets_tls_secrets(tmp_path: Path, server: Server) -> None:
     path = tmp_path / "keys.log"
-    transport, _ = await dial(server, quic_config(secrets_log_file=path))
+    transport, _ = await dial(server, quic_config(keylog_file=path))
     await hang_up(transport)
     assert "CLIENT_TRAFFIC_SECRET_0" in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -11,7 +11,9 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import StreamDataReceived
 
-from moqt.quic.aioquic import AioquicTransport, QuicContext, parse_long_header
+from moqt.quic.aioquic import AioquicTransport
+from moqt.quic.aioquic_context import QuicContext
+from moqt.quic.retry import parse_long_header
 from tests.moqt.quic_pair import CLIENT, SERVER, Recorder, certificate, quic_config
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from moqt.quic import aioquic_connection
+from moqt.quic.aioquic_streams import StreamSender
 from moqt.quic.config import QuicConfig
 from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
 
@@ -211,6 +212,53 @@ def test_a_control_stream_does_not_wait_behind_bulk_data() -> None:
     assert bulk not in pair.server.record.finished
 
 
+@pytest.mark.parametrize("first_flight_is_lost", [False, True])
+def test_control_goes_before_requests_and_these_before_objects(first_flight_is_lost: bool) -> None:
+    pair = Pair()
+    client = pair.client.live
+    control = client.open_stream(bidirectional=False, urgent=True)
+    request = client.open_stream(bidirectional=True)
+    bulk = open_uni(pair)
+    assert control is not None and request is not None
+    order: list[object] = []
+    pair.server.record.on_data = lambda stream, data, fin: order.append(stream)
+    pair.server.record.datagram = order.append  # type: ignore[method-assign, assignment]
+    if first_flight_is_lost:
+        pair.drop = lambda side, data: side is pair.client
+        client.send(bulk, bytes(MIB))
+        pair.run(limit=0.005)
+        pair.drop = None
+    client.send(bulk, bytes(MIB))
+    client.send_datagram(b"object")
+    client.send(request, b"request")
+    client.send(control, b"control")
+    assert pair.run(lambda: bulk in order and b"object" in order)
+    assert order[:4] == [control, request, b"object", bulk]
+
+
+def test_data_that_nobody_reads_leaves_the_credit_that_messages_need() -> None:
+    config = quic_config(stream_window=64 << 10, session_window=64 << 10)
+    pair = Pair(config, config)
+    client, server = pair.client.live, pair.server
+    control = client.open_stream(bidirectional=False, urgent=True)
+    request = client.open_stream(bidirectional=True)
+    assert control is not None and request is not None
+    bulk = [open_uni(pair) for _ in range(4)]
+    server.record.on_data = lambda stream, data, fin: (
+        server.live.pause_receiving(stream) if stream in bulk else None
+    )
+    for stream in bulk:
+        client.send(stream, bytes(MIB))
+    pair.run(limit=2)
+    stuck = server.record.received
+    assert stuck < 64 << 10
+    client.send(request, bytes(1500))
+    client.send(control, bytes(1500))
+    pair.run(limit=2)
+    assert len(server.record.data[request]) == len(server.record.data[control]) == 1500
+    assert server.record.received == stuck + 3000
+
+
 def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aioquic_connection, "KEY_UPDATE_PACKETS", 500)
     pair = Pair()
@@ -307,7 +355,7 @@ def test_windows_follow_consumption_not_the_highest_offset() -> None:
     assert pair.run(lambda: pair.server.record.received == 5)
     server, client = connection(pair.server), connection(pair.client)
     sender = client._streams[stream_id].sender
-    assert isinstance(sender, aioquic_connection.StreamSender)
+    assert isinstance(sender, StreamSender)
     # A raw client: one octet near the end of the window, again and again.
     sender.highest_offset = sender._buffer_stop = window - 1
     sender._chunks.append(memoryview(b"x"))

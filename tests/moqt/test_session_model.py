@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from moqt.messages import LocationFilter, Parameters, RangeFilter, RequestOk
 from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
 from moqt.receiving import Via
+from moqt.requests import IncomingPublish
+from moqt.session import SessionHandler
 from moqt.store import TrackStore
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.test_session_pair import Collector
@@ -81,9 +84,6 @@ class Subscriber:
         self.must, self.may = set(), set()
         self.fills = Counter()
         self.cancelled = False
-        # What is there and passes the first filter comes with the subscription.
-        for stored in machine.store.objects():
-            self.published(stored)
         if parameters.fill_parameters is not None:
             self.fill(parameters.fill_parameters)
 
@@ -140,13 +140,21 @@ class Subscriber:
                 assert bytes(received.payload) == b"%d/%d" % received.location
 
 
+class Offers(SessionHandler):
+    def publish_received(self, request):
+        self.last = request
+
+
 class Sessions(RuleBasedStateMachine):
     @initialize(seed=st.one_of(st.none(), st.integers(0, 5)), window=st.sampled_from([30, 1 << 20]))
     def begin(self, seed, window):
         self.publisher = Publisher()
         self.store = TrackStore(FullTrackName((b"demo",), b"t"))
         self.publisher.add_track(self.store)
-        self.pair = Pair(server=self.publisher, seed=seed, stream_window=window, max_streams=200)
+        self.offers = Offers()
+        self.pair = Pair(
+            self.offers, self.publisher, seed=seed, stream_window=window, max_streams=200
+        )
         self.subscribers, self.fetches, self.stores = [], [], None
         self.left = [(g, o) for g in range(GROUPS) for o in range(OBJECTS)]
         self.ended = False
@@ -201,6 +209,22 @@ class Sessions(RuleBasedStateMachine):
         self.subscribers[-1].fin = fin
         self.rest()
         assert got.accepted is not None and got.failed is None
+
+    @precondition(lambda self: len(self.subscribers) < 4)
+    @rule(chosen=location_filters(), forward=st.sampled_from([None, 0, 1]))
+    def offer(self, chosen, forward):
+        """A subscription that the publisher starts; without a filter from the Next Object on."""
+        self.rest()
+        asked = Parameters(location_filter=chosen, forward=forward)
+        self.pair.server.publish(self.store, asked)
+        self.rest()
+        got = Collector()
+        request = self.offers.last
+        in_force = replace(asked, location_filter=chosen or LocationFilter.next_object())
+        self.subscribers.append(Subscriber(self, request, got, in_force))
+        self.subscribers[-1].fin = False
+        request.accept(got)
+        self.rest()
 
     def alive(self):
         return [s for s in self.subscribers if not s.cancelled and s.got.done is None]
@@ -284,6 +308,14 @@ class Sessions(RuleBasedStateMachine):
                 for subgroup in tuple(group.subgroups):
                     self.store.finish_subgroup(group_id, subgroup)
             self.store.finish(PublishDoneCode.TRACK_ENDED)
+        self.rest()
+        self.pair.server.tick(5)
+        for subscriber in self.subscribers:
+            if subscriber.paused and subscriber.got.done is None:
+                # PUBLISH_DONE waits for a paused subscriber, which may want a fill.
+                assert isinstance(subscriber.request, IncomingPublish) or subscriber.cancelled
+                subscriber.request.cancel()
+                subscriber.cancelled = True
         self.rest()
         for subscriber in self.subscribers:
             assert subscriber.cancelled or subscriber.got.done == PublishDoneCode.TRACK_ENDED

@@ -45,8 +45,14 @@ class Collector(ObjectReceiver):
         return [o.location for o in self.objects if o.status is ObjectStatus.NORMAL]
 
 
-def track(groups=3, objects=4, *, ended=True, size=100):
+def track(groups=3, objects=4, **kwargs):
     store = TrackStore(NAME)
+    publish(store, groups, objects, **kwargs)
+    return store
+
+
+def publish(store, groups=3, objects=4, *, ended=True, size=100):
+    """Whole groups, each with its end; `ended`: and that of the track."""
     for g in range(groups):
         for o in range(objects):
             store.append(g, o, [b"h" * 4, bytes([g % 256, o]) * (size // 2)], priority=g % 256)
@@ -56,7 +62,6 @@ def track(groups=3, objects=4, *, ended=True, size=100):
         store.mark_end(Location(groups, 0), ObjectStatus.END_OF_TRACK)
         store.finish_subgroup(groups, 0)
         store.finish(PublishDoneCode.TRACK_ENDED)
-    return store
 
 
 FILL = Parameters(
@@ -75,19 +80,19 @@ def test_next_object_with_a_fill_from_0_0_brings_every_object_exactly_once(seed)
         collector = Collector()
         todo = [(g, o) for g in range(3) for o in range(4)]
 
-        def publish(g, o, store=store):
+        def put(g, o, store=store):
             store.append(g, o, b"x" * 50)
             if o == 3:
                 store.mark_end(Location(g, 4), ObjectStatus.END_OF_GROUP)
                 store.finish_subgroup(g, 0)
 
         for g, o in todo[:published]:
-            publish(g, o)
+            put(g, o)
         pair.client.subscribe(NAME, collector, FILL)
         pair.run()
         assert collector.accepted is not None
         for g, o in todo[published:]:
-            publish(g, o)
+            put(g, o)
             pair.run()
         store.mark_end(Location(3, 0), ObjectStatus.END_OF_TRACK)
         store.finish_subgroup(3, 0)
@@ -115,13 +120,13 @@ def test_a_fetch_delivers_groups_in_the_requested_order_and_objects_ascending(or
 
 
 def test_300_groups_cross_a_connection_that_grants_8_streams_without_deadlock():
-    publisher = Publisher()
-    publisher.add_track(track(300, 2))
+    publisher, store = Publisher(), TrackStore(NAME)
+    publisher.add_track(store)
     pair = Pair(server=publisher, max_streams=8)
     collector = Collector()
-    pair.client.subscribe(
-        NAME, collector, Parameters(location_filter=LocationFilter.absolute_start(0))
-    )
+    pair.client.subscribe(NAME, collector)
+    pair.run()
+    publish(store, 300, 2)
     pair.run()
     assert len(set(collector.locations)) == 600
     assert collector.done == PublishDoneCode.TRACK_ENDED

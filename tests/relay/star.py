@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from moqt.codes import ObjectStatus, PublishDoneCode
+from moqt.codes import EndOfRange, ObjectStatus, PublishDoneCode
 from moqt.messages import LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
@@ -33,6 +33,8 @@ class Collector(PairCollector):
         super().__init__()
         self.parts = 0
         self.open_streams = 0
+        self.unknown = []
+        """Ends of the ranges a fetch stream marked as unknown or timed out."""
 
     def stream_opened(self, stream):
         self.open_streams += 1
@@ -44,6 +46,10 @@ class Collector(PairCollector):
     def stream_ended(self, stream, error):
         self.open_streams -= 1
         super().stream_ended(stream, error)
+
+    def range_marker(self, stream, marker):
+        if marker.kind is not EndOfRange.NON_EXISTENT:
+            self.unknown.append(marker.location)
 
     @property
     def normal(self):
@@ -176,15 +182,15 @@ class Star:
         """No session, request, namespace or track is left, and no memory billed."""
         relay = self.relay
         assert relay.sessions == set()
-        assert not relay.tracks and not relay.active and not relay.pending
-        assert len(relay.published) == relay.publications == 0
-        assert not relay._published_by and not relay._listing_prefix
+        assert not relay.tracks and not relay.active and not relay.waiting.pending
+        names = relay.namespaces
+        assert names.publications == 0 and not names._published_by and not names.listings
+        assert not relay.offers.wanted and relay.upstream_subscriptions == 0
         for table in (
-            relay.published,
-            relay._listings,
-            relay._tracks_by_namespace,
-            relay._held,
-            relay._rendezvous,
+            *names.tables,
+            relay.tracks_by_namespace,
+            relay.waiting.rendezvous,
+            relay.offers.by_prefix,
         ):
             assert not table._exact and not table._below
         assert relay.cache.billed == relay.cache.octets == relay.cache.objects == 0

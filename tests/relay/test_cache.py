@@ -12,6 +12,7 @@ from moqt.codes import PropertyType
 from moqt.messages import KeyValue, LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.store import TrackStore
+from moqt.wire.primitives import encode_key_values
 from relay.cache import OBJECT_OVERHEAD, Cache, bill
 from tests.relay.star import (
     JOIN,
@@ -41,6 +42,12 @@ def watch(cache):
     return seen
 
 
+def billed(relay):
+    """What the cache should have billed."""
+    objects = [o for each in relay.tracks.values() for o in each.store.objects()]
+    return sum(map(bill, objects)) + relay.cache.statuses * OBJECT_OVERHEAD
+
+
 def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():
     star, store = Star(cache_octets=20_000), track()
     star.publisher(store)
@@ -53,7 +60,7 @@ def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():
     assert collector.payloads == everything(10, size=2000)
     cache, held = star.relay.cache, star.relay.tracks[NAME].store
     assert max(seen) <= 20_000 and cache.evictions > 25
-    assert cache.billed == sum(bill(o) for o in held.objects())
+    assert cache.billed == billed(star.relay)
     assert cache.octets == held.octets == 2000 * cache.objects
     assert Location(0, 0) not in held.known and Location(9, 3) in held.known
 
@@ -119,7 +126,7 @@ def test_an_upstream_fetch_waits_for_a_slow_reader_instead_of_evicting_what_it_h
         slow.client_transport.paused.add(4 * stream + 3)
     collector = star.fetch(slow)
     assert star.relay.cache.evictions == 0
-    assert star.relay.tracks[NAME].fetches[0].paused
+    assert star.relay.tracks[NAME].ranges.fetches[0].paused
     for stream in range(8):
         slow.client_transport.resume_receiving(4 * stream + 3)
     star.run()
@@ -135,11 +142,11 @@ def test_a_fetch_that_waits_for_nobody_any_more_is_given_up():
     for stream in range(8):
         slow.client_transport.paused.add(4 * stream + 3)
     collector = star.fetch(slow)
-    assert star.relay.tracks[NAME].fetches[0].paused
+    assert star.relay.tracks[NAME].ranges.fetches[0].paused
     collector.request.cancel()
     star.run()
     star.pass_time(5)
-    assert not star.relay.tracks[NAME].fetches
+    assert not star.relay.tracks[NAME].ranges.fetches
 
 
 def test_a_faster_reader_is_not_held_up_by_a_slow_one_of_the_same_fetch():
@@ -268,14 +275,19 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
     assert cache.expirations > 0 and cache.objects > 0
 
 
-def test_a_filter_that_starts_in_the_past_gets_what_is_cached():
+def test_what_is_cached_comes_by_a_fill_and_not_by_a_filter_that_starts_in_the_past():
     star, store = Star(), track()
     star.publisher(store)
     star.subscriber(LIVE)
     publish(store, 0, 0)
     star.run()
-    _, late = star.subscriber(Parameters(location_filter=LocationFilter.absolute_start(0)))
-    assert late.locations == [Location(0, 0)]
+    past = LocationFilter.absolute_start(0)
+    _, late = star.subscriber(Parameters(location_filter=past))
+    _, filled = star.subscriber(Parameters(location_filter=past, fill_parameters=Parameters()))
+    publish(store, 0, 1)
+    star.run()
+    assert late.locations == [Location(0, 1)]
+    assert filled.locations == [Location(0, 0), Location(0, 1)]
 
 
 class Watched(bytearray):
@@ -306,3 +318,15 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
     alive = [reference for reference in watched if reference() is not None]
     assert alive[0] is watched[0]
     assert 65536 * len(alive) <= cache.budget
+
+
+def test_max_cache_duration_among_the_immutable_properties_counts_as_well():
+    nested = encode_key_values((KeyValue(PropertyType.MAX_CACHE_DURATION, 2000),))
+    star = Star()
+    star.publisher(
+        track(1, properties=(KeyValue(PropertyType.IMMUTABLE_PROPERTIES, nested),)),
+    )
+    star.subscriber(JOIN)
+    assert star.relay.cache.objects == 4
+    star.pass_time(3)
+    assert star.relay.cache.objects == 0 and star.relay.cache.expirations == 4

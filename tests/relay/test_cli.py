@@ -86,7 +86,8 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
                 assert {o.location: bytes(o.payload) async for o in first if not o.status} == (
                     everything(3, size=20_000)
                 )
-        async with moqt.connect(url, cafile=cafile) as subscriber:
+        webtransport = url.replace("moqt://", "https://")
+        async with moqt.connect(webtransport, cafile=cafile) as subscriber:
             late = await subscriber.subscribe(
                 (b"demo",),
                 b"video",
@@ -115,10 +116,18 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
         "127.0.0.1:0",
         "--cache-memory",
         "16MiB",
+        "--qlog-dir",
+        tmp_path / "logs",
+        "--keylog-file",
+        tmp_path / "keys",
     ) as (_, ready):
         text = asyncio.run(scenario(f"moqt://{ready[1]}/", ready[2], ready[3]))
     assert "kvcs_relay_cache_objects 12.0" in text
     assert "kvcs_relay_sessions_total 3.0" in text
+    assert "kvcs_relay_quic_connections_accepted_total 3.0" in text
+    assert "kvcs_relay_quic_webtransport_sessions_total 1.0" in text
+    assert len(list((tmp_path / "logs").glob("*_server.sqlog"))) == 3
+    assert (tmp_path / "keys").read_text().count("CLIENT_TRAFFIC_SECRET_0") == 3
     [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
     assert float(budget) == 16 * 2**20
 
@@ -216,6 +225,32 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         ),
         (["--listen", "127.0.0.1:0", "--self-signed", "{junk}"], 2, ["cannot make"]),
         (["--listen", "192.0.2.1:9", "--self-signed", "{dir}"], 1, ["cannot listen"]),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--qlog-dir", "{junk}"],
+            2,
+            ["junk", "exists"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--upstream", "ftp://x"],
+            2,
+            ["--upstream", "moqt://"],
+        ),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--announce-upstream"], 2, ["URL"]),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--auth", "{dir}/none"],
+            2,
+            ["--auth", "none", "No such file"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--auth", "{junk}"],
+            2,
+            ["--auth", "junk", "is no JSON"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--keylog-file", "{dir}/x/y"],
+            2,
+            ["x/y", "No such file"],
+        ),
     ],
 )
 def test_errors_are_one_sentence_with_the_right_exit_status(tmp_path, arguments, code, words):

@@ -150,7 +150,7 @@ def test_a_gap_forwarded_before_it_was_proven_resets_the_stream_when_upstream_fa
     assert Location(0, 1) not in star.relay.tracks[NAME].store.known
 
 
-def test_an_upstream_error_after_a_partial_answer_resets_the_fetch_stream():
+def test_an_upstream_error_after_a_partial_answer_marks_the_rest_as_unknown():
     """The relay holds groups 0 to 2 of 5, the publisher refuses the rest."""
     star = Star()
     publisher = scripted(star, 5)
@@ -168,9 +168,9 @@ def test_an_upstream_error_after_a_partial_answer_resets_the_fetch_stream():
     assert collector.payloads == everything(3) and not collector.streams
     publisher.handler.fetches[1].reject(RequestErrorCode.INTERNAL_ERROR, "disk on fire")
     star.run()
-    assert collector.fetch_resets == [StreamErrorCode.UNKNOWN_OBJECT_STATUS]
+    assert collector.unknown == [Location(4, 3)] and not collector.fetch_resets
     # The same range is not asked for again at once, but later it is.
-    assert star.fetch(pair, (3, 0), (4, 3)).fetch_resets
+    assert star.fetch(pair, (3, 0), (4, 3)).unknown
     assert len(publisher.handler.fetches) == 2
     star.pass_time(2)
     star.fetch(pair, (3, 0), (4, 3))
@@ -221,7 +221,8 @@ def test_a_range_marked_unknown_stays_unknown(kind):
     answer.object(2, 0)
     answer.fin()
     star.run()
-    assert collector.locations == [Location(0, 0)] and collector.fetch_resets
+    assert collector.locations == [Location(0, 0), Location(2, 0)]
+    assert collector.unknown == [Location(1, 3)] and not collector.fetch_resets
     known = star.relay.tracks[NAME].store.known
     assert Location(0, 1) not in known and Location(1, 3) not in known
     assert Location(2, 0) in known and Location(2, 1) in known and Location(1, 4) in known
@@ -255,7 +256,7 @@ def test_a_fetch_answer_that_ends_early_says_nothing_beyond_its_end_location():
     star.run()
     known = star.relay.tracks[NAME].store.known
     assert Location(1, 1) in known and Location(1, 2) not in known
-    assert collector.fetch_resets
+    assert collector.unknown == [Location(2, 3)]
 
 
 def test_a_publisher_that_does_not_answer_a_fetch_is_given_up():
@@ -265,7 +266,7 @@ def test_a_publisher_that_does_not_answer_a_fetch_is_given_up():
     star.pass_time(4.5)
     assert not collector.streams
     star.pass_time(2)
-    assert collector.fetch_resets
+    assert collector.unknown
     assert star.relay.counters.upstream_timeouts == 1
 
 
@@ -366,7 +367,7 @@ def test_a_cancelled_fetch_stops_the_upstream_fetch():
     star.run()
     star.pass_time(1)
     assert ended == [1]
-    assert not star.relay.tracks[NAME].fetches
+    assert not star.relay.tracks[NAME].ranges.fetches
 
 
 def test_end_of_track_is_learnt_from_fetch_ok():

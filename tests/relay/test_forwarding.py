@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from moqt.codes import ObjectStatus, PublishDoneCode
+from moqt.codes import GroupOrder, ObjectStatus, PublishDoneCode
 from moqt.messages import KeyValue, LocationFilter, Parameters
 from moqt.names import Location
+from moqt.receiving import Via
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -361,3 +362,45 @@ def test_the_relay_holds_an_object_once_however_many_get_it():
     star.run()
     assert star.relay.cache.octets == 50_000
     assert star.relay.cache.objects == 1
+
+
+def test_a_status_that_came_as_a_datagram_goes_on_as_one():
+    star, store = Star(), track()
+    star.publisher(store)
+    pair, collector = star.subscriber(LIVE)
+    store.append(0, 0, b"one", subgroup=None)
+    store.mark_end(Location(0, 1), ObjectStatus.END_OF_GROUP, subgroup=None)
+    star.run()
+    assert [(o.location, o.status, o.subgroup, o.via) for o in collector.objects] == [
+        (Location(0, 0), ObjectStatus.NORMAL, None, Via.DATAGRAM),
+        (Location(0, 1), ObjectStatus.END_OF_GROUP, None, Via.DATAGRAM),
+    ]
+    late = star.fetch(pair)
+    assert late.locations == [Location(0, 0)] and not late.unknown
+
+
+def test_thousands_of_status_datagrams_leave_no_groups_behind():
+    star, store = Star(), track()
+    star.publisher(store)
+    star.subscriber(LIVE)
+    for group in range(3000):
+        store.mark_end(Location(group, 0), ObjectStatus.END_OF_GROUP, subgroup=None)
+        star.run()
+    (held,) = star.relay.tracks.values()
+    assert not held.store.groups and len(held.store.known) < 10
+
+
+def test_delivery_timeouts_and_priorities_of_subscribers_stay_between_them_and_the_relay():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    asked = Parameters(
+        object_delivery_timeout=50,
+        subgroup_delivery_timeout=60,
+        subscriber_priority=3,
+        group_order=GroupOrder.DESCENDING,
+        include_properties=0,
+        location_filter=LocationFilter.groups(5, 9),
+    )
+    star.subscriber(asked)
+    (request,) = publisher.handler.subscribes
+    assert request.parameters == Parameters(location_filter=LocationFilter.next_object())

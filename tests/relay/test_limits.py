@@ -10,6 +10,7 @@ from moqt.messages import Parameters
 from moqt.names import FullTrackName
 from relay.config import Action, RelayConfig
 from relay.metrics import RelayMetrics
+from relay.scopes import Scopes
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, SilentPublisher, Star, track
 
 
@@ -24,6 +25,9 @@ class Denying:
     def allow(self, session, action, namespace, tokens=()):
         self.asked.append((action, namespace))
         return action not in self.denied and session not in self.strangers
+
+    def check(self, session, token):
+        return None
 
 
 def publish_namespace(star, pair, namespace):
@@ -46,14 +50,18 @@ def test_every_kind_of_request_is_authorized():
         lambda: pair.client.subscribe_namespace(
             (b"demo",), on_namespace=lambda *event: None, on_ended=lambda error: None
         ),
+        lambda: pair.client.subscribe_tracks(
+            (b"demo",), on_publish=lambda publish: None, on_ended=lambda error: None
+        ),
+        lambda: pair.client.publish(track(1)),
     ):
         make().on_answer = answers.append
         star.run()
     answers += [star.subscribe(pair).failed, star.fetch(pair).failed]
-    assert [error.code for error in answers] == [RequestErrorCode.UNAUTHORIZED] * 5
+    assert [error.code for error in answers] == [RequestErrorCode.UNAUTHORIZED] * 7
     assert {action for action, _ in policy.asked} == set(Action)
     assert all(namespace in (NAMESPACE, (b"demo",)) for _, namespace in policy.asked)
-    assert star.relay.counters.requests_refused == 5
+    assert star.relay.counters.requests_refused == 7
 
 
 def test_a_subscriber_is_authorized_by_itself_also_when_the_track_is_open():
@@ -128,6 +136,7 @@ def test_a_limit_that_makes_no_sense_is_refused():
 
 def test_the_numbers_are_there_for_prometheus():
     star = Star()
+    star.relay = Scopes()
     star.publisher(track(2))
     pair, _ = star.subscriber(JOIN)
     star.fetch(pair)
@@ -171,4 +180,5 @@ def test_a_session_that_changes_its_prefix_is_authorized_again():
     policy.denied = {Action.SUBSCRIBE_NAMESPACE}
     request.update(Parameters(track_namespace_prefix=(b"secret",)), answers.append)
     star.run()
-    assert ended and not star.relay._listing_prefix
+    assert answers[-1].code == RequestErrorCode.UNAUTHORIZED, "asked before it was answered"
+    assert ended and not star.relay.namespaces.listings

@@ -132,7 +132,10 @@ def test_a_contradiction_ends_the_track_and_nothing_else(contradiction):
     assert star.relay.counters.malformed_tracks == 1
     assert NAME not in star.relay.tracks and star.relay.cache.billed == 0
     assert all(p.client.closed is None for p in star.pairs)
-    # The session and the name can be used again.
+    # It is refused for a while, then the name can be used again.
+    refused = star.subscribe(pair, LIVE).failed
+    assert refused.code == RequestErrorCode.MALFORMED_TRACK and refused.retry_after_ms > 0
+    star.pass_time(refused.retry_after_ms / 1000 + 1, step=10)
     assert star.subscribe(pair, LIVE).accepted
 
 

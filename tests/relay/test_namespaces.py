@@ -126,7 +126,7 @@ def test_published_twice_by_one_session_it_is_withdrawn_once():
     publisher.published.cancel()
     star.run()
     assert listing.request.namespaces == set()
-    assert star.relay.publications == 0
+    assert star.relay.namespaces.publications == 0
 
 
 def test_prefix_map_finds_in_both_directions_and_leaves_nothing_behind():

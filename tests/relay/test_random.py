@@ -9,8 +9,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from moqt.codes import ObjectStatus, PublishDoneCode
 from moqt.messages import LocationFilter, Parameters
 from moqt.names import Location
-from relay.cache import bill
-from tests.relay.star import JOIN, LIVE, NAME, Collector, Star, end_track, payload, track
+from moqt.requests import RequestState
+from relay.cache import OBJECT_OVERHEAD, bill
+from tests.relay.star import (
+    JOIN,
+    LIVE,
+    NAME,
+    Collector,
+    CountingPublisher,
+    Star,
+    end_track,
+    payload,
+    track,
+)
 
 GROUP = 3
 
@@ -29,6 +40,7 @@ class Scenario(RuleBasedStateMachine):
         self.publishers = [self.star.publisher(self.store)]
         self.pairs = [self.star.connect() for _ in range(3)]
         self.joined, self.lived, self.fetched = [], [], []
+        self.wanting = []
 
     def advance(self):
         g, o = self.next
@@ -117,8 +129,47 @@ class Scenario(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.publishers) < 2)
     @rule()
+    def new_namespace(self):
+        self.new_publisher()
+
     def new_publisher(self):
         self.publishers.append(self.star.publisher(self.store))
+
+    @precondition(lambda self: len(self.publishers) < 2)
+    @rule(forward=st.sampled_from([None, 0]), settle=st.booleans())
+    def new_publication(self, forward, settle):
+        """A publisher that offers the track with PUBLISH, and answers FETCHes of it."""
+        handler = CountingPublisher()
+        handler.add_track(self.store)
+        pair = self.star.connect(handler)
+        pair.client.publish(self.store, Parameters(forward=forward))
+        self.publishers.append(pair)
+        if settle:
+            self.star.run()
+
+    @rule(n=st.integers(0, 2), forward=st.sampled_from([None, 0]))
+    def want_tracks(self, n, forward):
+        def offered(publication):
+            collector = Collector()
+            collector.request = publication
+            self.lived.append(collector)
+            publication.accept(collector)
+
+        if self.pairs[n] not in self.wanting:
+            self.wanting.append(self.pairs[n])
+            self.pairs[n].client.subscribe_tracks(
+                NAME.namespace[:1],
+                Parameters(forward=forward),
+                on_publish=offered,
+                on_ended=lambda error: None,
+            )
+
+    @precondition(lambda self: self.lived)
+    @rule(data=st.data(), forward=st.sampled_from([0, 1]))
+    def pause_or_resume(self, data, forward):
+        request = data.draw(st.sampled_from(self.lived)).request
+        if request.state is RequestState.ESTABLISHED and request.done is None:
+            request.update(Parameters(forward=forward), lambda answer: None)
 
     @rule(n=st.integers(0, 2))
     def lose_subscriber(self, n):
@@ -136,13 +187,15 @@ class Scenario(RuleBasedStateMachine):
     def the_books_of_the_cache_are_right(self):
         cache, tracks = self.star.relay.cache, self.star.relay.tracks
         assert cache.billed <= cache.budget
-        assert cache.billed == sum(bill(o) for t in tracks.values() for o in t.store.objects())
+        objects = sum(bill(o) for t in tracks.values() for o in t.store.objects())
+        assert cache.billed == objects + cache.statuses * OBJECT_OVERHEAD
+        assert cache.statuses == sum(t.store.statuses for t in tracks.values())
         assert self.star.relay.counters.malformed_tracks == 0
 
     def teardown(self):
         self.star.run()
         if not self.publishers:
-            self.publishers.append(self.star.publisher(self.store))
+            self.new_publisher()
         while self.growing is not None:
             self.grow()
         if not self.ended:
@@ -152,15 +205,18 @@ class Scenario(RuleBasedStateMachine):
         self.star.run()
         for collector in self.fetched:
             start, end = collector.range
-            if collector.streams == [(2, None)]:
+            if collector.streams == [(2, None)] and not collector.unknown:
                 got = set(collector.locations)
                 last = min(end, collector.accepted.end_location)
                 assert got == {at for at in self.published if start <= at <= last}
         for collector in self.joined:
-            clean = all(error is None for _, error in collector.streams)
+            clean = all(error is None for _, error in collector.streams) and not collector.unknown
             if collector.done == PublishDoneCode.TRACK_ENDED and clean:
                 assert set(collector.locations) == set(self.published)
-        # Whatever happened before: who comes now gets everything.
+        # Whatever happened before: who comes now gets everything, once its publisher is known.
+        self.star.pass_time(3)
+        if not self.star.relay.namespaces.publications:
+            self.new_publisher()
         last = self.star.subscriber(JOIN)[1]
         self.star.run()
         assert set(last.locations) == set(self.published) and last.repeated == []
@@ -170,11 +226,12 @@ class Scenario(RuleBasedStateMachine):
             self.star.kill(pair)
         self.star.pass_time(4)
         relay = self.star.relay
-        assert not relay.sessions and not relay.pending and not relay.active
-        assert relay.publications == 0 and not relay._listing_prefix
+        assert not relay.sessions and not relay.offers.wanted and not relay.upstream_subscriptions
+        assert not relay.waiting.pending and not relay.active
+        assert relay.namespaces.publications == 0 and not relay.namespaces.listings
         for each in relay.tracks.values():
-            assert not each.legs and not each.requests and not each.fetches and not each.queue
-            assert not each._feeds and not each._bringing
+            assert not each.legs and not each.requests and each.ranges.idle
+            assert not each.arrivals._feeds and not each.arrivals.bringing
 
 
 TestScenario = Scenario.TestCase

@@ -26,6 +26,7 @@ class Draft22Codec:
     fetch_encoder = staticmethod(streams.FetchEncoder)
     encode_datagram = staticmethod(streams.encode_datagram)
     decode_datagram = staticmethod(streams.decode_datagram)
+    encode_padding_header = staticmethod(streams.encode_padding_header)
     encode_token = staticmethod(encode_token)
     decode_token = staticmethod(decode_token)
 

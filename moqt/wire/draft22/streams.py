@@ -68,6 +68,10 @@ PADDING_STREAM_TYPE = encode_vi64(StreamType.PADDING)
 """What a padding stream begins with; zero octets follow."""
 
 
+def encode_padding_header() -> bytes:
+    return PADDING_STREAM_TYPE
+
+
 def data_stream_type(buffer: bytes) -> tuple[StreamKind, int] | None:
     """What a unidirectional stream is, and the octets of its type (MOQT "Unidirectional Streams").
 

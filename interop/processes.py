@@ -1,0 +1,100 @@
+"""Programs the harness starts: output in files, a deadline on every wait, always ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+READY_SECONDS = 30.0
+LEAVE_SECONDS = 5.0
+LOOPBACK = "127.0.0.1"
+
+
+class ProgramFailed(Exception):
+    """A program did not do what the harness needs; the message says which and why."""
+
+
+def free_port() -> int:
+    """A UDP port nobody has at the moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Program:
+    """A running process; leaving `with` ends it."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(environment or {})},
+            )
+
+    @property
+    def output(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def last_words(self) -> str:
+        """The end of its standard error, for a message."""
+        lines = self._err.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no word on standard error"
+
+    def wait_for(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:
+        """The first match in its standard output. Raises ProgramFailed."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if match := re.search(pattern, self.output):
+                return match
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise ProgramFailed(f"{self.name} is not ready: {self.last_words}")
+
+    def wait(self, seconds: float) -> int:
+        """Its exit status. Raises ProgramFailed when it does not end in time."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ProgramFailed(f"{self.name} did not end within {seconds:g} s") from None
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.running:
+            self._process.terminate()
+            try:
+                self._process.wait(LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

@@ -1,0 +1,114 @@
+"""What every delivery has in common: one stream of Objects out of a TrackStore."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from moqt.codes import StreamErrorCode
+from moqt.quic.base import Transport
+from moqt.scheduler import Delivery, Flow, Progress, Scheduler
+from moqt.store import StoredObject, TrackStore
+from moqt.wire.codec import Codec
+
+SHORT_PART = 256
+"""Octets up to which the first part of a payload is copied behind the Object's header."""
+
+FLUSH_ROUNDS = 64
+"""Rounds of sending a stream that is to be reset is given to get rid of what it holds."""
+
+
+class Outlet(Protocol):
+    """What a delivery needs of its session."""
+
+    transport: Transport
+    codec: Codec
+    scheduler: Scheduler
+
+    def open_data_stream(self, delivery: StreamDelivery) -> int | None: ...
+
+    def data_stream_closed(self, stream_id: int) -> None: ...
+
+
+class StreamDelivery(Delivery):
+    """A delivery that owns one unidirectional stream at a time."""
+
+    def __init__(self, outlet: Outlet, flow: Flow, store: TrackStore) -> None:
+        super().__init__(flow)
+        self.outlet = outlet
+        self.store = store
+        self.stream_id: int | None = None
+        self.current: StoredObject | None = None
+        self.offset = 0
+        self.over = False
+        self._patience = FLUSH_ROUNDS
+
+    def wake(self) -> None:
+        if not self.over and not self.queued:
+            self.outlet.scheduler.ready(self)
+            # The store may be filled by another session: this one has to be told to send.
+            self.outlet.transport.wake()
+
+    def flushed(self) -> bool:
+        """Whether what was written has left, so that a reset does not take it back.
+
+        Only a header that arrives lets the peer know what was reset. The transport does
+        not say what of one stream is unsent, hence the limit.
+        """
+        if self.stream_id is None or self.outlet.transport.unsent == 0:
+            return True
+        self._patience -= 1
+        return self._patience < 0
+
+    def reset(self, code: StreamErrorCode) -> None:
+        """Reset the stream, if one is open."""
+        self.current = None
+        if self.stream_id is not None:
+            stream_id, self.stream_id = self.stream_id, None
+            self.outlet.transport.reset(stream_id, code)
+            self.outlet.data_stream_closed(stream_id)
+        self._patience = FLUSH_ROUNDS
+
+    def stopped(self) -> None:
+        """The peer sent STOP_SENDING for the open stream (the transport has reset it)."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        if self.stream_id is not None:
+            stream_id, self.stream_id = self.stream_id, None
+            self.outlet.transport.send(stream_id, b"", fin=True)
+            self.outlet.data_stream_closed(stream_id)
+
+    def send_object(self, stored: StoredObject, head: bytes, limit: int) -> Progress:
+        """Begin an Object: its header on the stream is `head`.
+
+        A short first part of the payload goes along: each piece the transport is given
+        costs about as much as sending a packet's worth of octets.
+        """
+        self.store.used(stored)
+        self.current, self.offset = stored, 0
+        if stored.parts and stored.ends[0] <= SHORT_PART:
+            head += stored.parts[0]
+            self.offset = stored.ends[0]
+        assert self.stream_id is not None
+        self.outlet.transport.send(self.stream_id, head)
+        return self.send_current(limit)
+
+    def send_current(self, limit: int) -> Progress:
+        """Send some of the Object in hand; WAITING when it has not grown that far yet."""
+        stored, stream_id = self.current, self.stream_id
+        assert stored is not None and stream_id is not None
+        transport = self.outlet.transport
+        room = min(limit, transport.send_room(stream_id))
+        while self.offset < stored.length:
+            if room <= 0:
+                return Progress.BLOCKED if limit > 0 else Progress.MORE
+            part = stored.read(self.offset, room)
+            if not part:
+                return Progress.WAITING
+            size = len(part)
+            transport.send(stream_id, part)
+            self.offset += size
+            room -= size
+            limit -= size
+        self.current = None
+        return Progress.MORE

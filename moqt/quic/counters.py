@@ -1,0 +1,26 @@
+"""What an endpoint counts for its operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class TransportCounters:
+    """Since the endpoint began; only ever grows."""
+
+    connections_accepted: int = 0
+    connections_refused: int = 0
+    """For want of room, over all and per address."""
+    retries_sent: int = 0
+    """Handshakes that had to prove their address first."""
+    connections_over_budget: int = 0
+    """Closed because they held too much out of order."""
+    path_changes: int = 0
+    """Connections that went on from another address."""
+    paths_narrowed: int = 0
+    """Connections whose path ceased to carry `max_datagram_size`, which go on with 1,200."""
+    webtransport_sessions: int = 0
+    webtransport_sessions_refused: int = 0
+    webtransport_streams_refused: int = 0
+    """Streams for a session that was not there."""

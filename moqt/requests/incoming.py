@@ -1,0 +1,294 @@
+"""What a peer asks: the common part, FETCH and TRACK_STATUS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moqt.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
+from moqt.delivery import FetchDelivery
+from moqt.errors import MoqtError, RequestError
+from moqt.messages import (
+    Fetch,
+    FetchOk,
+    LocationFilter,
+    Message,
+    Parameters,
+    Properties,
+    Publish,
+    Redirect,
+    Request,
+    RequestErrorMessage,
+    RequestOk,
+    RequestUpdate,
+    Subscribe,
+    TrackStatus,
+)
+from moqt.names import FullTrackName, Location, TrackNamespace
+from moqt.requests.base import RequestOwner
+from moqt.requests.stream import RequestState, RequestStream
+from moqt.scheduler import Flow
+from moqt.store import TrackStore, location_after
+
+if TYPE_CHECKING:
+    from moqt.deadlines import Deadline
+    from moqt.handler import SessionHandler
+    from moqt.session import Session
+
+
+class IncomingRequest(RequestOwner):
+    """A peer's request. Answer it once, with `reject` or the subclass's `accept`."""
+
+    def __init__(self, session: Session, stream: RequestStream, message: Request) -> None:
+        super().__init__(session, stream, message.parameters)
+        self.request_id = message.request_id
+        self.on_ended: Callable[[], None] | None = None
+        """Called once when the request is over, whoever ended it."""
+        self.lifetime_ms: int | None = None
+        """The EXPIRES that was told; each REQUEST_UPDATE extends the request by it again."""
+        self._expiry: Deadline | None = None
+        self._stalled = False
+
+    @property
+    def pending(self) -> bool:
+        return self.state is RequestState.PENDING
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        """The namespace (or prefix of one) that it is about."""
+        raise NotImplementedError
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        """Hand it to the application."""
+        raise NotImplementedError
+
+    def reject(
+        self,
+        code: RequestErrorCode,
+        reason: str = "",
+        *,
+        retry_after_ms: int | None = None,
+        redirect: Redirect | None = None,
+    ) -> None:
+        """REQUEST_ERROR, then FIN. A no-op when the request was cancelled meanwhile.
+
+        `redirect` goes with REDIRECT only; see `redirect`.
+        """
+        if not self.pending:
+            return
+        self.session.counters.requests_refused += 1
+        self.stream.send(
+            RequestErrorMessage(
+                code, 0 if retry_after_ms is None else retry_after_ms + 1, reason, redirect
+            ),
+            fin=True,
+        )
+        self._end()
+
+    def redirect(
+        self,
+        uri: str,
+        namespace: TrackNamespace,
+        name: bytes = b"",
+        *,
+        reason: str = "",
+        retry_after_ms: int | None = None,
+    ) -> None:
+        """REQUEST_ERROR REDIRECT: ask at `uri` ("" = this session) for the names given.
+
+        Raises MisuseError when a client names a URI.
+        """
+        self.session.rules.check_uri_to_peer(uri, "REDIRECT")
+        self.reject(
+            RequestErrorCode.REDIRECT,
+            reason,
+            retry_after_ms=retry_after_ms,
+            redirect=Redirect(uri, namespace, name),
+        )
+
+    def _accept(self, message: Message, *, fin: bool = False) -> bool:
+        if not self.pending:
+            return False
+        self.stream.move(RequestState.ESTABLISHED)
+        self.stream.send(message, fin=fin)
+        return True
+
+    def live_for(self, lifetime_ms: int | None) -> None:
+        """Cancel it that long from now (MOQT "EXPIRES Parameter"); None or 0 for no such end."""
+        self.lifetime_ms = lifetime_ms
+        self.session.deadlines.cancel(self._expiry)
+        if lifetime_ms and self.state is RequestState.ESTABLISHED:
+            self._expiry = self.session.call_later(lifetime_ms / 1000, self._expired)
+
+    def _expired(self) -> None:
+        self.give_up(RequestError(RequestErrorCode.TIMEOUT, "its lifetime was not extended"))
+
+    def updated(self, update: RequestUpdate) -> None:
+        self.stream.send(self.extended())
+
+    def extended(self) -> RequestOk:
+        """The answer to an update, which begins the lifetime anew."""
+        self.live_for(self.lifetime_ms)
+        return RequestOk(Parameters(expires=self.lifetime_ms or None))
+
+    def tell(self, message: Message) -> None:
+        """A notification on a stream that has no end. A peer that reads nothing loses the
+        request, by a reset with EXCESSIVE_LOAD, instead of having what it does not read kept."""
+        if self._stalled:
+            return
+        if self.session.transport.send_room(self.stream.stream_id) > 0:
+            self.stream.send(message)
+        else:
+            self._stalled = True  # later, as the caller may be going through its requests
+            self.session.call_later(0, lambda: self.revoke(StreamErrorCode.EXCESSIVE_LOAD))
+
+    def _end(self) -> None:
+        self.stream.closed()
+        self.ended()
+
+    def update_failed(self, error: RequestError) -> None:
+        self.stream.send(RequestErrorMessage(error.code, 0, error.reason), fin=True)
+        self._end()
+
+    def peer_cancelled(self, code: int) -> None:
+        self.ended()
+
+    def peer_overstayed(self) -> None:
+        self.ended()
+
+    def give_up(self, error: RequestError) -> None:
+        self.revoke()
+
+    def ended(self) -> None:
+        self.session.deadlines.cancel(self._expiry)
+        self.session.request_over(self)
+        if self.on_ended is not None:
+            on_ended, self.on_ended = self.on_ended, None
+            on_ended()
+
+    def revoke(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
+        """Cancel it from this side: what was accepted holds no longer."""
+        if self.state is not RequestState.CLOSED:
+            self.stream.cancel(code)
+            self.ended()
+
+    def session_closed(self, error: MoqtError) -> None:
+        if self.state is not RequestState.CLOSED:
+            self.stream.move(RequestState.CLOSED)
+            self.ended()
+
+
+class IncomingTrackRequest(IncomingRequest):
+    """A peer's request about one track."""
+
+    def __init__(
+        self,
+        session: Session,
+        stream: RequestStream,
+        message: Subscribe | Fetch | TrackStatus | Publish,
+    ) -> None:
+        super().__init__(session, stream, message)
+        self.name = FullTrackName(message.namespace, message.name)
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self.name.namespace
+
+
+class IncomingFetch(IncomingTrackRequest):
+    """FETCH from a peer."""
+
+    def __init__(self, session: Session, stream: RequestStream, message: Fetch) -> None:
+        super().__init__(session, stream, message)
+        self.delivery: FetchDelivery | None = None
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.fetch_received(self)
+
+    def accept(self, store: TrackStore) -> None:
+        """FETCH_OK and the fetch stream from `store`, or INVALID_RANGE."""
+        largest = store.largest
+        chosen = self.parameters.location_filter or LocationFilter.absolute_start(0)
+        start, end = chosen.resolve(largest)
+        if largest is None or start > largest:
+            self.reject(
+                RequestErrorCode.INVALID_RANGE, "nothing is published at or after the start"
+            )
+            return
+        if start > end:
+            self.reject(RequestErrorCode.INVALID_RANGE, "the range ends before it starts")
+            return
+        end = min(end, largest)
+        at_end = (
+            store.end_of_track is not None
+            and end == largest
+            # a relay may have lost Objects between the last it holds and the end
+            and store.first_unknown(location_after(largest), store.end_of_track) is None
+        )
+        shown = end
+        if end.object == MAX_VI64 and store.first_unknown(Location(end.group, 0), end) is None:
+            last = store.largest_in(start, end)
+            if last is not None and last.location.group == end.group:
+                shown = last.location
+        if not self._accept(
+            FetchOk(
+                at_end,
+                shown,
+                properties=store.properties if self.parameters.include_properties != 0 else (),
+            )
+        ):
+            return
+        priority = self.parameters.subscriber_priority
+        self.delivery = FetchDelivery(
+            self.session,
+            Flow(self.session.scheduler, 128 if priority is None else priority),
+            store,
+            self.request_id,
+            start=start,
+            end=end,
+            group_order=GroupOrder(self.parameters.group_order or GroupOrder.ASCENDING),
+            filters=self.parameters.range_filters,
+            on_done=lambda _delivery, code: self._end() if code is None else self._failed(code),
+            fill_timeout_ms=self.parameters.fill_timeout,
+        )
+        self.delivery.begin()
+        self.apply_held_updates()
+
+    def updated(self, update: RequestUpdate) -> None:
+        priority = update.parameters.subscriber_priority
+        if priority is not None and self.delivery is not None:
+            self.delivery.flow.set_priority(priority)
+        self.stream.send(RequestOk())
+
+    def abort(self, code: StreamErrorCode) -> None:
+        """Reset the data stream: what was not delivered stays unknown to the peer."""
+        if self.delivery is not None and self.state is RequestState.ESTABLISHED:
+            self.delivery.abort(code)
+            self._failed(code)
+
+    def _failed(self, code: StreamErrorCode) -> None:
+        """The data stream was reset: reset this one too, as its header may be lost."""
+        self.stream.cancel(code)
+        self.ended()
+
+    def ended(self) -> None:
+        if self.delivery is not None:
+            self.delivery.abort(StreamErrorCode.CANCELLED)
+        super().ended()
+
+
+class IncomingTrackStatus(IncomingTrackRequest):
+    """TRACK_STATUS from a peer."""
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.track_status_received(self)
+
+    def accept(self, store: TrackStore) -> None:
+        """TRACK_STATUS_OK with what `store` knows."""
+        self.answer(store.largest, store.properties)
+
+    def answer(self, largest: Location | None, properties: Properties) -> None:
+        """TRACK_STATUS_OK, for who asked elsewhere (a relay without the track)."""
+        shown = properties if self.parameters.include_properties != 0 else ()
+        if self._accept(RequestOk(Parameters(largest_object=largest), shown), fin=True):
+            self._end()

@@ -1,0 +1,221 @@
+"""PUBLISH_NAMESPACE and SUBSCRIBE_NAMESPACE, both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moqt.codes import (
+    MAX_FULL_TRACK_NAME,
+    MAX_NAMESPACE_FIELDS,
+    MessageType,
+    RequestErrorCode,
+)
+from moqt.errors import MoqtError, RequestError, protocol_violation
+from moqt.messages import (
+    Message,
+    Namespace,
+    NamespaceDone,
+    Parameters,
+    PublishNamespace,
+    RequestOk,
+    RequestUpdate,
+    SubscribeNamespace,
+)
+from moqt.names import TrackNamespace, is_prefix, is_reserved
+from moqt.requests.base import UpdateAnswer
+from moqt.requests.incoming import IncomingRequest
+from moqt.requests.outgoing import OutgoingRequest
+from moqt.requests.stream import RequestState, RequestStream
+
+if TYPE_CHECKING:
+    from moqt.handler import SessionHandler
+    from moqt.session import Session
+
+OVERLAP = "overlaps a subscription of this kind in this session"
+
+
+def check_full_name(namespace: TrackNamespace, name: bytes = b"") -> None:
+    """Raise SessionError when a prefix and a suffix make a name longer than allowed."""
+    if (
+        len(namespace) > MAX_NAMESPACE_FIELDS
+        or sum(map(len, namespace)) + len(name) > MAX_FULL_TRACK_NAME
+    ):
+        raise protocol_violation("a namespace longer than allowed, with its prefix")
+
+
+class OutgoingPublishNamespace(OutgoingRequest):
+    """PUBLISH_NAMESPACE; lives until either side cancels."""
+
+    def __init__(
+        self,
+        session: Session,
+        namespace: TrackNamespace,
+        parameters: Parameters,
+        *,
+        on_ended: Callable[[MoqtError], None],
+    ) -> None:
+        self.namespace = namespace
+        self._on_ended = on_ended
+        super().__init__(session, PublishNamespace(-1, namespace, parameters))
+
+    def answered(self, message: Message) -> None:
+        if isinstance(message, RequestOk):
+            self.session.codec.check_request_ok(message, MessageType.PUBLISH_NAMESPACE)
+            self.expires(message.parameters)
+            self.stream.move(RequestState.ESTABLISHED)
+
+    def failed(self, error: MoqtError) -> None:
+        self._on_ended(error)
+
+
+class OutgoingSubscribeNamespace(OutgoingRequest):
+    """SUBSCRIBE_NAMESPACE; reports full namespaces as they come and go.
+
+    When it ends, every namespace is gone without further word.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prefix: TrackNamespace,
+        parameters: Parameters,
+        *,
+        on_namespace: Callable[[TrackNamespace, bool], None],
+        on_ended: Callable[[MoqtError | None], None],
+    ) -> None:
+        self.prefix = prefix
+        self.namespaces: set[TrackNamespace] = set()
+        self._on_namespace = on_namespace
+        self._on_ended = on_ended
+        super().__init__(session, SubscribeNamespace(-1, prefix, parameters))
+
+    def answered(self, message: Message) -> None:
+        match message:
+            case RequestOk():
+                self.session.codec.check_request_ok(message, MessageType.SUBSCRIBE_NAMESPACE)
+                self.expires(message.parameters)
+                self.stream.move(RequestState.ESTABLISHED)
+            case Namespace():
+                namespace = self.prefix + message.suffix
+                limit = self.session.config.max_namespaces
+                if namespace in self.namespaces:
+                    return
+                if len(self.namespaces) >= limit:
+                    raise RequestError(
+                        RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {limit} namespaces"
+                    )
+                check_full_name(namespace)
+                self.namespaces.add(namespace)
+                self._on_namespace(namespace, True)
+            case NamespaceDone():
+                namespace = self.prefix + message.suffix
+                if namespace not in self.namespaces:
+                    raise protocol_violation("NAMESPACE_DONE without NAMESPACE")
+                self.namespaces.remove(namespace)
+                self._on_namespace(namespace, False)
+
+    def update(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
+        prefix = parameters.track_namespace_prefix
+
+        def answered(answer: RequestOk | RequestError) -> None:
+            if prefix is not None and isinstance(answer, RequestOk):
+                self.prefix = prefix
+                for namespace in [n for n in self.namespaces if not is_prefix(prefix, n)]:
+                    self.namespaces.remove(namespace)
+                    self._on_namespace(namespace, False)
+            on_answer(answer)
+
+        super().update(parameters, answered)
+
+    def failed(self, error: MoqtError) -> None:
+        self._on_ended(error)
+
+    def peer_finished(self) -> None:
+        super().peer_finished()
+        if self.state is not RequestState.CLOSED:
+            self._close()
+            self._on_ended(None)
+
+    def _forget(self) -> None:
+        self.namespaces.clear()
+
+
+class IncomingPublishNamespace(IncomingRequest):
+    """PUBLISH_NAMESPACE from a peer."""
+
+    def __init__(self, session: Session, stream: RequestStream, message: PublishNamespace) -> None:
+        super().__init__(session, stream, message)
+        self._namespace = message.namespace
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self._namespace
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        handler.publish_namespace_received(self)
+
+    def accept(self, *, expires_ms: int | None = None) -> None:
+        """PUBLISH_NAMESPACE_OK: requests for its tracks may be sent to this peer."""
+        if self._accept(RequestOk(Parameters(expires=expires_ms))):
+            self.live_for(expires_ms)
+            self.apply_held_updates()
+
+
+class IncomingSubscribeNamespace(IncomingRequest):
+    """SUBSCRIBE_NAMESPACE from a peer."""
+
+    def __init__(
+        self, session: Session, stream: RequestStream, message: SubscribeNamespace
+    ) -> None:
+        super().__init__(session, stream, message)
+        self.prefix = message.prefix
+        self._told: set[TrackNamespace] = set()
+
+    @property
+    def namespace(self) -> TrackNamespace:
+        return self.prefix
+
+    def dispatch(self, handler: SessionHandler) -> None:
+        if self.session.prefix_overlaps(self.prefix, self):
+            self.reject(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
+        else:
+            handler.subscribe_namespace_received(self)
+
+    def accept(self, *, expires_ms: int | None = None) -> None:
+        """SUBSCRIBE_NAMESPACE_OK; `add` what is there afterwards."""
+        if self._accept(RequestOk(Parameters(expires=expires_ms))):
+            self.live_for(expires_ms)
+            self.apply_held_updates()
+
+    def add(self, namespace: TrackNamespace) -> None:
+        """NAMESPACE, once per namespace."""
+        if (
+            self.state is RequestState.ESTABLISHED
+            and is_prefix(self.prefix, namespace)
+            and namespace not in self._told
+        ):
+            self._told.add(namespace)
+            self.tell(Namespace(namespace[len(self.prefix) :]))
+
+    def remove(self, namespace: TrackNamespace) -> None:
+        """NAMESPACE_DONE, when it was told of."""
+        if self.state is RequestState.ESTABLISHED and namespace in self._told:
+            self._told.remove(namespace)
+            self.tell(NamespaceDone(namespace[len(self.prefix) :]))
+
+    def updated(self, update: RequestUpdate) -> None:
+        prefix = update.parameters.track_namespace_prefix
+        if prefix is not None:
+            if is_reserved(prefix):
+                raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
+            if self.session.prefix_overlaps(prefix, self):
+                raise RequestError(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
+            refused = self.session.handler.check_prefix(self, prefix)
+            if refused is not None:
+                raise RequestError(refused, "no right to the new prefix")
+            self.prefix = prefix
+            self._told = {n for n in self._told if is_prefix(prefix, n)}
+        super().updated(update)
+        if prefix is not None:
+            self.session.handler.namespace_prefix_changed(self)

@@ -1,0 +1,206 @@
+"""Objects on their way into a track's store, whoever brings them.
+
+An Object that comes more than once is stored once and compared (MOQT "Malformed Tracks").
+Sans-IO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moqt.codes import ObjectStatus
+from moqt.names import Location
+from moqt.store import (
+    Buffer,
+    MalformedTrack,
+    StoredObject,
+    SubgroupLog,
+    TrackStore,
+    buffer_length,
+)
+from moqt.wire.objects import ObjectHeader
+from relay.cache import OBJECT_OVERHEAD
+from relay.home import Home
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """An Object that one stream is bringing; `offset` octets of it have come there."""
+
+    stored: StoredObject
+    offset: int = 0
+
+
+class Arrivals:
+    """See the module."""
+
+    def __init__(self, home: Home, store: TrackStore) -> None:
+        self.home = home
+        self.store = store
+        self._feeds: dict[tuple[int, int], int] = {}
+        self.bringing: dict[StoredObject, int] = {}
+        """The growing Objects, and how many streams bring each."""
+
+    def declared_nonexistent(self, header: ObjectHeader) -> bool:
+        """Whether an Object comes that was recorded as non-existent: it must not be cached or
+        forwarded (MOQT "Caching Relays")."""
+        at = Location(header.group, header.object)
+        if at not in self.store.known or self.store.get(at) is not None:
+            return False
+        group = self.store.groups.get(at.group)
+        # beyond a declared end it is not merely late, but contradicts what was said
+        beyond = group is not None and group.end is not None and at.object >= group.end
+        ended = self.store.end_of_track is not None and at >= self.store.end_of_track
+        return not beyond and not ended and at not in self.store.gaps
+
+    def begin(self, header: ObjectHeader, follows: int | None, *, live: bool) -> Arrival | None:
+        """Place an Object, or find the one that is there; None when there is no room."""
+        store, cache = self.store, self.home.cache
+        stored = store.get(Location(header.group, header.object))
+        if stored is not None:
+            self._place(header)
+        else:
+            overhead = len(header.properties) + OBJECT_OVERHEAD
+            if header.length + overhead > cache.budget or not cache.reserve(
+                overhead, payload=False
+            ):
+                cache.stores_rejected += 1
+                return None
+            try:
+                stored = self._place(header, follows, live=live)
+            finally:
+                if stored is None:
+                    cache.billed -= overhead
+            assert stored is not None
+            if header.subgroup is not None and not live:
+                log = store.subgroup(header.group, header.subgroup)
+                if not log.finished and (header.group, header.subgroup) not in self._feeds:
+                    # No live stream feeds it, so nobody will ever say that it ends.
+                    log.broken = True
+            if stored.length:
+                cache.age(store, stored)
+            else:
+                store.complete(stored)
+        if not stored.complete:
+            self.bringing[stored] = self.bringing.get(stored, 0) + 1
+        return Arrival(stored)
+
+    def _place(
+        self, header: ObjectHeader, follows: int | None = None, *, live: bool = True
+    ) -> StoredObject | None:
+        return self.store.begin(
+            Location(header.group, header.object),
+            subgroup=header.subgroup,
+            priority=header.priority,
+            properties=header.properties,
+            length=header.length,
+            follows=follows,
+            now=self.home.now,
+            live=live,
+        )
+
+    def grow(self, arrival: Arrival, part: Buffer) -> bool:
+        """More of an Object; what another stream has brought is compared.
+
+        False when it is not stored (any more): the rest of it is of no use.
+        """
+        stored, store = arrival.stored, self.store
+        if stored.gone:
+            return False
+        size = buffer_length(part)
+        known = min(size, stored.received - arrival.offset)
+        if known > 0:
+            view = memoryview(part)
+            if not _same(stored, arrival.offset, view[:known]):
+                raise MalformedTrack(
+                    f"{store.name}: Object {stored.location.group}/{stored.location.object} came "
+                    f"twice with different payloads"
+                )
+            part = view[known:]
+        arrival.offset += size
+        if size > known:
+            if not self.home.cache.reserve(size - known):
+                self.home.cache.stores_rejected += 1
+                self._abort(stored)
+                return False
+            store.grow(stored, part)
+            if stored.complete:
+                self.bringing.pop(stored, None)
+                self._finish(stored)
+        return True
+
+    def _finish(self, stored: StoredObject) -> None:
+        if stored.retired:
+            self.home.cache.release(stored)
+            self.store.evict(stored)
+        else:
+            self.store.complete(stored)
+
+    def cut(self, arrival: Arrival) -> None:
+        """The stream that brought an Object ended inside it."""
+        stored = arrival.stored
+        count = self.bringing.get(stored)
+        if count is None:
+            return
+        if count > 1:
+            self.bringing[stored] = count - 1
+        else:
+            self._abort(stored)
+
+    def _abort(self, stored: StoredObject) -> None:
+        self.bringing.pop(stored, None)
+        self.home.cache.release(stored)
+        self.store.abort(stored)
+        self.store.forget_group(stored.location.group)
+
+    def status(self, header: ObjectHeader) -> None:
+        """An End of Group or End of Track Object (MOQT "Object Status")."""
+        location = Location(header.group, header.object)
+        if self.home.cache.room_for_status():
+            self.store.mark_end(
+                location, header.status, subgroup=header.subgroup, priority=header.priority
+            )
+        else:
+            self.home.cache.stores_rejected += 1
+            if header.status is ObjectStatus.END_OF_TRACK:
+                self.store.set_end_of_track(location)
+            else:
+                self.store.set_end_of_group(location)
+        if header.subgroup is None:
+            self.store.forget_group(header.group)
+
+    def feed_opened(self, key: tuple[int, int]) -> None:
+        """A live stream brings Objects of this Subgroup."""
+        self._feeds[key] = self._feeds.get(key, 0) + 1
+        log = self._log(key)
+        if log is not None:
+            log.broken = False
+
+    def feed_closed(self, key: tuple[int, int], last: int | None, *, end_of_group: bool) -> None:
+        """It ended; `last` is its last Object ID when it ended with FIN, else None."""
+        count = self._feeds.pop(key, 1) - 1
+        if count:
+            self._feeds[key] = count
+        if self._log(key) is None:
+            return
+        if last is not None:
+            self.store.finish_subgroup(*key, end_of_group=end_of_group, last=last)
+        elif not count:
+            self.store.break_subgroup(*key)
+        self.store.forget_group(key[0])
+
+    def _log(self, key: tuple[int, int]) -> SubgroupLog | None:
+        group = self.store.groups.get(key[0])
+        return group.subgroups.get(key[1]) if group is not None else None
+
+
+def _same(stored: StoredObject, offset: int, part: memoryview) -> bool:
+    """Whether `stored` has the octets of `part` at `offset`."""
+    done = 0
+    while done < part.nbytes:
+        held = stored.read(offset + done, part.nbytes - done)
+        size = buffer_length(held)
+        if held != part[done : done + size]:
+            return False
+        done += size
+    return True

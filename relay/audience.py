@@ -1,0 +1,125 @@
+"""Who wants a track downstream: requests that wait, those that are served, offers made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from moqt.codes import PublishDoneCode, StreamErrorCode
+from moqt.requests import (
+    IncomingFetch,
+    IncomingSubscribe,
+    OutgoingPublish,
+    PublisherSide,
+    RequestState,
+)
+from relay.home import TrackRequest
+
+
+class Audience:
+    """The downstream side of one track."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[TrackRequest, None] = {}
+        self.requests: dict[TrackRequest, None] = {}
+        """Accepted downstream requests; `prune` finds the finished ones."""
+        self.offers: dict[OutgoingPublish, None] = {}
+        """Publications of it that were made downstream (SUBSCRIBE_TRACKS)."""
+        self.held_back: dict[PublisherSide, None] = {}
+        """Subscriptions whose update waits until upstream has resumed."""
+
+    @property
+    def idle(self) -> bool:
+        """Nobody needs the track."""
+        return not self.requests and not self.waiting and not self.offers
+
+    @property
+    def listens(self) -> bool:
+        """Whether some subscription is not paused."""
+        return any(True for _ in self._listening())
+
+    @property
+    def wants(self) -> bool:
+        """Whether somebody is to get Objects as they are published, now or when upstream
+        has resumed."""
+        return (
+            any(request.state is RequestState.ESTABLISHED for request in self.held_back)
+            or any(live(request) for request in self.waiting)
+            or self.listens
+        )
+
+    @property
+    def subscribes(self) -> bool:
+        """Whether there is any subscription, paused or not."""
+        return bool(self.offers) or any(
+            isinstance(request, IncomingSubscribe) for request in (*self.waiting, *self.requests)
+        )
+
+    @property
+    def new_group(self) -> int | None:
+        """The largest NEW_GROUP_REQUEST of those who wait."""
+        asked = (request.parameters.new_group_request for request in self.waiting)
+        return max((value for value in asked if value is not None), default=None)
+
+    @property
+    def rendezvous_ms(self) -> int:
+        """The longest RENDEZVOUS_TIMEOUT of those who wait."""
+        return max((r.parameters.rendezvous_timeout or 0 for r in self.waiting), default=0)
+
+    def _listening(self) -> Iterator[PublisherSide]:
+        for request in (*self.requests, *self.offers):
+            if (
+                isinstance(request, PublisherSide)
+                and request.state is not RequestState.CLOSED
+                and (
+                    not request.delivery.paused
+                    if request.delivery is not None
+                    else request.parameters.forward != 0
+                )
+            ):
+                yield request
+
+    def subscriptions(self) -> list[PublisherSide]:
+        """The established ones."""
+        return [
+            request
+            for request in (*self.requests, *self.offers)
+            if isinstance(request, PublisherSide) and request.state is RequestState.ESTABLISHED
+        ]
+
+    def let_go(self, request: PublisherSide) -> None:
+        """Apply the updates that waited for upstream."""
+        self.held_back.pop(request, None)
+        request.apply_held_updates()
+
+    def let_go_all(self) -> None:
+        for request in tuple(self.held_back):
+            self.let_go(request)
+
+    def prune(self) -> None:
+        """Forget what is over."""
+        for request in [r for r in self.requests if r.state is not RequestState.ESTABLISHED]:
+            del self.requests[request]
+        for offer in [o for o in self.offers if o.state is RequestState.CLOSED]:
+            del self.offers[offer]
+        for held in [r for r in self.held_back if r.state is RequestState.CLOSED]:
+            del self.held_back[held]
+
+    def end_malformed(self, reason: str) -> None:
+        """End everything accepted at once with MALFORMED_TRACK."""
+        self.held_back.clear()
+        for request in tuple(self.requests):
+            if isinstance(request, IncomingFetch):
+                request.abort(StreamErrorCode.MALFORMED_TRACK)
+        for subscription in self.subscriptions():
+            if subscription.delivery is not None:
+                subscription.delivery.cancel(StreamErrorCode.MALFORMED_TRACK)
+            subscription.end(PublishDoneCode.MALFORMED_TRACK, reason)
+        for offer in tuple(self.offers):
+            offer.withdraw(PublishDoneCode.MALFORMED_TRACK, reason)
+        self.requests.clear()
+        self.offers.clear()
+
+
+def live(request: TrackRequest) -> bool:
+    """Whether it asks for Objects as they are published."""
+    return isinstance(request, IncomingSubscribe) and request.parameters.forward != 0

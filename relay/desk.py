@@ -1,0 +1,54 @@
+"""Refusing requests: the policy, the limits, and what has been found to be malformed."""
+
+from __future__ import annotations
+
+from moqt.codes import RequestErrorCode
+from moqt.malformed import MalformedTracks
+from moqt.messages import Redirect
+from moqt.names import TrackNamespace
+from moqt.requests import IncomingRequest, RequestOwner
+from moqt.session import Session
+from relay.config import Action, Counters, Policy, RelayConfig
+
+
+class Desk:
+    """Where every request comes first. See the module."""
+
+    def __init__(self, config: RelayConfig, policy: Policy, counters: Counters) -> None:
+        self.config = config
+        self.policy = policy
+        self.counters = counters
+        self.trusted: dict[Session, None] = {}
+        """Sessions to upstream relays: who runs this relay has chosen them."""
+        self.malformed = MalformedTracks()
+        """Tracks whose publishers contradicted themselves or each other."""
+
+    def may(self, request: RequestOwner, action: Action, namespace: TrackNamespace) -> bool:
+        """Whether the session may, by the tokens of `request` and of its SETUP."""
+        return request.session in self.trusted or self.policy.allow(
+            request.session, action, namespace, request.tokens
+        )
+
+    def admits(self, request: IncomingRequest, action: Action, namespace: TrackNamespace) -> bool:
+        """`may`; answers UNAUTHORIZED when it may not."""
+        if self.may(request, action, namespace):
+            return True
+        self.refuse(request, RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
+        return False
+
+    def overloaded(self, request: IncomingRequest, reason: str) -> None:
+        self.refuse(
+            request, RequestErrorCode.EXCESSIVE_LOAD, reason, retry=self.config.retry_after_ms
+        )
+
+    def refuse(
+        self,
+        request: IncomingRequest,
+        code: RequestErrorCode,
+        reason: str,
+        *,
+        retry: int | None = None,
+        redirect: Redirect | None = None,
+    ) -> None:
+        self.counters.requests_refused += 1
+        request.reject(code, reason, retry_after_ms=retry, redirect=redirect)

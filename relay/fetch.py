@@ -1,0 +1,310 @@
+"""FETCHes to publishers: ranges a relay does not hold (MOQT "Relay Fetch Handling")."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from moqt.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
+from moqt.errors import MoqtError, RequestError
+from moqt.messages import LocationFilter, Parameters
+from moqt.names import MAX_LOCATION, Location
+from moqt.receiving import IncomingStream
+from moqt.requests import OutgoingFetch, RequestState
+from moqt.session import Session
+from moqt.store import Buffer, MalformedTrack, StoredObject, location_after, location_before
+from moqt.wire.objects import ObjectHeader, RangeMarker
+from relay.intake import Intake, StreamState
+
+if TYPE_CHECKING:
+    from relay.track import UpstreamTrack
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One FETCH while it runs. What it leaves out does not exist if it ends well."""
+
+    proven: bool | None = None
+    stalled: bool = False
+
+
+class Unknown(NamedTuple):
+    """A range that the publishers in `tried` could not tell anything of."""
+
+    start: Location
+    end: Location
+    tried: frozenset[Session]
+
+
+class UpstreamFetch(Intake):
+    """One range that is fetched upstream, from one publisher after the other if need be."""
+
+    live = False
+
+    def __init__(
+        self,
+        track: UpstreamTrack,
+        start: Location,
+        end: Location,
+        *,
+        tried: Iterable[Session] = (),
+    ) -> None:
+        """`tried` are publishers that could not tell."""
+        self.track = track
+        self.arrivals = track.arrivals
+        self.streams = {}
+        self.end = end
+        self.next = start
+        """Everything before has come, or was declared non-existent or unknown."""
+        self.request: OutgoingFetch | None = None
+        self.tried = set(tried)
+        self.progress = track.home.now
+        self._start = start
+        self._gaps: list[tuple[Location, Location]] = []
+        self._unknown: list[Unknown] = []
+        self._rejected: list[tuple[Location, Location]] = []
+        self._accepted: OutgoingFetch | None = None
+        self._finished = False
+        self._ahead: dict[StoredObject, None] = {}
+        self._ahead_octets = 0
+        self._read_early: StoredObject | None = None
+        """The Object that is arriving, when somebody reads it already."""
+        self._paused: int | None = None
+        self.attempt = Attempt()
+
+    # -- asking --------------------------------------------------------------------------
+
+    def open(self) -> bool:
+        """FETCH from a publisher not tried yet; False when none is left."""
+        for session in self.track.sources():
+            if session in self.tried:
+                continue
+            self.tried.add(session)
+            self.session = session
+            self.streams = {}
+            self._start = self.next
+            self._accepted, self._finished = None, False
+            self._gaps.clear()
+            self._ahead.clear()
+            self._ahead_octets = 0
+            self.attempt = Attempt()
+            self.progress = self.track.home.now
+            try:
+                self.request = session.fetch(
+                    self.track.name, self, Parameters(location_filter=_range(self.next, self.end))
+                )
+            except MoqtError:
+                continue
+            self.track.home.counters.upstream_fetches += 1
+            return True
+        return False
+
+    def cancel(self) -> None:
+        """Give the range up; it stays unknown."""
+        request, self.request = self.request, None
+        if request is not None:
+            request.cancel()
+        streams, self.streams = self.streams, {}
+        for state in streams.values():
+            self._cut(state)
+        self._paused = None
+        self.attempt.proven = False
+
+    def let_go(self) -> None:
+        """It is over. The request still refers to it: no payload may wait for that."""
+        self._ahead.clear()
+        self._ahead_octets = 0
+        self._read_early = None
+        self._accepted = None
+
+    def tick(self, now: float) -> None:
+        config = self.track.home.config
+        waited = now - self.progress
+        if self.paused:
+            if waited > config.stall_timeout:
+                # Nobody reads: the range is unknown again and whoever wants it asks again.
+                self.cancel()
+                self.track.ranges.fetch_over(self)
+        elif waited > (config.upstream_timeout if self._unanswered else config.stall_timeout):
+            self.track.home.counters.upstream_timeouts += 1
+            self.request_failed(RequestError(RequestErrorCode.TIMEOUT, "the publisher stalls"))
+
+    # -- Receiver ------------------------------------------------------------------------
+
+    def fetch_accepted(self, request: OutgoingFetch) -> None:
+        self._accepted = request
+        self.progress = self.track.home.now
+        self._check_over()
+
+    def request_failed(self, error: MoqtError) -> None:
+        self.cancel()
+        if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
+            self.track.malformed(error.reason)
+        else:
+            self.track.ranges.fetch_failed(self)
+
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        location = Location(header.group, header.object)
+        if self.next < location:
+            self._gaps.append((self.next, min(location_before(location), self.end)))
+        super().object_begun(stream, header)
+        self.next = max(self.next, location_after(location))
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        self.progress = self.track.home.now
+        super().object_part(stream, part)
+        if self._ahead_octets > self._window and self._paused is None:
+            # Faster than it is read: better wait than evict what nobody has read yet.
+            self._paused = stream.stream_id
+            self.attempt.stalled = True
+            self.session.transport.pause_receiving(stream.stream_id)
+            self.track.store.changed()
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        arrival = self._stream(stream).arrival
+        if (
+            arrival is not None
+            and header.length
+            and not arrival.stored.gone
+            and arrival.stored is not self._read_early
+        ):
+            self._ahead[arrival.stored] = None
+            self._ahead_octets += header.length
+        super().object_ended(stream, header)
+
+    def range_marker(self, stream: IncomingStream, marker: RangeMarker) -> None:
+        until = min(marker.location, self.end)
+        if self.next <= until:
+            if marker.kind is EndOfRange.NON_EXISTENT:
+                self.track.store.mark_nonexistent(self.next, until)
+            else:
+                self._add_unknown(self.next, until)
+        self.next = max(self.next, location_after(marker.location))
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        if error is None:
+            self.streams.pop(stream.stream_id, None)
+        else:
+            self.cancel()
+            self.track.ranges.fetch_failed(self)
+            return
+        self._finished = True
+        self._check_over()
+
+    # -- inside --------------------------------------------------------------------------
+
+    @property
+    def _unanswered(self) -> bool:
+        """The publisher has the request; before that, it grants no stream for it."""
+        request = self.request
+        return (
+            self._accepted is None
+            and request is not None
+            and request.state is not RequestState.QUEUED
+        )
+
+    @property
+    def paused(self) -> bool:
+        """It waits for those who read it."""
+        return self._paused is not None
+
+    @property
+    def _window(self) -> int:
+        config = self.track.home.config
+        return min(config.fetch_window, config.cache_octets // 8)
+
+    def read(self, stored: StoredObject) -> None:
+        """`stored` was sent to somebody, or evicted."""
+        if not stored.complete:
+            self._read_early = stored
+        elif stored in self._ahead:
+            del self._ahead[stored]
+            self._ahead_octets -= stored.length
+            self.progress = self.track.home.now
+            if self._ahead_octets <= self._window // 2:
+                self._resume()
+
+    def hurry(self) -> None:
+        """Somebody waits for what comes next: it is not ahead of everybody."""
+        self._ahead.clear()
+        self._ahead_octets = 0
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._paused is not None:
+            paused, self._paused = self._paused, None
+            self.attempt.stalled = False
+            self.progress = self.track.home.now
+            self.session.transport.resume_receiving(paused)
+            self.session.transport.wake()
+
+    def gap_end(self, location: Location) -> Location | None:
+        """The end of the gap around `location` that this attempt has left out so far."""
+        # They are in order, and there may be one before every Object.
+        index = bisect_right(self._gaps, location, key=lambda gap: gap[0]) - 1
+        if index >= 0 and location <= self._gaps[index][1]:
+            return self._gaps[index][1]
+        return None
+
+    def _add_unknown(self, start: Location, end: Location) -> None:
+        self._unknown.append(Unknown(start, end, frozenset(self.tried)))
+
+    def rejected(self, location: Location) -> None:
+        self._rejected.append((location, location))
+
+    def _cut(self, state: StreamState) -> None:
+        if state.arrival is not None:
+            # It has to be asked for again, whole.
+            self.next = min(self.next, state.arrival.stored.location)
+        super()._cut(state)
+
+    def _check_over(self) -> None:
+        """FIN and FETCH_OK have both come: what was left out does not exist.
+
+        (MOQT "Gaps in a Fetch Stream")
+        """
+        request = self._accepted
+        if request is None or not self._finished:
+            return
+        end_location = request.end_location
+        assert end_location is not None
+        self.request = None
+        self.attempt.proven = True
+        store = self.track.store
+        covered = min(end_location, self.end)
+        if (
+            self.end.object == MAX_VI64
+            and end_location.group == self.end.group
+            and store.largest is not None
+            and store.largest.group > self.end.group
+        ):
+            # Whole groups were asked for and a later one has begun: End Location names the
+            # last Object there is, not where the answer's knowledge ends (MOQT "FETCH_OK").
+            covered = self.end
+        if self.next <= covered:
+            self._gaps.append((self.next, covered))
+            self.next = location_after(covered)
+        if self.next <= self.end:
+            self._add_unknown(self.next, self.end)
+        for start, end in self._gaps:
+            store.mark_nonexistent(start, end)
+        try:
+            if request.end_of_track and store.end_of_track is None and end_location < MAX_LOCATION:
+                store.set_end_of_track(location_after(end_location))
+        except MalformedTrack as malformed:
+            self.track.malformed(str(malformed))
+            return
+        self.track.ranges.fetch_over(self, self._unknown, self._rejected)
+
+
+def _range(start: Location, end: Location) -> LocationFilter:
+    if end.object == MAX_VI64:
+        return LocationFilter(
+            LocationFilterType.ABSOLUTE_START_GROUP_END,
+            start.group,
+            start.object,
+            end.group - start.group,
+        )
+    return LocationFilter.range(start, end)

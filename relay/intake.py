@@ -1,0 +1,92 @@
+"""What every upstream request does with the streams it is brought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moqt.codes import ObjectStatus
+from moqt.names import Location
+from moqt.receiving import IncomingStream, Receiver
+from moqt.session import Session
+from moqt.store import Buffer
+from moqt.wire.objects import ObjectHeader
+from relay.arrivals import Arrival, Arrivals
+
+
+@dataclass(slots=True, eq=False)
+class StreamState:
+    """What a receiver remembers of one incoming data stream."""
+
+    incoming: IncomingStream
+    previous: int | None = None
+    """Last Object ID on it, for the "next object" rule (MOQT "Subgroup Streams")."""
+    subgroup: tuple[int, int] | None = None
+    arrival: Arrival | None = None
+    lossy: bool = False
+    """An Object of it was not stored: its FIN does not make the Subgroup known."""
+
+
+class Intake(Receiver):
+    """Objects of one upstream request, on their way into the store."""
+
+    live: bool
+
+    def __init__(self, arrivals: Arrivals, session: Session) -> None:
+        self.arrivals = arrivals
+        self.session = session
+        self.streams: dict[int, StreamState] = {}
+
+    def _stream(self, incoming: IncomingStream) -> StreamState:
+        state = incoming.state
+        if not isinstance(state, StreamState):
+            state = incoming.state = StreamState(incoming)
+            if incoming.stream_id >= 0:  # a datagram is no stream and has no end
+                self.streams[incoming.stream_id] = state
+        return state
+
+    def stream_opened(self, stream: IncomingStream) -> None:
+        self._stream(stream)
+
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        state = self._stream(stream)
+        follows, state.previous = state.previous, header.object
+        if self.live and header.subgroup is not None and state.subgroup is None:
+            state.subgroup = (header.group, header.subgroup)
+            self.arrivals.feed_opened(state.subgroup)
+        if header.status is not ObjectStatus.NORMAL:
+            self.arrivals.status(header)
+            return
+        if self.arrivals.declared_nonexistent(header):
+            self.arrivals.home.counters.objects_nonexistent += 1
+            state.arrival = None
+            return
+        state.arrival = self.arrivals.begin(header, follows, live=self.live)
+        if state.arrival is None:
+            state.lossy = True
+            self.rejected(Location(header.group, header.object))
+        if self.live and follows is None and header.subgroup is not None:
+            opened = stream.subgroup
+            if opened is not None and opened.first_object and state.arrival is not None:
+                log = self.arrivals.store.subgroup(header.group, header.subgroup)
+                log.first_id = header.object if log.first_id is None else log.first_id
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        state = self._stream(stream)
+        arrival = state.arrival
+        if arrival is not None and not self.arrivals.grow(arrival, part):
+            state.arrival = None
+            state.lossy = True
+            if not arrival.stored.complete:
+                self.rejected(arrival.stored.location)
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        self._stream(stream).arrival = None
+
+    def rejected(self, location: Location) -> None:
+        """The cache had no room for an Object."""
+
+    def _cut(self, state: StreamState) -> None:
+        """The stream ended; a last Object may be incomplete."""
+        if state.arrival is not None:
+            arrival, state.arrival = state.arrival, None
+            self.arrivals.cut(arrival)

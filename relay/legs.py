@@ -1,0 +1,262 @@
+"""Upstream subscriptions of a track: one SUBSCRIBE to, or one PUBLISH from, a publisher."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moqt.codes import RequestErrorCode
+from moqt.errors import MoqtError, RequestError
+from moqt.messages import LocationFilter, Parameters, RequestOk
+from moqt.receiving import IncomingStream
+from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
+from moqt.session import Session
+from moqt.wire.objects import ObjectHeader
+from relay.intake import Intake, StreamState
+
+if TYPE_CHECKING:
+    from relay.track import UpstreamTrack
+
+MAX_FUTURE = 1 << 31
+"""Seconds; EXPIRES beyond is no expiry that matters."""
+
+
+class Leg(Intake):
+    """What both kinds share once they are established."""
+
+    live = True
+    published = False
+    """The publisher started it: it can be paused, but once given up only the publisher can
+    offer it again."""
+
+    def __init__(self, track: UpstreamTrack, session: Session) -> None:
+        super().__init__(track.arrivals, session)
+        self.track = track
+        self.request: OutgoingSubscribe | IncomingPublish | None = None
+        self.established = False
+        self.paused = False
+        """FORWARD 0 is in force: the publisher said so, or we asked for it."""
+        self.whole = True
+        """No stream was reset: what came is all there was."""
+        self.used = False
+        """Somebody downstream has wanted its Objects."""
+        self._resuming = 0
+        """Updates with FORWARD 1 that are not answered yet."""
+        self._refreshing = False
+        self._expiry: float | None = None
+        self._renew_at = 0.0
+
+    @property
+    def current(self) -> bool:
+        """Objects come, so what is known as the Largest Object is up to date."""
+        if self.request is not None and self.request.done is not None:
+            return self.established
+        return self.established and not self.paused and not self._resuming
+
+    # -- asking ----------------------------------------------------------------------------
+
+    def forward(self, wanted: bool) -> None:
+        """Pause or resume it (MOQT "Paused Subscription Handling")."""
+        if not self.established or wanted is not self.paused:
+            return
+        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else None):
+            self.paused = not wanted
+            self._resuming += wanted
+            self.whole = False
+
+    def _resumed(self, accepted: bool) -> None:
+        self._resuming -= 1
+        if accepted:
+            self.track.leg_told(self)
+        else:
+            self.paused = True  # it ended before it was resumed
+
+    def refresh(self) -> None:
+        """Ask for the Largest Object: an update without parameters is answered with it."""
+        if not self._refreshing:
+            self._refreshing = self.update(Parameters(), self._refreshed)
+
+    def _refreshed(self, accepted: bool) -> None:
+        self._refreshing = False
+        if accepted:
+            self.track.leg_told(self)
+
+    def ask_new_group(self, value: int) -> None:
+        """NEW_GROUP_REQUEST of somebody downstream (MOQT "NEW GROUP REQUEST")."""
+        self.update(Parameters(new_group_request=value))
+
+    def update(
+        self, parameters: Parameters, answered: Callable[[bool], None] | None = None
+    ) -> bool:
+        """REQUEST_UPDATE; False when the subscription takes none any more."""
+        request = self.request
+        if (
+            request is None
+            or request.done is not None
+            or request.state is not RequestState.ESTABLISHED
+        ):
+            return False
+
+        def heard(answer: RequestOk | RequestError) -> None:
+            if answered is not None:
+                answered(isinstance(answer, RequestOk))
+
+        try:
+            request.update(parameters, heard)
+        except MoqtError:
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Unsubscribe."""
+        self.track.home.upstream_subscriptions -= self.established
+        self.established = False
+        if self.request is not None:
+            self.request.cancel()
+        self._end_streams()
+
+    def tick(self, now: float) -> None:
+        """Extend it before it expires (MOQT "EXPIRES Parameter")."""
+        request = self.request
+        expiry = request.expires_at if request is not None else None
+        if expiry != self._expiry:
+            self._expiry = expiry
+            # not all at once, after a publisher has accepted thousands
+            self._renew_at = now + ((expiry or now) - now) * random.uniform(0.5, 0.75)
+        if expiry is not None and expiry - now < MAX_FUTURE and now >= self._renew_at:
+            self._renew_at = expiry
+            self.update(Parameters())
+
+    @property
+    def expires(self) -> bool:
+        return self.request is not None and self.request.expires_at is not None
+
+    # -- Receiver --------------------------------------------------------------------------
+
+    def request_failed(self, error: MoqtError) -> None:
+        self._end_streams()
+        self.track.leg_failed(self, error)
+
+    def subscription_done(self, code: int, reason: str) -> None:
+        request = self.request
+        if request is None or request.done is None or self.streams:
+            self.whole = False
+        elif request.streams_ended != request.done.stream_count:
+            self.whole = False  # given up waiting: the rest was lost on the way
+        self._end_streams()
+        self.track.leg_done(self, code, reason)
+
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        if header.subgroup is None:
+            self.whole = False  # others like it may have been lost
+        super().object_begun(stream, header)
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        state = self.streams.pop(stream.stream_id, None)
+        if state is None:
+            return
+        if error is not None:
+            self.whole = False
+        opened = stream.subgroup
+        self._close(
+            state,
+            finished=error is None,
+            end_of_group=opened is not None and opened.end_of_group,
+        )
+
+    def _end_streams(self) -> None:
+        """No more will be read from the streams that are still open."""
+        streams, self.streams = self.streams, {}
+        for state in streams.values():
+            self._close(state, finished=False, end_of_group=False)
+
+    def _close(self, state: StreamState, *, finished: bool, end_of_group: bool) -> None:
+        self._cut(state)
+        if state.subgroup is not None:
+            last = state.previous if finished and not state.lossy else None
+            self.arrivals.feed_closed(state.subgroup, last, end_of_group=end_of_group)
+
+
+class SubscribeLeg(Leg):
+    """The SUBSCRIBE to one publisher."""
+
+    def __init__(
+        self, track: UpstreamTrack, session: Session, *, replaces: Leg | None = None
+    ) -> None:
+        """`replaces` is given up once this one is established (GOAWAY on a request)."""
+        super().__init__(track, session)
+        self.replaces = replaces
+        self.deadline = 0.0
+        self.rendezvous = False
+
+    def open(self, *, forward: bool, new_group: int | None, rendezvous_ms: int) -> MoqtError | None:
+        """Send SUBSCRIBE, or have it wait for a stream.
+
+        Filters are applied downstream, so one subscription serves all
+        (MOQT "Subscriber Interactions"). An upstream relay waits for a publisher as long
+        as this one would.
+        """
+        home = self.track.home
+        self.rendezvous = rendezvous_ms > 0 and self.session in home.upstreams
+        self.deadline = home.now + home.config.upstream_timeout
+        if self.rendezvous:
+            self.deadline += rendezvous_ms / 1000
+        self.paused = not forward
+        self.whole = forward
+        try:
+            self.request = self.session.subscribe(
+                self.track.name,
+                self,
+                Parameters(
+                    location_filter=LocationFilter.next_object(),
+                    forward=None if forward else 0,
+                    new_group_request=new_group,
+                    rendezvous_timeout=rendezvous_ms if self.rendezvous else None,
+                ),
+            )
+        except MoqtError as error:
+            return error
+        home.counters.upstream_subscriptions += 1
+        return None
+
+    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
+        self.request = request
+        self.track.leg_accepted(self)
+
+    def tick(self, now: float) -> None:
+        if self.established:
+            super().tick(now)
+            return
+        request, home = self.request, self.track.home
+        if request is not None and request.state is RequestState.QUEUED:
+            # the publisher grants no stream: that takes as long as streams may stall
+            late = now > self.deadline - home.config.upstream_timeout + home.config.stall_timeout
+        else:
+            late = now > self.deadline
+        if late:
+            home.counters.upstream_timeouts += 1
+            self.cancel()
+            self.track.leg_failed(self, timed_out("no answer in time"))
+
+
+class PublishLeg(Leg):
+    """A PUBLISH that was accepted."""
+
+    published = True
+
+    def __init__(self, track: UpstreamTrack, request: IncomingPublish) -> None:
+        super().__init__(track, request.session)
+        self.request: IncomingPublish = request
+        self.paused = request.paused
+        self.whole = not request.paused
+
+    def accept(self) -> None:
+        """PUBLISH_OK; Objects that were held for it come at once."""
+        self.track.leg_accepted(self)
+        self.request.accept(self)
+        self.track.adjust()
+
+
+def timed_out(reason: str) -> RequestError:
+    return RequestError(RequestErrorCode.TIMEOUT, reason)

@@ -1,0 +1,162 @@
+"""Which ranges of a track are asked for upstream: the `Source` of a relay's store."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from moqt.errors import RequestError
+from moqt.names import Location
+from moqt.session import Session
+from moqt.store import IntervalSet, StoredObject, TrackStore, location_after
+from relay.fetch import Attempt, Unknown, UpstreamFetch
+
+if TYPE_CHECKING:
+    from relay.track import UpstreamTrack
+
+MAX_FAILURES = 256
+"""Ranges remembered as not to be had, per track."""
+MAX_ASKED_AGAIN = 32
+"""Ranges that one FETCH could not tell which the next publisher is asked for."""
+
+
+class Ranges:
+    """See the module."""
+
+    def __init__(self, track: UpstreamTrack) -> None:
+        self._track = track
+        self._home = track.home
+        self.fetches: list[UpstreamFetch] = []
+        self.queue: deque[UpstreamFetch] = deque()
+        """Ranges that wait for one of the FETCHes to end."""
+        self._failures: list[tuple[float, Location, Location]] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.fetches and not self.queue
+
+    def read(self, stored: StoredObject) -> None:
+        """`stored` was sent to somebody, or evicted."""
+        for fetch in self.fetches:
+            fetch.read(stored)
+
+    def stop(self) -> None:
+        """Nobody reads any more: cancel everything."""
+        fetches = [*self.fetches, *self.queue]
+        self.fetches.clear()
+        self.queue.clear()
+        for fetch in fetches:
+            fetch.cancel()
+
+    def dismiss(self, session: Session, error: RequestError) -> None:
+        """Ask somebody else for what `session` was asked for."""
+        for fetch in [fetch for fetch in self.fetches if fetch.session is session]:
+            fetch.request_failed(error)
+
+    def forgive(self) -> None:
+        """A publisher has come: what could not be had may be asked for again."""
+        self._failures.clear()
+
+    def tick(self, now: float) -> None:
+        self._failures = [failure for failure in self._failures if failure[0] > now]
+        for fetch in tuple(self.fetches):
+            fetch.tick(now)
+        self.pump()
+
+    def want(self, store: TrackStore, start: Location, end: Location) -> bool:
+        """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
+        now = self._home.now
+        if any(until > now and low <= start <= high for until, low, high in self._failures):
+            return False
+        for fetch in self.fetches:
+            if fetch.paused and fetch.next <= start <= fetch.end:
+                fetch.hurry()
+        missing = self._missing(start, end)
+        if not missing:
+            return True
+        if next(iter(self._track.sources()), None) is None:
+            return missing[0][0] > start
+        for low, high in missing:
+            self._home.cache.misses += 1
+            self.queue.append(UpstreamFetch(self._track, low, high))
+        self.pump()
+        return not any(until > now and low <= start <= high for until, low, high in self._failures)
+
+    def assumed(self, store: TrackStore, start: Location) -> tuple[Attempt, Location] | None:
+        """A running FETCH has left out `start`, up to the Location returned."""
+        for fetch in self.fetches:
+            end = fetch.gap_end(start)
+            if end is not None:
+                return fetch.attempt, end
+        return None
+
+    def _missing(self, start: Location, end: Location) -> list[tuple[Location, Location]]:
+        coming = IntervalSet()
+        for fetch in (*self.fetches, *self.queue):
+            if fetch.next <= fetch.end:
+                coming.add(fetch.next, fetch.end)
+        for stored in self._track.arrivals.bringing:
+            coming.add(stored.location, stored.location)
+        return [
+            hole
+            for low, high in _holes(self._track.store.known, start, end)
+            for hole in _holes(coming, low, high)
+        ]
+
+    def pump(self) -> None:
+        """Start what waits, as far as the limits allow."""
+        limit = self._home.config.max_fetches_per_track
+        # A fetch that waits for a slow reader must not hold up the others.
+        while self.queue and sum(not fetch.paused for fetch in self.fetches) < limit:
+            fetch = self.queue.popleft()
+            if fetch.open():
+                self.fetches.append(fetch)
+            else:
+                self._remember_failure([(fetch.next, fetch.end)])
+
+    def fetch_failed(self, fetch: UpstreamFetch) -> None:
+        """Refused, reset or lost: ask the next publisher, or say that it cannot be had."""
+        if fetch in self.fetches:
+            self.fetches.remove(fetch)
+            if fetch.next <= fetch.end:
+                self.queue.appendleft(fetch)
+            self.fetch_over(fetch)
+
+    def fetch_over(
+        self,
+        fetch: UpstreamFetch,
+        unknown: list[Unknown] | None = None,
+        rejected: list[tuple[Location, Location]] | None = None,
+    ) -> None:
+        """`fetch` is done. `unknown` is what it could not tell: the next publisher is asked,
+        or it cannot be had; `rejected` is what the cache had no room for."""
+        fetch.let_go()
+        if fetch in self.fetches:
+            self.fetches.remove(fetch)
+        if unknown:
+            for low, high, tried in unknown[:MAX_ASKED_AGAIN]:
+                self.queue.append(UpstreamFetch(self._track, low, high, tried=tried))
+            self._remember_failure([each[:2] for each in unknown[MAX_ASKED_AGAIN:]])
+        if rejected:
+            self._remember_failure(rejected)
+        self.pump()
+        self._track.store.changed()
+
+    def _remember_failure(self, ranges: list[tuple[Location, Location]]) -> None:
+        until = self._home.now + self._home.config.failure_memory
+        self._failures += [(until, low, high) for low, high in ranges]
+        del self._failures[:-MAX_FAILURES]
+
+
+def _holes(
+    known: IntervalSet, start: Location, end: Location
+) -> Iterator[tuple[Location, Location]]:
+    """The parts of [start, end] outside `known`."""
+    while start <= end:
+        low = known.first_missing(start, end)
+        if low is None:
+            return
+        high = known.missing_end(low, end)
+        yield low, high
+        start = location_after(high)

@@ -1,0 +1,514 @@
+"""One track of a relay: where its Objects come from, and who waits for them.
+
+`UpstreamTrack` owns the TrackStore that downstream requests are served from. It fills it
+with a subscription to every matching publisher (`relay.legs`) and, for what was published
+before or has been evicted, with FETCHes (`relay.ranges`). Sans-IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
+from moqt.errors import MoqtError, RequestError
+from moqt.messages import RequestUpdate
+from moqt.names import FullTrackName, Location
+from moqt.requests import (
+    IncomingFetch,
+    PublisherSide,
+)
+from moqt.session import Session
+from moqt.store import StoredObject, TrackStore, location_after
+from relay.arrivals import Arrivals
+from relay.audience import Audience, live
+from relay.home import Home, TrackRequest
+from relay.legs import Leg, PublishLeg, SubscribeLeg
+from relay.ranges import Ranges
+
+
+class UpstreamTrack:
+    """See the module."""
+
+    def __init__(self, home: Home, name: FullTrackName) -> None:
+        self.home = home
+        self.name = name
+        self.store = TrackStore(name, authoritative=False)
+        self.store.on_stored = self._stored
+        self.store.on_used = self._used
+        self.store.on_evicted = self._evicted
+        self.store.on_statuses = home.cache.count_statuses
+        self.store.on_new_group = self._new_group
+        self.arrivals = Arrivals(home, self.store)
+        self.ranges = Ranges(self)
+        self.store.source = self.ranges
+        self.legs: dict[Leg, None] = {}
+        self.audience = Audience()
+        self.waiting = self.audience.waiting
+        self.requests = self.audience.requests
+        self.offers = self.audience.offers
+        self.idle_since: float | None = None
+        self.held = False
+        """Complete and without a publisher: the relay is the publisher now."""
+        self.over = False
+        self._refusal: RequestError | None = None
+        self._lost: tuple[int, str] | None = None
+        """How the last established subscription ended, while another may still come."""
+        self._end_unseen = False
+        """It ended while its publication was paused: there may be Objects nobody told of."""
+        self._patience: float | None = None
+        """How long who waits for upstream's Largest Object waits for it."""
+        self._unwanted_since: float | None = None
+        self._new_group_asked: tuple[int, int] | None = None
+        """NEW_GROUP_REQUEST that is outstanding, and the current group when it was made."""
+
+    # -- state ---------------------------------------------------------------------------
+
+    @property
+    def established(self) -> bool:
+        return any(leg.established for leg in self.legs)
+
+    @property
+    def opening(self) -> bool:
+        return bool(self.legs) and not self.established
+
+    @property
+    def published(self) -> bool:
+        """Some publisher has offered it with PUBLISH, and still does."""
+        return any(leg.published for leg in self.legs)
+
+    @property
+    def rendezvous(self) -> bool:
+        """An upstream relay was asked to wait for a publisher, too."""
+        return any(isinstance(leg, SubscribeLeg) and leg.rendezvous for leg in self.legs)
+
+    @property
+    def current(self) -> bool:
+        """What is known as its Largest Object is up to date."""
+        return any(leg.current for leg in self.legs)
+
+    @property
+    def track_ended(self) -> bool:
+        return self.store.ended and self.store.end_code == PublishDoneCode.TRACK_ENDED
+
+    @property
+    def idle(self) -> bool:
+        """Nobody downstream needs it."""
+        return self.audience.idle
+
+    def publishes(self, session: Session) -> bool:
+        """Whether `session` is a publisher of the track."""
+        return any(leg.session is session for leg in self.legs)
+
+    def servable(self, request: TrackRequest) -> bool:
+        """Whether `request` can be answered without waiting for a publisher."""
+        if self.established:
+            return True
+        ended = self.track_ended and not self._end_unseen
+        if ended and (self.store.octets > 0 or self.store.is_complete()):
+            return True
+        if self.home.publishers(self.name.namespace):
+            return ended
+        # Without any publisher the cache is all there is; what it misses resets the stream.
+        return isinstance(request, IncomingFetch) and self.store.octets > 0
+
+    @property
+    def stale(self) -> bool:
+        """Whether upstream is paused, and knows better what the Largest Object is."""
+        return self.established and not self.current
+
+    def sources(self) -> list[Session]:
+        """Who can be asked for a range, in order."""
+        sessions = [leg.session for leg in self.legs if leg.established]
+        sessions += self.home.publishers(self.name.namespace)
+        return [s for s in dict.fromkeys(sessions) if s.closed is None]
+
+    # -- upstream subscriptions ------------------------------------------------------------
+
+    def open(self, sessions: Iterable[Session]) -> None:
+        """SUBSCRIBE to each of `sessions` that has no subscription yet."""
+        self._refusal = None
+        legs = [SubscribeLeg(self, each) for each in sessions if not self.publishes(each)]
+        self.legs.update((leg, None) for leg in legs)
+        for leg in legs:
+            self._open(leg)
+
+    def _open(self, leg: SubscribeLeg) -> None:
+        new_group = self.audience.new_group
+        if new_group is not None:
+            self._new_group_asked = (new_group, self._group)
+        limit = round(self.home.config.max_rendezvous * 1000)
+        error = leg.open(
+            forward=self._subscribe_forward,
+            new_group=new_group,
+            rendezvous_ms=min(self.audience.rendezvous_ms, limit),
+        )
+        if error is not None:
+            self.leg_failed(leg, error)
+
+    def published_by(self, leg: PublishLeg) -> None:
+        """A PUBLISH was accepted; a SUBSCRIBE to the same publisher that it crosses is moot."""
+        if self.over:
+            return
+        crossed = [
+            other
+            for other in self.legs
+            if isinstance(other, SubscribeLeg)
+            and other.session is leg.session
+            and not other.established
+        ]
+        for other in crossed:
+            self._give_up(other)
+        self.legs[leg] = None
+        leg.accept()
+        for other in crossed:
+            if other.replaces is not None:
+                self._give_up(other.replaces)
+
+    def reissue(self, leg: Leg) -> None:
+        """The publisher wants this request to move (GOAWAY on it): SUBSCRIBE anew, and give
+        it up when that is established."""
+        if leg in self.legs and not any(
+            isinstance(other, SubscribeLeg) and other.replaces is leg for other in self.legs
+        ):
+            again = SubscribeLeg(self, leg.session, replaces=leg)
+            self.legs[again] = None
+            self._open(again)
+
+    def move(self, old: Session, new: Session) -> None:
+        """The upstream session goes away: SUBSCRIBE on the new one, then leave the old one.
+
+        A track that nobody uses is left at once, and asked for again when somebody does.
+        """
+        legs = [leg for leg in self.legs if leg.session is old]
+        if not self.idle:
+            for leg in legs:
+                again = SubscribeLeg(self, new, replaces=leg)
+                self.legs[again] = None
+                self._open(again)
+            return
+        for leg in legs:
+            self._give_up(leg)
+        if not self.legs:
+            self._finish(PublishDoneCode.GOING_AWAY, "the publisher has moved")
+
+    def dismiss(self, session: Session, error: RequestError) -> None:
+        """Take nothing more of it from `session`."""
+        for leg in [leg for leg in self.legs if leg.session is session]:
+            if leg.request is not None:
+                leg.request.cancel()
+            leg.request_failed(error)
+        self.ranges.dismiss(session, error)
+
+    def _give_up(self, leg: Leg) -> None:
+        if leg in self.legs:
+            del self.legs[leg]
+            leg.cancel()
+
+    def leg_accepted(self, leg: Leg) -> None:
+        request, store = leg.request, self.store
+        assert request is not None
+        leg.established = True
+        self._end_unseen = False
+        self.home.upstream_subscriptions += 1
+        self._lost = None
+        if store.ended:
+            # A subscription that is still draining would have a hole it does not know of.
+            for old in self.audience.subscriptions():
+                old.end(store.end_code or PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
+            store.reopen()
+        if request.properties != store.properties:
+            store.set_properties(request.properties)
+        if not self._learn(leg):
+            return
+        if isinstance(leg, SubscribeLeg) and leg.replaces is not None:
+            self._give_up(leg.replaces)
+        self.ranges.forgive()
+        self.home.track_busy(self)
+        self.home.track_available(self)
+        self._ready(leg)
+        if self.waiting:
+            self.catch_up()
+
+    def leg_told(self, leg: Leg) -> None:
+        """An update was answered, with the Largest Object at that moment."""
+        if leg in self.legs and self._learn(leg):
+            self._ready(leg)
+
+    def _learn(self, leg: Leg) -> bool:
+        """Take over what the publisher says the Largest Object is; False: it cannot be."""
+        request, store = leg.request, self.store
+        assert request is not None
+        largest, before = request.largest, store.largest
+        if largest is None or (before is not None and largest <= before):
+            return True
+        if store.end_of_track is not None and largest >= store.end_of_track:
+            self.malformed("the Largest Object lies beyond the end of the track")
+            return False
+        store.largest = largest
+        others = any(other.current for other in self.legs if other is not leg)
+        if not others and self.audience.listens:
+            # They have missed what was published while nothing came (MOQT "Relays").
+            missed = location_after(before) if before is not None else Location(0, 0)
+            self.ranges.want(store, missed, largest)
+        return True
+
+    def _ready(self, leg: Leg) -> None:
+        """Who waited can go on; who wants Objects, only when they come."""
+        if leg.current:
+            self._patience = None
+        for request in tuple(self.waiting):
+            if leg.current or not live(request):
+                self.home.track_serve(self, request)
+        if leg.current:
+            self.audience.let_go_all()
+
+    def leg_failed(self, leg: Leg, error: MoqtError) -> None:
+        """Refused, cancelled by the publisher, or its session ended."""
+        if leg not in self.legs:
+            return
+        if not self._drop(leg):
+            self._note_refusal(error)
+            if not self.legs:
+                refusal = self._refusal or RequestError(RequestErrorCode.INTERNAL_ERROR)
+                self._refusal = None
+                if self._lost is not None:
+                    self._finish(*self._lost)
+                self.home.track_refused(self, refusal)
+            return
+        if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
+            self.malformed(error.reason)
+        else:
+            self._lost_leg(PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
+
+    def leg_done(self, leg: Leg, code: int, reason: str) -> None:
+        """PUBLISH_DONE, and the streams it counts have ended (MOQT "PUBLISH_DONE")."""
+        if not self._drop(leg):
+            return
+        store = self.store
+        self._end_unseen = leg.paused and store.end_of_track is None
+        if code == PublishDoneCode.TRACK_ENDED and leg.whole and store.end_of_track is None:
+            store.set_end_of_track(
+                location_after(store.largest) if store.largest else Location(0, 0)
+            )
+        if code == PublishDoneCode.MALFORMED_TRACK:
+            self.malformed(reason)
+        else:
+            self._lost_leg(code, reason)
+
+    def _drop(self, leg: Leg) -> bool:
+        """Take an ended subscription out; whether it was an established one of this track."""
+        was = leg in self.legs and leg.established
+        self.legs.pop(leg, None)
+        self.home.upstream_subscriptions -= leg.established
+        leg.established = False
+        return was
+
+    def _lost_leg(self, code: int, reason: str) -> None:
+        if self.established:
+            self.adjust()
+        else:
+            self._finish_or_wait(code, reason)
+
+    def _finish_or_wait(self, code: int, reason: str) -> None:
+        """The last established subscription is over; others may not have been answered yet."""
+        if code == PublishDoneCode.TRACK_ENDED:
+            # That is final: what another publisher has of the track can be fetched.
+            legs, self.legs = self.legs, {}
+            for leg in legs:
+                leg.cancel()
+        if self.legs:
+            self._lost = (code, reason)
+        else:
+            self._finish(code, reason)
+
+    def end_complete(self) -> None:
+        """All of it is here, and no publisher is."""
+        if not self.track_ended:
+            self.store.finish(PublishDoneCode.TRACK_ENDED)
+
+    def _finish(self, code: int, reason: str) -> None:
+        """No upstream subscription is left: downstream ones end with the same meaning."""
+        self._lost = None
+        if self.store.is_complete():
+            code, reason = PublishDoneCode.TRACK_ENDED, ""
+        self.audience.let_go_all()
+        self.store.finish(code, reason)
+        self.home.track_ended(self)
+
+    def _note_refusal(self, error: MoqtError) -> None:
+        """Of several refusals the one that says most is passed on."""
+        if not isinstance(error, RequestError):
+            error = RequestError(
+                RequestErrorCode.INTERNAL_ERROR,
+                "the publisher left before it answered",
+                retry_after_ms=self.home.config.retry_after_ms,
+            )
+        kept = self._refusal
+        if kept is None or kept.code == RequestErrorCode.DOES_NOT_EXIST:
+            self._refusal = error
+
+    def close_upstream(self, *, publications: bool = True) -> None:
+        """Unsubscribe and stop fetching; what is cached stays.
+
+        Without `publications`, those are kept and paused.
+        """
+        for leg in tuple(self.legs):
+            if publications or not leg.published:
+                self._give_up(leg)
+        self.ranges.stop()
+
+    def malformed(self, reason: str) -> None:
+        """MOQT "Malformed Tracks": end everything, forget the track."""
+        if self.over:
+            return
+        self.over = True
+        self.home.counters.malformed_tracks += 1
+        self.close_upstream()
+        self.store.ended = True
+        self.store.end_code = PublishDoneCode.MALFORMED_TRACK
+        self.store.end_reason = reason
+        self.home.track_malformed(self, reason)
+
+    # -- FORWARD ---------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Have upstream resume, or at least say what the Largest Object is."""
+        if self._patience is None:
+            self._patience = self.home.now + self.home.config.upstream_timeout
+        self.home.track_busy(self)
+        if self.wanted:
+            self.adjust()
+        else:
+            for leg in self.legs:
+                leg.refresh()
+
+    def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
+        """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
+        self.home.track_busy(self)
+        if update.parameters.forward != 1 or not self.stale:
+            return True
+        self.audience.held_back[request] = None
+        self.catch_up()
+        return request not in self.audience.held_back
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody downstream is to get Objects as they are published."""
+        return self.audience.wants
+
+    @property
+    def _subscribe_forward(self) -> bool:
+        """FORWARD of a SUBSCRIBE of ours: fetches alone leave it running, too."""
+        return self.wanted or not self.audience.subscribes
+
+    def adjust(self) -> None:
+        """Resume upstream at once when it is wanted; pause it when it has not been for long.
+
+        A publication that nobody has asked for yet is paused at once.
+        """
+        wanted, now = self.wanted, self.home.now
+        if wanted:
+            self._unwanted_since = None
+        elif self._unwanted_since is None:
+            self._unwanted_since = now
+        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.home.config.linger
+        sessions: set[Session] = set()
+        for leg in tuple(self.legs):
+            if not leg.established:
+                continue
+            if leg.session in sessions:
+                leg.forward(False)  # the same Objects come on another of its subscriptions
+            elif wanted or (not leg.published and self._subscribe_forward):
+                leg.used = True
+                leg.forward(True)
+            elif rested or not leg.used:
+                leg.forward(False)
+            sessions.add(leg.session)
+
+    # -- NEW_GROUP_REQUEST -----------------------------------------------------------------
+
+    @property
+    def _group(self) -> int:
+        return self.store.largest.group if self.store.largest is not None else -1
+
+    def _new_group(self, store: TrackStore, value: int) -> None:
+        """Pass a downstream NEW_GROUP_REQUEST on, unless one as large is outstanding."""
+        asked = self._new_group_asked
+        if asked is not None and asked[1] == self._group and value <= asked[0]:
+            return
+        self._new_group_asked = (value, self._group)
+        for leg in tuple(self.legs):
+            if leg.established:
+                leg.ask_new_group(value)
+
+    # -- numbers and the cache -------------------------------------------------------------
+
+    def _stored(self, store: TrackStore, stored: StoredObject) -> None:
+        counters = self.home.counters
+        counters.objects_in += 1
+        counters.octets_in += stored.length
+        self.home.cache.add(store, stored)
+
+    def _used(self, store: TrackStore, stored: StoredObject) -> None:
+        if stored.status is not ObjectStatus.NORMAL:
+            return
+        counters = self.home.counters
+        counters.objects_out += 1
+        counters.octets_out += stored.length
+        self.home.cache.use(stored)
+        self.ranges.read(stored)
+
+    def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
+        """The cache dropped `stored`."""
+        if self.home.tracks.get(self.name) is not self:
+            return
+        self.ranges.read(stored)
+        if self.held:
+            self.home.track_ended(self)
+        if not store.octets:
+            self.home.track_busy(self)  # perhaps there is nothing left of it
+
+    # -- time --------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        for leg in tuple(self.legs):
+            leg.tick(now)
+        if self._patience is not None and now > self._patience:
+            self._give_up_waiting()
+        self.audience.prune()
+        if not self.idle:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
+            self.ranges.stop()
+        elif now - self.idle_since >= self.home.config.linger:
+            self.close_upstream(publications=False)
+        self.adjust()
+        self.ranges.tick(now)
+
+    def _give_up_waiting(self) -> None:
+        """Upstream has not answered an update: go on with what is known."""
+        self._patience = None
+        self.home.counters.upstream_timeouts += 1
+        for request in tuple(self.waiting) if self.established else ():
+            self.home.track_serve(self, request)
+        self.audience.let_go_all()
+
+    @property
+    def settled(self) -> bool:
+        """Nothing happens to it by time alone."""
+        return (
+            self.idle
+            and self.ranges.idle
+            and all(leg.published and leg.paused and not leg.expires for leg in self.legs)
+        )
+
+    @property
+    def disposable(self) -> bool:
+        """Nothing is known, wanted or on its way."""
+        return (
+            self.idle
+            and not self.legs
+            and self.ranges.idle
+            and next(self.store.objects(), None) is None
+        )

@@ -1,0 +1,57 @@
+"""The QUIC endpoint's numbers for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moqt.quic.endpoint import Endpoint
+
+GAUGES = {
+    "connections": "QUIC connections, closing ones included.",
+    "handshakes": "Handshakes under way.",
+    "reassembly_octets": "Octets held out of order, over all connections.",
+}
+COUNTERS = {
+    "connections_accepted": "Handshakes begun.",
+    "connections_refused": "Connections refused for want of room, in all or per address.",
+    "retries_sent": "Clients asked to prove their address.",
+    "connections_over_budget": "Connections closed because they held too much out of order.",
+    "path_changes": "Connections that went on from another address.",
+    "paths_narrowed": "Connections whose path ceased to carry packets of the size configured.",
+    "webtransport_sessions": "WebTransport sessions established.",
+    "webtransport_sessions_refused": "WebTransport sessions refused.",
+    "webtransport_streams_refused": "Streams of no WebTransport session.",
+    "log_events_dropped": "Events the logs of ended connections could not take.",
+}
+PREFIX = "kvcs_relay_quic_"
+
+
+class TransportMetrics(Collector):
+    """Copies the endpoint's numbers when told to; a scrape comes from another thread."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._gauges: dict[str, int] = {}
+        self._counters: dict[str, int] = {}
+        self.update()
+
+    def update(self) -> None:
+        """Take the numbers of now, in the thread that runs the endpoint."""
+        endpoint = self._endpoint
+        self._gauges = {
+            "connections": endpoint.connections,
+            "handshakes": endpoint.half_open,
+            "reassembly_octets": sum(transport.held for transport in endpoint.transports),
+        }
+        dropped = {"log_events_dropped": endpoint.log_events_dropped}
+        self._counters = asdict(endpoint.counters) | dropped
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self._gauges.items():
+            yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+        for name, value in self._counters.items():
+            yield CounterMetricFamily(PREFIX + name, COUNTERS[name], value=value)

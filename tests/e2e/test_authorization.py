@@ -1,0 +1,100 @@
+"""Tokens and chains of relays, with the programs as a user starts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import BIN, Cache, Process, make_cache, relay
+
+
+@pytest.fixture
+def tokens(cache: Cache, tmp_path: Path):
+    """Token files for the scope of `cache`, and the file of principals."""
+    other = make_cache(tmp_path / "other", seed=2)
+    made = {
+        "writer": ["--scope-key-file", cache.scope],
+        "reader": ["--scope-key-file", cache.scope, "--read-only"],
+        "stranger": ["--scope-key-file", other.scope],
+    }
+    paths = {name: tmp_path / f"{name}.token" for name in made}
+    for name, options in made.items():
+        Process(
+            tmp_path,
+            f"keygen-{name}",
+            BIN / "kvcs-keygen",
+            "token",
+            paths[name],
+            *("--principals", tmp_path / "principals.json"),
+            *options,
+        ).finish(0)
+    paths["principals"] = tmp_path / "principals.json"
+    return paths
+
+
+def test_a_relay_that_wants_tokens_refuses_with_exit_code_4_and_serves_who_shows_one(
+    cache: Cache, tokens, tmp_path: Path
+):
+    with relay(tmp_path, "--auth", tokens["principals"]) as hub:
+        publisher = hub.publish(cache, "--token-file", tokens["writer"])
+        publisher.wait_for("publishing")
+        refused = {
+            "publish-none": hub.publish(cache, name="publish-none"),
+            "publish-reader": hub.publish(
+                cache, "--token-file", tokens["reader"], name="publish-reader"
+            ),
+            "subscribe-none": hub.subscribe(cache, tmp_path / "a", name="subscribe-none"),
+            "subscribe-stranger": hub.subscribe(
+                cache,
+                tmp_path / "b",
+                *("--token-file", tokens["stranger"]),
+                name="subscribe-stranger",
+            ),
+        }
+        for process in refused.values():
+            process.finish(4)
+            assert "UNAUTHORIZED" in process.stderr or "not authorized" in process.stderr.lower()
+        consumer = hub.subscribe(cache, tmp_path / "out", "--token-file", tokens["reader"])
+        consumer.finish(0)
+        cache.check(tmp_path / "out")
+        secrets = [tokens[each].read_text().strip() for each in ("writer", "reader", "stranger")]
+        for process in Process.running:
+            text = process.stdout + process.stderr
+            assert not any(secret in text for secret in secrets), process.name
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_cache_crosses_two_relays_and_stays_in_the_nearer_one(cache: Cache, tmp_path: Path):
+    with relay(tmp_path / "far") as far:
+        options = ("--upstream", far.url, "--upstream-cafile", far.cafile, "--announce-upstream")
+        with relay(tmp_path / "near", *options) as near:
+            far.reaches(sessions=1)
+            publisher = far.publish(cache)
+            publisher.wait_for("publishing")
+            near.subscribe(cache, tmp_path / "one", name="one").finish(0)
+            cache.check(tmp_path / "one")
+            sent = far.metric("objects_out_total")
+            near.subscribe(cache, tmp_path / "two", name="two").finish(0)
+            cache.check(tmp_path / "two")
+            assert far.metric("objects_out_total") == sent, "the second one came from the cache"
+            other = make_cache(tmp_path / "other", seed=3)
+            near.publish(other, name="near-publish").wait_for("publishing")
+            far.subscribe(other, tmp_path / "three", name="three").finish(0)
+            other.check(tmp_path / "three")
+
+
+def test_a_relay_started_before_its_upstream_finds_it_later(cache: Cache, tmp_path: Path):
+    with relay(tmp_path / "far") as first:
+        address, cafile = first.url.removeprefix("moqt://"), first.cafile
+    options = ("--upstream", f"moqt://{address}", "--upstream-cafile", cafile)
+    with relay(tmp_path / "near", *options) as near:
+        with relay(tmp_path / "far", "--listen", address) as far:
+            far.reaches(sessions=1)
+            publisher = far.publish(cache)
+            publisher.wait_for("publishing")
+            near.subscribe(cache, tmp_path / "out").finish(0)
+            cache.check(tmp_path / "out")
+        # Without upstream, what is cached is served.
+        near.subscribe(cache, tmp_path / "later", name="later").finish(0)
+        cache.check(tmp_path / "later")

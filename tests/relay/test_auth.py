@@ -1,0 +1,242 @@
+"""Tokens as a relay's policy: rights by Scope ID, from a file of digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import pytest
+
+from moqt.codes import AliasType, RequestErrorCode
+from moqt.messages import AuthorizationToken, Parameters
+from moqt.names import FullTrackName
+from moqt.session import SessionConfig
+from moqt.token_file import TokenFileError, bearer, read_token_file
+from relay.auth import RIGHTS, AuthFileError, TokenPolicy, load_principals
+from relay.config import Action
+from tests.relay.star import JOIN, Collector, Star, track
+
+SCOPE, OTHER = bytes(range(16)), bytes(16)
+NAMESPACE = (b"kvcs-1", SCOPE, b"compat", b"anchor", b"publication")
+NAME = FullTrackName(NAMESPACE, b"manifest")
+READER, WRITER, STRANGER, OPERATOR = (
+    f"{who}-{'0123456789' * 3}".encode() for who in ("reader", "writer", "stranger", "operator")
+)
+
+
+def entry(token, scope, rights, **more):
+    digest = hashlib.sha256(token).hexdigest()
+    return {"principal": "p", "token_sha256": digest, "scopes": {scope: rights}, **more}
+
+
+RECORDS = [
+    entry(READER, SCOPE.hex(), ["read"], uris=["https://h1.example/kvsp/"], roles=["holder"]),
+    entry(WRITER, SCOPE.hex(), ["write"]),
+    entry(STRANGER, OTHER.hex(), ["read", "write"]),
+    entry(OPERATOR, "*", ["read"]),
+]
+
+
+def write(path, records):
+    """Replace the file the way `kvcs-keygen` does, so that its inode differs."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"principals": records}))
+    os.replace(fresh, path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "principals.json"
+    write(path, RECORDS)
+    return path
+
+
+def show(token):
+    return AuthorizationToken(AliasType.USE_VALUE, None, 0, token)
+
+
+def parameters(token):
+    return Parameters(authorization_tokens=() if token is None else (show(token),))
+
+
+def answer(star, make):
+    answers = []
+    make().on_answer = answers.append
+    star.run()
+    return answers[0].code if answers[0] is not None else None
+
+
+ALLOWED, DENIED = None, RequestErrorCode.UNAUTHORIZED
+
+
+@pytest.mark.parametrize(
+    ("token", "publishing", "reading"),
+    [
+        (None, DENIED, DENIED),
+        (b"unknown-token-of-nobody-here", DENIED, DENIED),
+        (STRANGER, DENIED, DENIED),
+        (READER, DENIED, ALLOWED),
+        (WRITER, ALLOWED, DENIED),
+        (OPERATOR, DENIED, ALLOWED),
+    ],
+)
+def test_write_is_for_publishing_and_read_for_the_rest_in_that_scope_only(
+    path, token, publishing, reading
+):
+    star = Star(policy=TokenPolicy(path))
+    session, shown = star.connect().client, parameters(token)
+    ignore = {"on_ended": lambda error: None}
+    for make in (
+        lambda: session.publish_namespace(NAMESPACE, shown, **ignore),
+        lambda: session.publish(track(1, name=NAME), shown),
+    ):
+        assert answer(star, make) == publishing
+    for make in (
+        lambda: session.subscribe_namespace(
+            NAMESPACE[:2], shown, on_namespace=lambda *event: None, **ignore
+        ),
+        lambda: session.subscribe_tracks(NAMESPACE[:2], shown, on_publish=lambda p: None, **ignore),
+    ):
+        assert answer(star, make) == reading
+    for make in (
+        lambda: session.track_status(NAME, shown),
+        lambda: session.subscribe(NAME, Collector(), shown),
+        lambda: session.fetch(NAME, Collector(), shown),
+    ):
+        refused = answer(star, make)
+        # Whoever may read learns whether it exists, nobody else does.
+        assert (refused == RequestErrorCode.UNAUTHORIZED) == (reading == DENIED)
+
+
+@pytest.mark.parametrize(
+    "prefix", [(), (b"kvcs-1",), (b"other",), (b"kvcs-1", b"short"), (b"kvcs-1", SCOPE + b"x")]
+)
+def test_what_is_not_one_scope_needs_every_scope(path, prefix):
+    star = Star(policy=TokenPolicy(path))
+    session = star.connect().client
+
+    def listing(token):
+        return answer(
+            star,
+            lambda: session.subscribe_namespace(
+                prefix,
+                parameters(token),
+                on_namespace=lambda *event: None,
+                on_ended=lambda error: None,
+            ),
+        )
+
+    assert listing(READER) == DENIED
+    assert listing(OPERATOR) == ALLOWED
+
+
+def test_a_token_in_setup_counts_for_every_request_of_the_session(path):
+    star = Star(policy=TokenPolicy(path))
+    publisher = star.connect(client_config=SessionConfig(setup_tokens=(bearer(WRITER),)))
+    star.run()
+    assert answer(star, lambda: publisher.client.publish(track(1, name=NAME))) == ALLOWED
+
+
+def test_a_subscriber_is_served_what_a_publisher_with_the_right_has_published(path):
+    star = Star(policy=TokenPolicy(path))
+    publisher = star.connect()
+    publisher.client.publish(track(1, name=NAME), parameters(WRITER))
+    star.run()
+    reader = star.connect()
+    collector = star.subscribe(
+        reader, Parameters(authorization_tokens=(show(READER),), forward=1), NAME
+    )
+    assert collector.accepted
+    assert star.subscribe(star.connect(), JOIN, NAME).failed.code == DENIED
+
+
+def test_the_file_is_read_again_when_it_changes_and_denies_all_while_it_cannot_be(path, caplog):
+    policy = TokenPolicy(path)
+    star = Star(policy=policy)
+    session = star.connect().server
+
+    def reader():
+        return policy.allow(session, Action.FETCH, NAMESPACE, ((0, READER),))
+
+    assert reader()
+    write(path, [])
+    assert reader(), "not before it has looked"
+    policy.reload()
+    assert not reader()
+    write(path, RECORDS)
+    policy.reload()
+    assert reader()
+    path.write_text("{")
+    policy.reload()
+    policy.reload()
+    assert not reader()
+    assert caplog.text.count("new requests are denied") == 1
+    write(path, RECORDS)
+    policy.reload()
+    assert reader()
+    path.unlink()
+    policy.reload()
+    assert not reader() and policy.denied == 3
+
+
+def test_a_token_of_another_type_gives_no_right(path):
+    policy = TokenPolicy(path)
+    session = Star().connect().server
+    assert not policy.allow(session, Action.FETCH, NAMESPACE, ((1, READER),))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[]", 'no array "principals"'),
+        ('{"principals": {}}', 'no array "principals"'),
+        ('{"principals": [1]}', "principals[0] is no object"),
+        (json.dumps({"principals": [{}]}), 'no "principal"'),
+        (json.dumps({"principals": [{"principal": "p"}]}), "64 lower-case hex"),
+        (
+            json.dumps({"principals": [entry(READER, "*", []) | {"token_sha256": "AB" * 32}]}),
+            "64 lower-case hex",
+        ),
+        (json.dumps({"principals": [entry(READER, "12", [])]}), "32 lower-case hex"),
+        (json.dumps({"principals": [entry(READER, "*", ["admin"])]}), '"read" and "write"'),
+        (json.dumps({"principals": [entry(READER, "*", 7)]}), '"read" and "write"'),
+        (json.dumps({"principals": [entry(READER, "*", [])] * 2}), "same token"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_one_sentence_with_its_name(text, words, path):
+    path.write_text(text)
+    with pytest.raises(AuthFileError) as error:
+        load_principals(path)
+    assert words in str(error.value) and str(path) in str(error.value)
+    with pytest.raises(AuthFileError):
+        TokenPolicy(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * 1025, b"two words " * 4, b"\xff" * 30])
+def test_a_token_file_holds_one_token_and_its_content_is_never_said(content, tmp_path):
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(TokenFileError) as error:
+        read_token_file(path)
+    assert str(path) in str(error.value)
+    assert not content or content.decode("latin-1") not in str(error.value)
+
+
+def test_a_token_file_is_for_its_owner_only(tmp_path):
+    path = tmp_path / "token"
+    path.write_bytes(READER + b"\n")
+    path.chmod(0o600)
+    assert read_token_file(path) == READER
+    path.chmod(0o640)
+    with pytest.raises(TokenFileError, match="chmod 600"):
+        read_token_file(path)
+    with pytest.raises(TokenFileError, match="No such file"):
+        read_token_file(tmp_path / "none")
+
+
+def test_every_action_needs_a_right():
+    assert set(RIGHTS) == set(Action)

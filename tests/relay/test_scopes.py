@@ -1,0 +1,125 @@
+"""Paths separate names (MOQT "MOQT URI Scheme")."""
+
+from __future__ import annotations
+
+import pytest
+
+from moqt.codes import RequestErrorCode, SessionErrorCode
+from moqt.session import SessionConfig
+from relay.config import RelayConfig
+from relay.metrics import RelayMetrics
+from relay.scopes import Scopes, scope_of
+from tests.relay.star import JOIN, Star, everything, publish, track
+
+
+class Paths(Star):
+    """A Star whose peers say what they have dialled."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.relay = Scopes(RelayConfig(**settings))
+
+    def at(self, path, authority="relay.example"):
+        return {"client_config": SessionConfig(path=path, authority=authority)}
+
+
+def test_equal_names_under_different_paths_are_different_tracks():
+    star = Paths()
+    for path, size in (("/one", 100), ("/two", 50)):
+        star.publisher(track(1, size=size, ended=True), **star.at(path))
+    for path, size in (("/one", 100), ("/two", 50), ("/one?query=1", 100)):
+        _, collector = star.subscriber(JOIN, **star.at(path))
+        assert collector.payloads == everything(1, size=size)
+    _, nobody = star.subscriber(JOIN, **star.at("/three"))
+    assert nobody.failed.code == RequestErrorCode.DOES_NOT_EXIST
+    assert star.relay.counters.malformed_tracks == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("", "relay.example"), ("/", "relay.example")),
+        (("/a", "relay.example"), ("/a?token=1", "relay.example")),
+        (("/a", "relay.example"), ("/a", "192.0.2.1:4443")),
+    ],
+)
+def test_queries_authorities_and_an_empty_path_separate_nothing(one, other):
+    star = Paths()
+    star.publisher(track(1), **star.at(*one))
+    _, collector = star.subscriber(JOIN, **star.at(*other))
+    assert collector.payloads == everything(1)
+
+
+@pytest.mark.parametrize("other", ["/A", "/a/", "/%61", "/a/b", "//a"])
+def test_paths_are_compared_octet_by_octet(other):
+    assert scope_of("/a") != scope_of(other)
+
+
+def test_the_cache_is_one_for_all_and_a_scope_of_nobody_is_forgotten():
+    star = Paths(cache_octets=8 * 10_000, linger=0)
+    pairs = []
+    for path in ("/one", "/two"):
+        pairs.append(star.publisher(track(1, size=15_000), **star.at(path)))
+        star.subscriber(JOIN, **star.at(path))
+    assert star.relay.cache.evictions > 0 and star.relay.cache.billed <= 80_000
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    star.pass_time(2)
+    assert len(star.relay.relays) <= 2
+    for relay in star.relay.relays.values():
+        assert not relay.sessions and relay.tracks
+    star.relay.cache._make_room(80_000)
+    star.pass_time(1)
+    assert star.relay.relays == {} and star.relay.cache.billed == 0
+
+
+def test_one_path_too_many_is_refused_unless_another_is_only_cached():
+    star = Paths(max_scopes=2)
+    one = star.publisher(track(1), **star.at("/one"))
+    star.subscriber(JOIN, **star.at("/one"))
+    star.connect(**star.at("/two"))
+    refused = star.connect(**star.at("/three"))
+    star.run()
+    assert refused.client.closed.code == SessionErrorCode.INVALID_PATH
+    again = star.connect(**star.at("/one"))
+    star.run()
+    assert again.client.closed is None
+    for pair in [pair for pair in star.pairs if pair.server.path == "/one"]:
+        star.kill(pair)
+    assert star.relay.cache.objects == 4 and one.client is not None
+    third = star.connect(**star.at("/three"))
+    star.run()
+    assert third.client.closed is None and set(star.relay.relays) == {"/two", "/three"}
+    assert star.relay.cache.billed == 0
+
+
+def test_a_scope_that_is_kept_stays_without_sessions():
+    star = Paths(max_scopes=1)
+    kept = star.relay.keep("/up?x=1")
+    star.pass_time(1)
+    assert star.relay.relays == {"/up": kept}
+    refused = star.connect(**star.at("/other"))
+    star.run()
+    assert refused.client.closed.code == SessionErrorCode.INVALID_PATH
+
+
+def test_numbers_are_those_of_all_scopes_and_never_shrink():
+    star = Paths(linger=0)
+    metrics = RelayMetrics(star.relay)
+    for path in ("/one", "/two"):
+        store = track(1)
+        star.publisher(store, **star.at(path))
+        star.subscriber(JOIN, **star.at(path))
+        publish(store, 1, 0)
+    star.run()
+    metrics.update()
+    assert metrics._gauges["sessions"] == 4 and metrics._gauges["scopes"] == 2
+    assert metrics._gauges["tracks"] == 2 and metrics._counters["objects_in"] == 10
+    star.relay.relays["/one"].sessions.copy().pop().scheduler.counters.too_far_behind = 7
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    star.relay.cache._make_room(star.relay.cache.budget)
+    star.pass_time(1)
+    metrics.update()
+    assert metrics._gauges["scopes"] == 0 and metrics._gauges["cache_billed_octets"] == 0
+    assert metrics._counters["too_far_behind"] == 7 and metrics._counters["sessions"] == 4

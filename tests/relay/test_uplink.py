@@ -1,0 +1,393 @@
+"""A relay behind a relay: unknown names are asked upstream, published ones announced."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moqt.backoff import Backoff
+from moqt.codes import PublishDoneCode, RequestErrorCode
+from moqt.errors import ConnectError, SessionClosed
+from moqt.messages import Goaway, LocationFilter, Parameters
+from moqt.names import Location
+from relay.uplink import Interests, Uplink
+from relay.uplink_client import UplinkClient
+from tests.relay.star import (
+    JOIN,
+    LIVE,
+    NAME,
+    NAMESPACE,
+    Star,
+    end_track,
+    everything,
+    publish,
+    track,
+)
+from tests.relay.test_namespaces import Listing
+from tests.relay.test_offers import Wanting
+from tests.relay.test_publications import offering, paused
+
+
+class Chain:
+    """The relay of `bottom` is a client of the relay of `top`."""
+
+    def __init__(self, *, announce=False, **settings):
+        self.top, self.bottom = Star(**settings), Star(**settings)
+        self.bottom.pairs = self.top.pairs  # whoever runs, runs all
+        self.uplink = Uplink(self.bottom.relay, announce=announce)
+        self.link = None
+
+    def connect(self):
+        link = self.top.connect(self.bottom.relay)
+        self.top.run()
+        self.uplink.attach(link.client)
+        self.top.run()
+        self.link = link
+        return link
+
+    def cut(self):
+        link, self.link = self.link, None
+        self.top.kill(link)
+        link.client.connection_closed(0, "idle time-out", False)
+        self.uplink.detach(link.client)
+        self.top.run()
+
+    def pass_time(self, seconds, step=0.5):
+        until = self.top.now + seconds
+        while self.top.now < until:
+            self.top.now = self.bottom.now = min(self.top.now + step, until)
+            for relay in (self.top.relay, self.bottom.relay):
+                relay.tick(self.top.now)
+            self.uplink.tick(self.top.now)
+            for pair in self.top.pairs:
+                pair.client.tick(self.top.now)
+                pair.server.tick(self.top.now)
+            self.top.run()
+
+
+@pytest.fixture
+def chain():
+    chain = Chain()
+    chain.connect()
+    return chain
+
+
+def test_a_subscribe_a_fetch_and_a_track_status_nobody_here_serves_are_asked_upstream(chain):
+    store = track(2)
+    chain.top.publisher(store)
+    pair, collector = chain.bottom.subscriber(JOIN)
+    assert collector.payloads == everything(2)
+    fetched = chain.bottom.fetch(pair)
+    assert fetched.payloads == everything(2)
+    request = pair.client.track_status(NAME)
+    chain.top.run()
+    assert request.largest == Location(1, 3)
+    publish(store, 2, 0)
+    chain.top.run()
+    assert collector.locations[-1] == Location(2, 0)
+    _, refused = chain.bottom.subscriber(LIVE, NAME._replace(name=b"other"))
+    assert refused.failed.code == RequestErrorCode.DOES_NOT_EXIST
+
+
+def test_two_subscribers_cost_upstream_one_subscription(chain):
+    publisher = chain.top.publisher(track(1))
+    chain.bottom.subscriber(JOIN)
+    chain.bottom.subscriber(JOIN)
+    assert chain.top.relay.downstream_subscriptions == 1
+    assert len(publisher.handler.subscribes) == 1
+
+
+def test_a_publisher_here_is_preferred_to_upstream(chain):
+    far = chain.top.publisher(track(1))
+    near = chain.bottom.publisher(track(1))
+    _, collector = chain.bottom.subscriber(JOIN)
+    assert collector.payloads == everything(1)
+    assert far.handler.subscribes == [] and len(near.handler.subscribes) == 1
+
+
+def test_namespaces_upstream_are_listed_here_for_as_long_as_they_are_there(chain):
+    pair = chain.bottom.connect()
+    listing = Listing(chain.top, pair, (b"demo",))
+    publisher = chain.top.publisher()
+    assert listing.events == [(NAMESPACE, True)]
+    near = chain.bottom.publisher()
+    chain.top.kill(publisher)
+    assert listing.events == [(NAMESPACE, True)], "a publisher here still has it"
+    chain.top.kill(near)
+    assert listing.events == [(NAMESPACE, True), (NAMESPACE, False)]
+
+
+def test_without_upstream_its_namespaces_are_gone_and_come_back_with_it(chain):
+    chain.top.publisher()
+    listing = Listing(chain.top, chain.bottom.connect(), ())
+    chain.cut()
+    assert listing.request.namespaces == set()
+    chain.connect()
+    assert listing.request.namespaces == {NAMESPACE}
+
+
+def test_a_track_completed_from_upstream_is_published_here_when_upstream_has_gone(chain):
+    chain.top.publisher(track(2, ended=True))
+    pair, collector = chain.bottom.subscriber(JOIN)
+    assert collector.payloads == everything(2)
+    listing = Listing(chain.top, pair, (b"demo",))
+    chain.pass_time(1)
+    chain.cut()
+    assert listing.events == [(NAMESPACE, True)]
+    assert chain.bottom.subscribe(pair, JOIN).payloads == everything(2)
+
+
+def test_tracks_offered_upstream_are_offered_here_and_resumed_all_the_way(chain):
+    store = track()
+    wanting = Wanting(chain.top, chain.bottom.connect())
+    publisher = offering(chain.top, store)
+    assert wanting.names == [NAME] and not paused(publisher)
+    publish(store, 0, 0)
+    chain.top.run()
+    assert wanting.got[NAME].locations == [Location(0, 0)]
+
+
+def test_what_is_published_here_is_announced_upstream_when_that_is_wanted():
+    chain = Chain(announce=True)
+    store = track(1)
+    publisher = chain.bottom.publisher(store)
+    chain.connect()
+    far = Listing(chain.top, chain.top.connect(), ())
+    assert far.request.namespaces == {NAMESPACE}
+    _, collector = chain.top.subscriber(JOIN)
+    assert collector.payloads == everything(1)
+    second = chain.bottom.publisher(namespace=NAMESPACE)
+    chain.top.kill(publisher)
+    assert far.request.namespaces == {NAMESPACE}
+    chain.top.kill(second)
+    assert far.request.namespaces == set()
+
+
+def test_it_is_not_announced_unless_told_to(chain):
+    chain.bottom.publisher()
+    assert Listing(chain.top, chain.top.connect(), ()).request.namespaces == set()
+
+
+def test_upstream_is_not_told_its_own_namespaces_nor_asked_for_what_it_asks_for():
+    chain = Chain(announce=True)
+    chain.connect()
+    chain.top.publisher(namespace=(b"else",))
+    Listing(chain.top, chain.bottom.connect(), ())
+    chain.bottom.publisher(track(1))
+    seen = []
+    chain.link.server.subscribe_namespace(
+        (), on_namespace=lambda *event: seen.append(event), on_ended=lambda error: None
+    )
+    _, refused = chain.top.subscriber(LIVE, NAME._replace(name=b"nothing"))
+    assert seen == [(NAMESPACE, True)]
+    assert refused.failed.code == RequestErrorCode.DOES_NOT_EXIST
+
+
+def test_a_redirect_of_upstream_is_passed_on_whole(chain):
+    chain.top.relay.subscribe_received = lambda request: request.redirect(
+        "moqt://elsewhere.example/x", (b"moved",), b"there", retry_after_ms=5
+    )
+    _, collector = chain.bottom.subscriber(LIVE)
+    error = collector.failed
+    assert error.code == RequestErrorCode.REDIRECT and error.retry_after_ms == 5
+    assert error.redirect == ("moqt://elsewhere.example/x", (b"moved",), b"there")
+
+
+def test_a_rendezvous_waits_upstream_too_and_nobody_else_waits_with_it(chain):
+    wait = Parameters(rendezvous_timeout=20_000, location_filter=LocationFilter.next_object())
+    _, collector = chain.bottom.subscriber(wait)
+    _, impatient = chain.bottom.subscriber(LIVE)
+    chain.pass_time(6)
+    assert collector.failed is None
+    assert impatient.failed.code == RequestErrorCode.TIMEOUT
+    store = track()
+    chain.top.publisher(store)
+    publish(store, 0, 0)
+    chain.top.run()
+    assert collector.locations == [Location(0, 0)]
+
+
+def test_after_a_reconnection_next_object_repeats_nothing_and_a_fill_brings_all():
+    chain = Chain(linger=0)
+    chain.connect()
+    store = track(1)
+    chain.top.publisher(store)
+    pair, collector = chain.bottom.subscriber(LIVE)
+    publish(store, 1, 0)
+    chain.top.run()
+    chain.cut()
+    assert collector.done == PublishDoneCode.INTERNAL_ERROR
+    publish(store, 1, 1)
+    chain.connect()
+    again = chain.bottom.subscribe(pair, LIVE)
+    publish(store, 1, 2)
+    chain.top.run()
+    assert again.locations == [Location(1, 2)]
+    publish(store, 1, 3)
+    chain.top.run()
+    assert chain.bottom.subscribe(pair, JOIN).payloads == everything(2)
+
+
+def test_goaway_of_upstream_moves_its_subscriptions_without_a_hole():
+    chain = Chain()
+    old = chain.connect()
+    store = track()
+    chain.top.publisher(store)
+    _, collector = chain.bottom.subscriber(JOIN)
+    publish(store, 0, 0)
+    chain.top.run()
+    chain.connect()
+    assert chain.top.relay.downstream_subscriptions == 1
+    old.client.drain()
+    chain.top.run()
+    assert old.client.closed is not None
+    chain.uplink.detach(old.client)
+    for at in range(1, 4):
+        publish(store, 0, at)
+    end_track(store, 1)
+    chain.top.run()
+    assert collector.payloads == everything(1) and not collector.repeated
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+
+
+def test_prefixes_that_one_covers_are_asked_for_once():
+    asked, ended = [], {}
+
+    class Request:
+        def __init__(self, prefix):
+            self.prefix = prefix
+
+        def cancel(self):
+            asked.append(("-", self.prefix))
+
+    def ask(session, prefix, end):
+        asked.append(("+", prefix))
+        ended[prefix] = end
+        return Request(prefix)
+
+    interests = Interests(ask)
+    interests.attach("session")
+    a, ab, ac = (b"a",), (b"a", b"b"), (b"a", b"c")
+    interests.add(ab, 1)
+    interests.add(ac, 2)
+    interests.add(ab, 3)
+    assert asked == [("+", ab), ("+", ac)]
+    asked.clear()
+    interests.add(a, 4)
+    assert sorted(asked) == [("+", a), ("-", ab), ("-", ac)]
+    asked.clear()
+    interests.remove(a, 4)
+    assert sorted(asked) == [("+", ab), ("+", ac), ("-", a)]
+    asked.clear()
+    interests.remove(ab, 1)
+    assert asked == []
+    interests.remove(ab, 3)
+    assert asked == [("-", ab)]
+    asked.clear()
+    ended[ac](None)
+    interests.tick(0.5)
+    assert asked == []
+    interests.tick(1.5)
+    assert asked == [("+", ac)]
+
+
+def test_an_overlap_that_upstream_still_sees_is_asked_for_again(chain):
+    pair = chain.bottom.connect()
+    narrow = Listing(chain.top, pair, (b"demo", b"live"))
+    chain.top.publisher()
+    wide = Listing(chain.top, chain.bottom.connect(), (b"demo",))
+    chain.pass_time(3)
+    assert narrow.request.namespaces == wide.request.namespaces == {NAMESPACE}
+
+
+# -- the connection ----------------------------------------------------------------------------
+
+
+class FakeSession:
+    """A session that was accepted, and ends as told."""
+
+    def __init__(self, goaway=None):
+        self.session, self.closed = self, None
+        self._goaway = goaway
+
+    async def wait_goaway(self):
+        if self._goaway is not None:
+            return Goaway(self._goaway, 0)
+        raise SessionClosed(0, "ended at once")
+
+    async def wait_closed(self):
+        return self.closed
+
+    def drain(self):
+        self.closed = SessionClosed(0, "drained")
+
+    def close(self):
+        self.closed = SessionClosed(0, "closed")
+
+
+class FakeUplink:
+    session = None
+
+    def attach(self, session):
+        self.session = session
+
+    def detach(self, session):
+        if self.session is session:
+            self.session = None
+
+
+class Enough(Exception):
+    pass
+
+
+def run_client(make, *, sleeps, connects=1000):
+    """The URLs connected to and the delays between, until `sleeps` delays were asked for."""
+    urls, delays = [], []
+
+    async def connect(url):
+        urls.append(url)
+        if len(urls) > connects:
+            raise Enough
+        return make(len(urls))
+
+    async def sleep(seconds):
+        delays.append(seconds)
+        if len(delays) >= sleeps:
+            raise Enough
+
+    client = UplinkClient(
+        FakeUplink(), "moqt://home", connect, backoff=Backoff(jitter=lambda: 0.0), sleep=sleep
+    )
+    with pytest.raises(Enough):
+        asyncio.run(client.run())
+    return urls, delays
+
+
+def test_a_server_that_accepts_and_closes_20_times_is_tried_with_growing_delays():
+    urls, delays = run_client(lambda number: FakeSession(), sleeps=20)
+    assert urls == ["moqt://home"] * 20
+    assert delays[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0] and set(delays[6:]) == {30.0}
+
+
+def test_a_server_that_is_not_there_is_tried_with_growing_delays():
+    def refuse(number):
+        raise ConnectError("nobody there")
+
+    _, delays = run_client(refuse, sleeps=4)
+    assert delays == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_relays_that_send_each_other_their_clients_do_not_make_it_spin():
+    def circle(number):
+        return FakeSession("moqt://b" if number % 2 else "moqt://a")
+
+    urls, delays = run_client(circle, sleeps=3)
+    assert urls[:3] == ["moqt://home", "moqt://b", "moqt://a"]
+    assert len(urls) == 7, "four moves at once, then one for each delay"
+    assert delays == [0.5, 1.0, 2.0]
+
+
+def test_goaway_without_a_uri_connects_to_the_same_again():
+    urls, _ = run_client(lambda number: FakeSession(""), sleeps=1)
+    assert set(urls) == {"moqt://home"}

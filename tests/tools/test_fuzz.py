@@ -1,0 +1,115 @@
+"""The fuzzer finds what is planted, writes it down, and finds nothing in a short real run."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import fuzz
+from tools.fuzz_targets import TARGETS, Case, Target
+
+
+class Fragile(Target):
+    """Refuses nothing and breaks at a step that holds 0xff 0xff."""
+
+    name = "fragile"
+
+    def corpus(self) -> list[Case]:
+        return [[("", b"harmless"), ("", b"octets"), ("", b"in"), ("", b"parts")]]
+
+    def run(self, case: Case) -> None:
+        for _, octets in case:
+            if b"\xff\xff" in octets:
+                raise ZeroDivisionError("planted")
+
+
+class Slow(Fragile):
+    def run(self, case: Case) -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:  # busy, as a loop that never ends
+            pass
+
+
+class Greedy(Fragile):
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def run(self, case: Case) -> None:
+        self.kept.append(bytearray(b"x" * 50_000))
+
+
+def plan(output: Path, *targets: str, **changes) -> fuzz.Plan:
+    settings = {"seconds": 60.0, "seed": 1, "runs": 400, "input_seconds": 5.0, "growth": 1 << 30}
+    return fuzz.Plan(targets=targets, output=output, **(settings | changes))
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, target in (("fragile", Fragile), ("slow", Slow), ("greedy", Greedy)):
+        monkeypatch.setitem(TARGETS, name, target)
+
+
+def test_a_short_run_of_every_target_finds_nothing(tmp_path: Path):
+    runs = {"transport": 12, "relay": 60, "session": 300, "webtransport": 40}
+    for name in TARGETS:
+        tally = fuzz.fuzz(plan(tmp_path, name, runs=runs.get(name, 1000)))[name]
+        assert tally.findings == []
+        assert tally.runs >= runs.get(name, 1000)
+
+
+def test_a_planted_fault_is_found_shortened_written_and_replayed(tmp_path, planted, capsys):
+    tallies = fuzz.fuzz(plan(tmp_path, "fragile"))
+    assert 1 <= len(tallies["fragile"].findings) <= 10
+    assert fuzz.report(tallies) == len(tallies["fragile"].findings)
+    path = tmp_path / "fragile-1-1.case"
+    assert "ZeroDivisionError: planted" in path.read_text()
+    assert f"python -m tools.fuzz --replay {path}" in path.read_text()
+    name, case = fuzz.read_case(path)
+    assert name == "fragile" and len(case) == 1
+    assert fuzz.main(["--replay", str(path)]) == 1
+    assert "planted" in capsys.readouterr().out
+
+
+def test_a_run_with_a_finding_exits_with_1_and_one_without_with_0(tmp_path, planted):
+    common = ["--runs", "400", "--seed", "1", "--output", str(tmp_path)]
+    assert fuzz.main(["--target", "fragile", *common]) == 1
+    assert fuzz.main(["--target", "datagram", *common]) == 0
+
+
+def test_an_input_that_takes_too_long_is_a_finding(tmp_path, planted):
+    tally = fuzz.fuzz(plan(tmp_path, "slow", runs=1, input_seconds=0.05))["slow"]
+    assert "Hang" in tally.findings[0]
+
+
+def test_memory_that_grows_is_a_finding(tmp_path, planted):
+    tally = fuzz.fuzz(plan(tmp_path, "greedy", runs=1100, growth=20 << 20))["greedy"]
+    assert "memory grew" in tally.findings[0]
+
+
+def test_one_seed_makes_one_sequence_of_inputs():
+    target = TARGETS["session"]()
+    corpus = target.corpus()
+
+    def inputs(seed: int) -> list[Case]:
+        mutator = fuzz.Mutator(target, corpus, random.Random(seed))
+        return [mutator.case() for _ in range(50)]
+
+    assert inputs(1) == inputs(1) != inputs(2)
+
+
+def test_a_case_is_read_as_it_was_written(tmp_path: Path):
+    case: Case = [("", b""), ("data 4", b"\x00\xff"), ("0:tick 1", b"|")]
+    fuzz.write_case(tmp_path / "one.case", "session", case, "why\nit failed")
+    assert fuzz.read_case(tmp_path / "one.case") == ("session", case)
+
+
+@pytest.mark.parametrize("text", ["", "target nothing\n", "target session\ndata 4 00\n", "hello"])
+def test_a_file_that_is_no_case_is_refused_with_what_is_wrong(tmp_path: Path, text: str, capsys):
+    path = tmp_path / "bad.case"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        fuzz.main(["--replay", str(path)])
+    assert "cannot replay" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+"""The decoders as targets of `tools.fuzz`, one class each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from kvcs.codes import Component
+from kvcs.errors import KvcsError
+from kvcs.manifest import Manifest
+from kvcs.namespace import PublicationNamespace, parse_publication_uri
+from kvcs.payload import check_payload
+from kvsp.errors import DecodeError
+from moqt.codes import REQUEST_OPENERS, GroupOrder, MessageType, SessionErrorCode
+from moqt.describe import describe, line
+from moqt.errors import MisuseError, RequestError, SessionError
+from moqt.filters import check_range_filters
+from moqt.messages import Parameters
+from moqt.uri import parse_uri
+from moqt.wire.objects import PaddingDatagram
+from tools.fuzz_base import CODEC, KVCS, Case, Target, vectors
+
+
+def _parts(case: Case) -> list[bytes]:
+    return [octets for _, octets in case]
+
+
+class Control(Target):
+    """Control messages in any parts; what decodes must encode, and print, again."""
+
+    name = "control"
+
+    def corpus(self) -> list[Case]:
+        return [[("", octets)] for octets in vectors("control", "token", "stream_prefix")]
+
+    def run(self, case: Case) -> None:
+        first: frozenset[MessageType] | None
+        for first in (None, REQUEST_OPENERS, frozenset({MessageType.SETUP})):
+            decoder = CODEC.message_decoder(first)
+            fed = 0
+            try:
+                for part in _parts(case):
+                    fed += len(part)
+                    for message in decoder.feed(part):
+                        if self._valid(getattr(message, "parameters", Parameters())):
+                            encoded = CODEC.encode_message(message)
+                            assert CODEC.message_decoder().feed(encoded) == [message]
+                        json.dumps(describe(message))
+                        assert line(message).isprintable()
+                    assert decoder.buffered <= min(fed, 70_000)
+            except SessionError as error:
+                assert error.reason
+        try:
+            token = CODEC.decode_token(b"".join(_parts(case)))
+        except SessionError:
+            return
+        assert CODEC.decode_token(CODEC.encode_token(token)) == token
+
+    @staticmethod
+    def _valid(parameters: Parameters) -> bool:
+        """Whether the range filters can be encoded: decoding does not judge their values."""
+        fill = parameters.fill_parameters or Parameters()
+        try:
+            check_range_filters(parameters.range_filters, 1000)
+            check_range_filters(fill.range_filters, 1000)
+        except RequestError:
+            return False
+        return True
+
+
+class Data(Target):
+    """Subgroup and fetch streams: any split brings the same Objects and payloads."""
+
+    name = "data"
+
+    def corpus(self) -> list[Case]:
+        return [[("", octets)] for octets in vectors("subgroup_stream", "fetch_stream")]
+
+    @staticmethod
+    def _read(decoder: Any, parts: Iterable[bytes]) -> tuple[list[Any], str | None]:
+        events: list[Any] = []
+        try:
+            for part in parts:
+                for event in decoder.feed(part):
+                    if isinstance(event, bytes | memoryview):
+                        if events and isinstance(events[-1], bytes):
+                            events[-1] += bytes(event)
+                        else:
+                            events.append(bytes(event))
+                    else:
+                        events.append(event)
+                assert decoder.buffered <= decoder.max_properties + 100
+        except SessionError as error:
+            assert error.reason
+            return events, error.reason
+        return events, None
+
+    def run(self, case: Case) -> None:
+        parts = _parts(case)
+        whole = b"".join(parts)
+        with suppress(SessionError):
+            CODEC.data_stream_type(whole)
+        makers: tuple[Callable[[], Any], ...] = (
+            CODEC.subgroup_decoder,
+            lambda: CODEC.fetch_decoder(GroupOrder.ASCENDING),
+            lambda: CODEC.fetch_decoder(GroupOrder.DESCENDING),
+        )
+        for make in makers:
+            found, error = self._read(make(), parts)
+            octets = [whole[i : i + 1] for i in range(min(len(whole), 2000))]
+            if len(octets) == len(whole):
+                again, same_error = self._read(make(), octets)
+                assert (error is None) == (same_error is None), "the split decides"
+                assert error is not None or found == again, "the split changes what is read"
+
+
+class Datagram(Target):
+    """Object datagrams; what decodes must encode to what decodes to the same."""
+
+    name = "datagram"
+
+    def corpus(self) -> list[Case]:
+        return [[("", octets)] for octets in vectors("datagram")]
+
+    def run(self, case: Case) -> None:
+        for part in _parts(case):
+            try:
+                datagram = CODEC.decode_datagram(part)
+            except SessionError as error:
+                assert error.code == SessionErrorCode.PROTOCOL_VIOLATION
+                continue
+            if not isinstance(datagram, PaddingDatagram):
+                assert CODEC.decode_datagram(CODEC.encode_datagram(datagram)) == datagram
+
+
+class Payload(Target):
+    """KVCS Object payloads, in any parts, and the names around them."""
+
+    name = "payload"
+
+    def __init__(self) -> None:
+        context = KVCS["payload_invalid"]["context"]
+        self.valid = bytes.fromhex(KVCS["payload_invalid"]["valid_hex"])
+        self.context = {
+            "component": Component.K,
+            "layer": context["group"],
+            "block": context["object"],
+            "first_block": context["first_block"],
+            "block_tokens": context["block_tokens"],
+            "codec": 1,
+            "raw_octets": context["raw_octets"],
+        }
+
+    def corpus(self) -> list[Case]:
+        fields = [bytes.fromhex(each["encoded_hex"]) for each in KVCS["namespace"]]
+        names = [each["moqt_namespace"].encode() for each in KVCS["namespace"]]
+        uris = [b"moqt://relay.example:4433/live?x=y#kvcs:" + name for name in names]
+        return [[("", octets)] for octets in (self.valid, *fields, *names, *uris)]
+
+    def run(self, case: Case) -> None:
+        parts = _parts(case)
+        with suppress(DecodeError):
+            assert check_payload(parts, **self.context) == self.valid[68:]
+        text = b"".join(parts).decode("latin-1")
+        for read in (PublicationNamespace.from_text, parse_publication_uri, parse_uri):
+            try:
+                read(text)
+            except (DecodeError, MisuseError):
+                continue
+
+
+class ManifestTarget(Target):
+    """KVCS manifests; what is read must write what reads to the same."""
+
+    name = "manifest"
+
+    def corpus(self) -> list[Case]:
+        trees = [KVCS["manifest"]["manifest"]]
+        trees += [each["manifest"] for each in KVCS["manifest_accepted"]]
+        trees += [each["manifest"] for each in KVCS["manifest_invalid"] if "manifest" in each]
+        return [[("", json.dumps(tree).encode())] for tree in trees]
+
+    def run(self, case: Case) -> None:
+        try:
+            manifest = Manifest.parse(b"".join(_parts(case)))
+        except (DecodeError, KvcsError) as error:
+            assert str(error)
+            return
+        assert Manifest.parse(manifest.to_json()) == manifest
