@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test lint unit e2e fuzz bench interop clean
+.PHONY: help install demo test test-torch lint unit e2e fuzz bench interop clean
 help:            ## this list
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,8 +28,14 @@ lint: $(STAMP)   ## ruff, mypy --strict, import-linter
 unit: $(STAMP)   ## the tests of the packages
 	$(BIN)/pytest -n auto --ignore tests/e2e tests
 
+# compiled once instead of by each of the processes that the tests start
 e2e: $(STAMP)    ## the tests with real processes from end to end
+	$(BIN)/python -m compileall -q moqt kvsp kvcs relay
 	$(BIN)/pytest tests/e2e
+
+test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	$(BIN)/pytest -rs tests/kvsp/instance/test_torch_engine.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
 
 test: lint unit e2e  ## lint and every test
 

@@ -6,20 +6,24 @@ Recovery"). Who asks for the Objects is `kvcs.retrieval`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, Self
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from kvcs.codes import PAYLOAD_HEADER_OCTETS, Component
 from kvcs.errors import VerificationFailed
-from kvcs.files import KvFileWriter
+from kvcs.layers import ArrayDestination as ArrayDestination
+from kvcs.layers import Arrival as Arrival
+from kvcs.layers import Destination as Destination
+from kvcs.layers import FileDestination as FileDestination
+from kvcs.layers import Layer as Layer
+from kvcs.layers import LayerBuffer, halves
+from kvcs.layers import MemoryDestination as MemoryDestination
+from kvcs.layers import Stats as Stats
 from kvcs.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.namespace import PublicationNamespace
-from kvcs.payload import Octets, check_payload
-from kvcs.tensors import LayerAssembly, Tensor, allocate
+from kvcs.payload import Octets, check_payload, data_digest
 from kvcs.tracks import DataTrack, raw_octets
 from kvsp.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.errors import DecodeError
@@ -35,217 +39,8 @@ SEGMENT: Final = 0
 NOT_NEEDED: Final = "not-needed"
 """Why an Object was discarded that is outside the layers and blocks asked for."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """One usable layer: every Object of it came and was verified.
-
-    `k` and `v` are `[tokens, kv_heads, head_dim]`. `publication` is the Publication ID;
-    when it changes from one layer to the next, the retrieval has started over.
-    """
-
-    index: int
-    k: Tensor
-    v: Tensor
-    publication: bytes
-
-
-@dataclass(slots=True)
-class Stats:
-    """What a retrieval did. Counts of one publication, except where said otherwise."""
-
-    tokens: int = 0
-    blocks: int = 0
-    layers: int = 0
-    """Layers handed over."""
-
-    octets: int = 0
-    """Octets of verified Data."""
-
-    seconds: float = 0.0
-    """From the start to the end, over all publications tried."""
-
-    first_layer_seconds: float | None = None
-    """From the start to the first usable layer."""
-
-    layer_seconds: list[float] = field(default_factory=list)
-    """From the start to each usable layer, in order; with a second publication that begins
-    anew, its layers follow."""
-
-    objects_verified: int = 0
-    objects_confirmed: int = 0
-    """Verified Objects whose digest a manifest lists."""
-
-    discarded: Counter[str] = field(default_factory=Counter)
-    """Objects and manifests thrown away, by reason, over all publications."""
-
-    duplicates: int = 0
-    """Objects that came more often than they were asked for, over all publications."""
-
-    recoveries: int = 0
-    """FETCH requests for missing Objects, over all publications."""
-
-    publications_tried: int = 0
-    publication: str | None = None
-    """Publication ID, hexadecimal."""
-
-    source: str | None = None
-    """Whom it came from, as the caller names it."""
-
-    mode: str | None = None
-    """`live` or `fetch`."""
-
-    @property
-    def megabytes_per_second(self) -> float:
-        return self.octets / self.seconds / 1e6 if self.seconds else 0.0
-
-    def begin(self, namespace: PublicationNamespace) -> None:
-        """Another publication is tried."""
-        self.publications_tried += 1
-        self.publication = namespace.publication_id.hex()
-        self.mode = None
-        self.tokens = self.blocks = self.layers = self.octets = 0
-        self.objects_verified = self.objects_confirmed = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """A JSON object with every number."""
-        return {
-            "tokens": self.tokens,
-            "blocks": self.blocks,
-            "layers": self.layers,
-            "octets": self.octets,
-            "seconds": round(self.seconds, 6),
-            "megabytes_per_second": round(self.megabytes_per_second, 3),
-            "layer_seconds": [round(seconds, 6) for seconds in self.layer_seconds],
-            "first_layer_seconds": self.first_layer_seconds and round(self.first_layer_seconds, 6),
-            "objects_verified": self.objects_verified,
-            "objects_confirmed": self.objects_confirmed,
-            "discarded": dict(self.discarded),
-            "duplicates": self.duplicates,
-            "recoveries": self.recoveries,
-            "publications_tried": self.publications_tried,
-            "publication": self.publication,
-            "source": self.source,
-            "mode": self.mode,
-        }
-
-
-# --- where layers are written --------------------------------------------------------
-
-
-class Destination(Protocol):
-    """Where the layers of a cache are written, each Object once, at its place."""
-
-    def begin(self, tokens: int, layers: range) -> None:
-        """`layers` of `tokens` tokens will be written; what was written before is void."""
-
-    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of `layer` to fill, `[tokens or more, kv_heads, head_dim]`, writable."""
-        ...
-
-
-class MemoryDestination:
-    """New arrays for every layer; held no longer than the application holds them."""
-
-    def __init__(self, descriptor: Descriptor) -> None:
-        self._descriptor = descriptor
-        self._tokens = 0
-
-    def begin(self, tokens: int, layers: range) -> None:
-        self._tokens = tokens
-
-    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
-        return allocate(self._descriptor, self._tokens), allocate(self._descriptor, self._tokens)
-
-
-class ArrayDestination:
-    """The caller's arrays, by layer; they may have more rows than the cache has tokens."""
-
-    def __init__(self, arrays: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        self._arrays = arrays
-
-    def begin(self, tokens: int, layers: range) -> None:
-        missing = [layer for layer in layers if layer not in self._arrays]
-        if missing:
-            raise ValueError(f"there are no arrays for layer {missing[0]}")
-
-    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._arrays[layer]
-
-
-class FileDestination:
-    """A KV file, written through its memory map; it appears only with `commit`.
-
-    with FileDestination("out.safetensors", descriptor) as out: ...; out.commit()
-    """
-
-    def __init__(self, path: str | Path, descriptor: Descriptor) -> None:
-        self._path = Path(path)
-        self._descriptor = descriptor
-        self._writer: KvFileWriter | None = None
-
-    def begin(self, tokens: int, layers: range) -> None:
-        """Raises FileError when there is no room for the file."""
-        self.abort()
-        self._writer = KvFileWriter(self._path, self._descriptor, tokens=tokens, layers=layers)
-
-    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
-        if self._writer is None:
-            raise ValueError("the file was not begun")
-        return self._writer.k(layer), self._writer.v(layer)
-
-    def commit(self) -> None:
-        """Give the file its name. Raises FileError, ValueError when nothing was written."""
-        if self._writer is None:
-            raise ValueError("the file was not begun")
-        self._writer.commit()
-        self._writer = None
-
-    def abort(self) -> None:
-        """Remove what was written; harmless after `commit`."""
-        if self._writer is not None:
-            self._writer.abort()
-            self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abort()
-
-
-# --- putting layers together ---------------------------------------------------------
-
-
-class _OpenLayer(LayerAssembly):
-    """A layer that is not whole, or not handed over yet."""
-
-    def has(self, component: Component, block: int) -> bool:
-        if component is not Component.KV:
-            return bool(self._written[component][block])
-        return all(self._written[half][block] for half in _halves(component))
-
-    def take_back(self, component: Component, block: int) -> None:
-        """Block `block` turned out to be wrong: it is to be written again."""
-        for half in _halves(component):
-            if self._written[half][block]:
-                self._written[half][block] = 0
-                self._left[half] += 1
-
-
-def _halves(component: Component) -> tuple[Component, ...]:
-    return (Component.K, Component.V) if component is Component.KV else (component,)
-
-
-class Arrival(Enum):
-    """What an Object was when it came."""
-
-    NEW = auto()
-    """Needed, good, and written at its place."""
-    BAD = auto()
-    """Discarded: it is as missing as before."""
-    EXTRA = auto()
-    """Not needed, or there already."""
+OTHER_PRODUCTION: Final = "other-production"
+"""Why a block of a holder was discarded that is right, but not the one of the publication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +51,7 @@ class Kept:
     deterministic: bool
     anchor_key: bytes
     blocks: int
+    total: int
     next_layer: int
     unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
 
@@ -268,7 +64,7 @@ class _Facts(NamedTuple):
     first_block: int
 
 
-class Assembly:
+class Assembly(LayerBuffer):
     """The layers asked for, of one publication.
 
     `manifest` is the last good version. A layer is handed over, in order, through `ready`,
@@ -276,6 +72,10 @@ class Assembly:
     contradicts the manifest. Objects that came before the manifest lists them are compared
     when it does: only their digests are kept for that. With `require_listed` a layer waits
     for it.
+
+    Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if
+    they are the same production as far as anybody can tell, and after the last block of
+    the publication.
 
     Methods raise VerificationFailed when the publication is not to be used any further:
     its first manifest is not acceptable, there were more than `max_bad` bad Objects, or a
@@ -287,7 +87,7 @@ class Assembly:
         self,
         namespace: PublicationNamespace,
         descriptor: Descriptor,
-        keys: Sequence[bytes],
+        keys: Sequence[bytes] | None,
         layers: range,
         destination: Destination,
         stats: Stats,
@@ -296,31 +96,39 @@ class Assembly:
         require_listed: bool = False,
         max_bad: int = MAX_BAD_OBJECTS,
         kept: Kept | None = None,
+        shared: int | None = None,
+        over_http: int = 0,
+        elsewhere: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """`keys` are the Block Keys of the tokens the consumer knows, `blocks` how many
+        """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
+        no tokens and tells blocks apart otherwise, `blocks` how many
         blocks it needs at most. `kept` is of an earlier publication: its layers are not
-        asked for again if both are deterministic, otherwise all come again.
+        asked for again if both are deterministic, otherwise all come again. `shared` is how many
+        leading blocks the publication is known to have in common with `keys`, if that is
+        not all, as a manifest cannot show it for a longer publication. `over_http` is
+        how many leading blocks holders have: those the publication lacks come from there.
+        `elsewhere(layer, block)` is asked, for an Object that came and is bad, whether it
+        will be had over HTTP; then it is not asked for again.
         """
+        super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
-        self.descriptor = descriptor
-        self.layers = layers
-        self.ready: deque[Layer] = deque()
         self.manifest: Manifest | None = None
         self.version = -1
         self.tracks: tuple[DataTrack, ...] = ()
         self.blocks = 0
-        """Blocks needed of every layer, known from the first manifest on."""
+        """Blocks needed of the publication, known from the first manifest on."""
         self.bad = 0
         """Bad Objects and manifests of this publication."""
+        self.promised: set[tuple[int, int]] = set()
+        """(layer, block) of bad Objects that are to come over HTTP."""
         self._keys = keys
-        self._destination = destination
-        self._stats = stats
+        self._shared = shared
+        self._over_http = over_http
+        self._elsewhere = elsewhere
         self._most_blocks = blocks
         self._require_listed = require_listed
         self._max_bad = max_bad
         self._kept = kept
-        self._next = layers.start
-        self._open: dict[int, _OpenLayer] = {}
         self._facts: dict[DataTrack, _Facts] = {}
         self._unconfirmed: dict[tuple[DataTrack, int], bytearray] = {}
         self._taken_back: list[tuple[DataTrack, Location]] = []
@@ -330,15 +138,14 @@ class Assembly:
     # -- what is known -------------------------------------------------------------------
 
     @property
+    def publication(self) -> bytes:
+        return self.namespace.publication_id
+
+    @property
     def entry(self) -> SegmentEntry:
         """The manifest's entry of the segment retrieved."""
         assert self.manifest is not None
         return self.manifest.segments[SEGMENT]
-
-    @property
-    def whole(self) -> bool:
-        """Whether every layer asked for has been handed over."""
-        return self.manifest is not None and self._next >= self.layers.stop
 
     @property
     def confirmed(self) -> bool:
@@ -350,23 +157,22 @@ class Assembly:
         """Whether a later version of the manifest was not acceptable."""
         return bool(self._refused)
 
-    @property
-    def octets_held(self) -> int:
-        """Octets of the arrays of layers begun and not handed over."""
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._open.values()) + sum(
-            layer.k.nbytes + layer.v.nbytes for layer in self.ready
-        )
-
-    def needs(self, layer: int) -> bool:
-        """Whether `layer` is asked for and not whole."""
-        return self._next <= layer < self.layers.stop
-
     def missing(self, track: DataTrack, layer: int) -> list[int]:
         """The blocks of `layer` that `track` has still to bring."""
         if not self.needs(layer):
             return []
         held = self._open.get(layer)
-        return list(range(self.blocks)) if held is None else held.missing(track.component)
+        return [
+            block
+            for block in (range(self.blocks) if held is None else held.missing(track.component))
+            if block < self.blocks and (layer, block) not in self.promised
+        ]
+
+    def unproven_blocks(self) -> Iterator[tuple[int, int]]:
+        """Those of the last layer handed over, when no manifest lists it yet."""
+        layer = self._next - 1
+        if any((track, layer) in self._unconfirmed for track in self.tracks):
+            yield from ((layer, block) for block in range(self.blocks))
 
     def take_back(self) -> list[tuple[DataTrack, Location]]:
         """Objects that a manifest refused after they were written, once each."""
@@ -381,6 +187,7 @@ class Assembly:
             self.manifest.deterministic,
             self.namespace.anchor_key,
             self.blocks,
+            self.total,
             self.ready[0].index if self.ready else self._next,
             dict(self._unconfirmed),
         )
@@ -431,7 +238,7 @@ class Assembly:
             return Arrival.EXTRA
         held = self._open.get(layer)
         if not self.needs(layer) or (held is not None and held.has(track.component, block)):
-            if again:
+            if again or (block, layer) in self._stats.over_http:
                 self._stats.discarded[NOT_NEEDED] += 1
             else:
                 self._stats.duplicates += 1
@@ -452,23 +259,18 @@ class Assembly:
                 expected_digest=expected,
             )
         except DecodeError as error:
-            self._stats.discarded[error.name] += 1
-            self._count_bad(error.name)
+            self._bad_object(location, error.name)
             return Arrival.BAD
         if held is None:
-            k, v = self._destination.arrays(layer)
-            held = self._open[layer] = _OpenLayer(self.descriptor, self.blocks, k=k, v=v)
+            held = self._held(layer)
         held.write(track.component, block, data)
         self._stats.objects_verified += 1
         self._stats.octets += len(data)
         if expected is None:
-            digests = self._unconfirmed.get((track, layer))
-            if digests is None:
-                digests = bytearray(HASH_OCTETS * self.blocks)
-                self._unconfirmed[track, layer] = digests
-            digests[block * HASH_OCTETS : (block + 1) * HASH_OCTETS] = memoryview(payload)[
+            digest = memoryview(payload)[
                 PAYLOAD_HEADER_OCTETS - HASH_OCTETS : PAYLOAD_HEADER_OCTETS
             ]
+            self._remember(track, layer, block, digest)
         else:
             self._stats.objects_confirmed += 1
         if held.complete:
@@ -481,14 +283,40 @@ class Assembly:
         if not self.needs(layer) or block >= self.blocks:
             self._stats.discarded[NOT_NEEDED] += 1
             return False
-        self._stats.discarded[reason] += 1
-        self._count_bad(reason)
+        self._bad_object(location, reason)
         return True
+
+    def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Arrival:
+        """K and V of a block's layer, from a holder over HTTP.
+
+        BAD is a block of another production: Objects of different publications are never
+        combined, and neither are Objects and such a block.
+        """
+        self.promised.discard((layer, block))
+        if self.manifest is None or layer not in self.layers or block >= self.total:
+            return Arrival.EXTRA
+        if block >= self.blocks:
+            return super().block_received(block, layer, k, v, source)
+        sections = {Component.K: k, Component.V: v}
+        digests = {}
+        for track in self.tracks:
+            data = [sections[half] for half in halves(track.component)]
+            digests[track] = digest = data_digest(*data)
+            known = self._known_digest(track, layer, block)
+            if known is not None and known != digest:
+                self._stats.discarded[OTHER_PRODUCTION] += 1
+                self.foreign.add(block)
+                return Arrival.BAD
+        arrival = super().block_received(block, layer, k, v, source)
+        if arrival is Arrival.NEW:
+            for track, digest in digests.items():
+                if self.manifest.expected_digest(track, layer, block) is None:
+                    self._remember(track, layer, block, digest)
+        return arrival
 
     def release(self) -> None:
         """Let go of every array and digest."""
-        self.ready.clear()
-        self._open.clear()
+        super().release()
         self._unconfirmed.clear()
         self._kept = None
 
@@ -496,37 +324,68 @@ class Assembly:
 
     def _first_manifest(self, manifest: Manifest) -> None:
         """Check that it is for our tokens, choose the tracks, and prepare the arrays."""
-        manifest.check_keys(self._keys, self.namespace.anchor_key)
+        known = manifest.segments[SEGMENT].blocks
+        if self._keys is not None:
+            known = len(self._keys)
+            manifest.check_keys(self._keys[: self._shared], self.namespace.anchor_key)
         self.tracks = manifest.select_tracks(SEGMENT, codecs={Codec.RAW})
         self.manifest = manifest
         self._facts = {track: self._facts_of(track) for track in self.tracks}
         # a publication longer than our tokens is one we were told of: our part of it counts
-        self.blocks = min(
-            self.entry.blocks, len(self._keys), self._most_blocks or self.entry.blocks
-        )
-        stats = self._stats
-        stats.blocks, stats.tokens = self.blocks, self.blocks * self.descriptor.block_tokens
+        most = min(known, self._most_blocks or known)
+        self.blocks = min(self.entry.blocks, most, self._shared or most)
+        total = max(self.blocks, min(self._over_http, most))
         kept, self._kept = self._kept, None
         if (
             kept is not None
             and kept.deterministic
             and manifest.deterministic
-            and (kept.anchor_key, kept.blocks) == (self.namespace.anchor_key, self.blocks)
+            and (kept.anchor_key, kept.blocks, kept.total)
+            == (self.namespace.anchor_key, self.blocks, total)
         ):
+            self.total = total
+            self._say(total)
             self._next = kept.next_layer
             self._unconfirmed.update(
                 (key, digests)
                 for key, digests in kept.unconfirmed.items()
                 if key[0] in self.tracks and key[1] < self._next
             )
-            stats.layers = self._next - self.layers.start
+            self._stats.layers = self._next - self.layers.start
         else:
-            self._destination.begin(stats.tokens, self.layers)
+            self.begin(total)
 
     def _facts_of(self, track: DataTrack) -> _Facts:
         codec = track.known_codec
         assert codec is not None
         return _Facts(codec, raw_octets(self.descriptor, track.component), self.entry.first_block)
+
+    def _remember(
+        self, track: DataTrack, layer: int, block: int, digest: bytes | memoryview
+    ) -> None:
+        """Keep a digest until a manifest lists it."""
+        digests = self._unconfirmed.get((track, layer))
+        if digests is None:
+            digests = self._unconfirmed[track, layer] = bytearray(HASH_OCTETS * self.blocks)
+        digests[block * HASH_OCTETS : (block + 1) * HASH_OCTETS] = digest
+
+    def _known_digest(self, track: DataTrack, layer: int, block: int) -> bytes | None:
+        """The digest of an Object: as the manifest lists it, or as it came."""
+        assert self.manifest is not None
+        listed = self.manifest.expected_digest(track, layer, block)
+        came = self._unconfirmed.get((track, layer))
+        if listed is not None or came is None:
+            return listed
+        held = self._open.get(layer)
+        if held is not None and not held.has(track.component, block):
+            return None
+        return bytes(came[block * HASH_OCTETS : (block + 1) * HASH_OCTETS])
+
+    def _bad_object(self, location: Location, reason: str) -> None:
+        self._stats.discarded[reason] += 1
+        if self._elsewhere is not None and self._elsewhere(*location):
+            self.promised.add((location.group, location.object))
+        self._count_bad(reason)
 
     def _count_bad(self, reason: str) -> None:
         self.bad += 1
@@ -554,7 +413,9 @@ class Assembly:
             expected = listed[track][layer][: len(digests)]
             held = self._open.get(layer)
             if held is None:
-                self._stats.objects_confirmed += self.blocks
+                self._stats.objects_confirmed += sum(
+                    (block, layer) not in self._stats.over_http for block in range(self.blocks)
+                )
                 if digests != expected:
                     self._stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
                     raise VerificationFailed(
@@ -566,28 +427,22 @@ class Assembly:
                 if not held.has(track.component, block):
                     continue
                 part = slice(block * HASH_OCTETS, (block + 1) * HASH_OCTETS)
+                over_http = (block, layer) in self._stats.over_http
                 if digests[part] == expected[part]:
-                    self._stats.objects_confirmed += 1
+                    self._stats.objects_confirmed += not over_http
                     continue
                 held.take_back(track.component, block)
                 self._taken_back.append((track, Location(layer, block)))
-                self._stats.objects_verified -= 1
                 self._stats.octets -= raw_octets(self.descriptor, track.component)
+                if over_http:
+                    self._stats.discarded[OTHER_PRODUCTION] += 1
+                    self.foreign.add(block)
+                    continue
+                self._stats.objects_verified -= 1
                 self._stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
                 self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
 
-    def _hand_over(self) -> None:
-        """Move every layer that is next and usable to `ready`."""
-        while (held := self._open.get(self._next)) is not None and held.complete:
-            layer = self._next
-            if self._require_listed and any(
-                (track, layer) in self._unconfirmed for track in self.tracks
-            ):
-                return
-            del self._open[layer]
-            self._next += 1
-            self._stats.layers += 1
-            tokens = self._stats.tokens
-            self.ready.append(
-                Layer(layer, held.k[:tokens], held.v[:tokens], self.namespace.publication_id)
-            )
+    def _may_go(self, layer: int) -> bool:
+        return not self._require_listed or not any(
+            (track, layer) in self._unconfirmed for track in self.tracks
+        )

@@ -4,39 +4,63 @@
         async for layer in consumer.layers():
             use(layer.index, layer.k, layer.v)
 
-The asyncio face of `kvcs.discovery` and `kvcs.retrieval`: it has no task of its own, and
-every wait ends with the timeout at the latest.
+The asyncio face of `kvcs.discovery`, `kvcs.retrieval` and, with a `Fallback`, of
+`kvcs.fallback`: every wait ends with the timeout at the latest.
+
+With a fallback there are two ways, side by side. As long as a publication is retrieved,
+holders give what is late, bad or beyond its end, into the same layers; when no publication
+is left, or none has come in time, everything is taken from holders.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvcs.assembly import Assembly, Destination, Kept, Layer, MemoryDestination, Stats
 from kvcs.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
 from kvcs.errors import (
     MisuseError,
+    NotAuthorized,
     NotFound,
     PublisherLost,
     RetrievalError,
     RetrievalTimeout,
     VerificationFailed,
 )
+from kvcs.fallback import Fallback, HttpPath, Sessions, both
+from kvcs.layers import LayerBuffer
 from kvcs.namespace import PublicationNamespace
 from kvcs.retrieval import Mode, Retrieval
 from kvsp.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
-from moqt.errors import SessionClosed
+from moqt.errors import MoqtError
 
 DEFAULT_PATIENCE = 2.0
 """Seconds without anything arriving, after which another publication is tried, if known."""
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
+
+
+class _Candidate(NamedTuple):
+    """A publication, and the relay to ask: None for the consumer's own."""
+
+    url: str | None
+    namespace: PublicationNamespace
+    shared: int | None = None
+    """How many of our blocks it has, when that is all that is known of its tokens."""
+
+
+class _LateError(RetrievalError):
+    """No publication has come in time, and holders have what there is."""
+
+
+class _ShorterError(RetrievalError):
+    """Holders do not have the blocks beyond the publication after all."""
 
 
 class Consumer:
@@ -49,7 +73,7 @@ class Consumer:
 
     def __init__(
         self,
-        session: MoqtSession,
+        session: MoqtSession | None,
         scope: Scope,
         descriptor: Descriptor,
         tokens: Tokens,
@@ -66,6 +90,7 @@ class Consumer:
         probes: int = DEFAULT_PROBES,
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
@@ -74,11 +99,12 @@ class Consumer:
         before the manifest lists its digests. `min_blocks` is the shortest prefix worth
         having; `grace` and `probes` are those of `kvcs.discovery`. After `patience` seconds
         without anything arriving another publication is tried, if one is known. `source` is
-        what `stats` calls the peer.
+        what `stats` calls the peer. With `fallback` blocks come from holders over HTTP, too;
+        `session` may then be None, and the consumer opens it itself.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
-        not exist, no blocks, an unknown mode, or a publication of another scope or
-        Compatibility ID.
+        not exist, no blocks, an unknown mode, a publication of another scope or
+        Compatibility ID, or neither a session nor a way to open one.
         """
         layers = range(descriptor.layers) if layers is None else layers
         if layers.step != 1 or not layers or layers.start < 0 or layers.stop > descriptor.layers:
@@ -97,8 +123,8 @@ class Consumer:
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
         descriptor.section_octets()
-        self.stats = Stats(source=source)
-        self._session = session
+        self.stats = Stats(source=source or (fallback.relay if fallback is not None else None))
+        self._source = self.stats.source
         self._scope_id = scope.scope_id
         self._descriptor = descriptor
         self._keys = block_keys(scope, descriptor, tokens)
@@ -114,15 +140,36 @@ class Consumer:
         self._probes = probes
         self._patience = patience
         self._event = asyncio.Event()
-        self._discovery: Discovery | None = None
+        self._sessions = Sessions(session, fallback, self._event.set)
+        self._after = fallback.after if fallback is not None else 0.0
+        self._path: HttpPath | None = None
+        if fallback is not None:
+            self._path = HttpPath(
+                fallback.client,
+                self._scope_id,
+                descriptor,
+                self._keys[:blocks],
+                layers,
+                changed=self._event.set,
+            )
+        self._discoveries: dict[int, Discovery] = {}
         self._retrieval: Retrieval | None = None
+        self._buffer: LayerBuffer | None = None
+        self._tried: set[_Candidate] = set()
+        self._failure: RetrievalError | None = None
+        self._kept: Kept | None = None
+        self._expected = 0
+        self._hasty = True
+        """Whether to do without a publication when none comes in time."""
         self._started = False
+        self._since = 0.0
         self._deadline = 0.0
 
     @property
     def octets_held(self) -> int:
         """Octets of the arrays of layers that were begun and not handed over; 0 at the end."""
-        return self._retrieval.assembly.octets_held if self._retrieval is not None else 0
+        buffer = self._retrieval.assembly if self._retrieval is not None else self._buffer
+        return buffer.octets_held if buffer is not None else 0
 
     async def layers(self) -> AsyncGenerator[Layer, None]:
         """The layers in order, each as soon as it is usable.
@@ -139,7 +186,7 @@ class Consumer:
         if self._started:
             raise MisuseError("a Consumer retrieves once: make another one")
         self._started = True
-        start = asyncio.get_running_loop().time()
+        start = self._since = asyncio.get_running_loop().time()
         self._deadline = start + self._timeout
         try:
             async with aclosing(self._run()) as run:
@@ -152,6 +199,9 @@ class Consumer:
         finally:
             self.stats.seconds = self._now() - start
             self.close()
+            await self._sessions.close()
+            if self._path is not None:
+                await self._path.close()
 
     async def retrieve(self) -> Stats:
         """Run to the end, the layers being written to the destination. Raises as `layers`."""
@@ -161,10 +211,14 @@ class Consumer:
 
     def close(self) -> None:
         """Cancel every request and let go of the arrays; harmless when repeated."""
+        if self._path is not None:
+            self._path.stop()
         if self._retrieval is not None:
             self._retrieval.close()
-        if self._discovery is not None:
-            self._discovery.close()
+        if self._buffer is not None:
+            self._buffer.release()
+        for discovery in self._discoveries.values():
+            discovery.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,60 +239,224 @@ class Consumer:
                 f"the tokens fill no block of {self._descriptor.block_tokens} tokens, "
                 f"and only complete blocks are published"
             )
-        await self._established()
-        tried: set[PublicationNamespace] = set()
-        failure: RetrievalError | None = None
-        kept: Kept | None = None
+        path = self._path
+        if path is None:
+            async with aclosing(self._over_moqt()) as run:
+                async for layer in run:
+                    yield layer
+            return
+        path.start()
         while True:
-            namespace = await self._next_publication(tried, failure)
-            tried.add(namespace)
-            retrieval = self._begin(namespace, kept)
-            arrivals, patient_until = 0, self._now() + self._patience
             try:
-                while True:
-                    due = retrieval.poll(self._now())
-                    if isinstance(retrieval.error, VerificationFailed):
-                        raise retrieval.error
-                    while retrieval.ready:
-                        yield retrieval.ready.popleft()
-                    if retrieval.error is not None:
-                        raise retrieval.error
-                    if retrieval.finished:
-                        return
-                    if retrieval.arrivals != arrivals:
-                        arrivals, patient_until = retrieval.arrivals, self._now() + self._patience
-                    elif self._now() >= patient_until:
-                        if self._known(tried) is not None:
-                            raise PublisherLost(
-                                f"nothing came of publication {namespace.publication_id.hex()} "
-                                f"for {self._patience:g} s"
-                            )
-                        patient_until = self._now() + self._patience
-                    if not self._event.is_set():
-                        await self._wait(patient_until if due is None else min(due, patient_until))
-                    self._event.clear()
+                async with aclosing(self._over_moqt()) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except RetrievalTimeout:
+                raise
+            except RetrievalError as error:
+                failure = error
+            finally:
+                self.stats.note = str(path.error) if path.error is not None else None
+            late = isinstance(failure, _LateError)
+            try:
+                async with aclosing(self._over_http(path, shorter=not late)) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except RetrievalError as error:
+                if not self._left():
+                    raise
+                if not late:
+                    raise both(failure, error) from None
+                self._hasty = False  # holders cannot: publications may take their time
+
+    async def _over_moqt(self) -> AsyncGenerator[Layer, None]:
+        while True:
+            candidate = await self._next_candidate()
+            session = await self._session_at(candidate.url)
+            if session is None:
+                self._tried.add(candidate)
+                continue
+            self._tried.add(candidate)
+            retrieval = self._begin(candidate, session)
+            try:
+                async with aclosing(self._follow(retrieval)) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except _LateError:
+                self._tried.discard(candidate)
+                raise
+            except _ShorterError:
+                self._tried.discard(candidate)
             except (VerificationFailed, PublisherLost) as error:
                 # that a cache is bad is worth knowing, even when the next one is only gone
-                if not isinstance(failure, VerificationFailed):
-                    failure = error
+                if not isinstance(self._failure, VerificationFailed):
+                    self._failure = error
                 # of a publication that failed verification nothing is kept
-                kept = None if isinstance(error, VerificationFailed) else retrieval.assembly.keep()
+                bad = isinstance(error, VerificationFailed)
+                self._kept = None if bad else retrieval.assembly.keep()
             finally:
+                if self._path is not None:
+                    self._path.stop()
                 retrieval.close()
+                self._retrieval, self._since = None, self._now()
 
-    async def _established(self) -> None:
+    async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
+        """The layers of one publication, with the help of holders."""
+        assembly = retrieval.assembly
+        arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        patient_until = self._now() + self._patience
+        while True:
+            due = retrieval.poll(self._now())
+            if isinstance(retrieval.error, VerificationFailed):
+                raise retrieval.error
+            while retrieval.ready:
+                yield retrieval.ready.popleft()
+            if retrieval.error is not None:
+                if not self._can_complete(retrieval):
+                    raise retrieval.error
+                async with aclosing(self._complete(assembly)) as run:
+                    async for layer in run:
+                        yield layer
+                if not assembly.whole:
+                    raise retrieval.error
+                return
+            if retrieval.finished:
+                return
+            now = self._now()
+            if retrieval.arrivals != arrivals:
+                arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
+            elif now >= patient_until:
+                if self._known() is not None:
+                    raise PublisherLost(
+                        f"nothing came of publication {assembly.publication.hex()} "
+                        f"for {self._patience:g} s"
+                    )
+                patient_until = now + self._patience
+            if self.stats.layers != layers:
+                layers, moved = self.stats.layers, now
+            due = patient_until if due is None else min(due, patient_until)
+            if self._path is not None and assembly.manifest is not None:
+                late_at = min(arrived, moved) + self._after
+                self._assist(self._path, retrieval, late=now >= late_at)
+                if now < late_at:
+                    due = min(due, late_at)
+            if not self._event.is_set():
+                await self._wait(due)
+            self._event.clear()
+
+    # -- over HTTP -----------------------------------------------------------------------
+
+    def _assist(self, path: HttpPath, retrieval: Retrieval, *, late: bool) -> None:
+        """Ask holders for what the publication does not bring, or not in time."""
+        assembly = retrieval.assembly
+        if path.failure is not None:
+            raise path.failure
+        if path.busy or assembly.whole:
+            return
+        if path.blocks < assembly.total > assembly.blocks:
+            raise _ShorterError("holders do not have what is beyond the publication")
+        for layer, block in list(assembly.promised):
+            if block in assembly.foreign or not path.has(layer, block):
+                assembly.promised.discard((layer, block))
+                retrieval.ask_again(layer)
+        path.fetch(assembly, self._wanted(assembly, late), self._left())
+
+    def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
+        if not late and not assembly.promised and assembly.total == assembly.blocks:
+            return
+        for layer, block in assembly.lacking():
+            if block in assembly.foreign:
+                continue
+            if late or block >= assembly.blocks or (layer, block) in assembly.promised:
+                yield layer, block
+
+    def _can_complete(self, retrieval: Retrieval) -> bool:
+        """Whether holders have all that a publication that is gone did not bring."""
+        path, assembly = self._path, retrieval.assembly
+        if (
+            path is None
+            or assembly.manifest is None
+            or not isinstance(retrieval.error, PublisherLost | NotAuthorized)
+        ):
+            return False
+        return all(
+            path.has(layer, block) and block not in assembly.foreign
+            for layer, block in assembly.lacking()
+        )
+
+    async def _complete(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
+        """Fill a buffer from holders, until it is whole or they have nothing more."""
+        path = self._path
+        assert path is not None
+        # what was handed over and never listed shows whether theirs is the same production
+        proof, foreign = list(buffer.unproven_blocks()), len(buffer.foreign)
+        while True:
+            while buffer.ready:
+                yield buffer.ready.popleft()
+            if path.failure is not None:
+                raise path.failure
+            if buffer.whole or len(buffer.foreign) > foreign:
+                return
+            self._event.clear()
+            if not path.busy:
+                wanted, proof = [*proof, *buffer.lacking()], []
+                if not path.fetch(buffer, wanted, self._left()):
+                    return
+            await self._wait(None, late=False)
+
+    async def _over_http(self, path: HttpPath, *, shorter: bool) -> AsyncGenerator[Layer, None]:
+        """Everything from holders; with `shorter`, fewer blocks when some cannot be had."""
+        while not path.looked_up:
+            self._event.clear()
+            await self._wait(None, late=False)
+        if path.error is not None:
+            raise path.error
+        while path.blocks >= self._min_blocks:
+            blocks = path.blocks
+            self.stats.begin_over_http()
+            buffer = self._buffer = LayerBuffer(
+                self._descriptor, self._layers, self._destination, self.stats
+            )
+            buffer.begin(blocks)
+            try:
+                async with aclosing(self._complete(buffer)) as run:
+                    async for layer in run:
+                        yield layer
+                if buffer.whole:
+                    return
+            finally:
+                path.stop()
+                buffer.release()
+                self._buffer = None
+            if not shorter or path.blocks >= blocks:
+                break
+        raise path.why()
+
+    # -- publications --------------------------------------------------------------------
+
+    async def _session_at(self, url: str | None) -> MoqtSession | None:
+        """The session to a relay, or None when there is none; `_failure` says why."""
+        task = self._sessions.dial(url)
+        while not task.done():
+            self._event.clear()
+            await self._wait(None)
         try:
-            async with asyncio.timeout_at(self._deadline):
-                await self._session.wait_established()
-        except TimeoutError:
-            raise self._too_late() from None
-        except SessionClosed as error:
-            raise PublisherLost(str(error)) from error
+            return task.result()
+        except MoqtError as error:
+            lost = PublisherLost(str(error))
+            lost.__cause__ = error
+            self._failure = self._failure or lost
+            return None
 
-    def _begin(self, namespace: PublicationNamespace, kept: Kept | None) -> Retrieval:
-        self.stats.begin(namespace)
+    def _begin(self, candidate: _Candidate, session: MoqtSession) -> Retrieval:
+        self.stats.begin(candidate.namespace)
+        self.stats.source = candidate.url or self._source
+        path = self._path
         assembly = Assembly(
-            namespace,
+            candidate.namespace,
             self._descriptor,
             self._keys,
             self._layers,
@@ -246,10 +464,13 @@ class Consumer:
             self.stats,
             blocks=self._blocks,
             require_listed=self._require_listed,
-            kept=kept,
+            kept=self._kept,
+            shared=candidate.shared,
+            over_http=path.blocks if path is not None else 0,
+            elsewhere=path.has if path is not None else None,
         )
         retrieval = self._retrieval = Retrieval(
-            self._session.session,
+            session.session,
             assembly,
             self.stats,
             mode=self._mode,
@@ -259,25 +480,48 @@ class Consumer:
         retrieval.start()
         return retrieval
 
-    async def _next_publication(
-        self, tried: set[PublicationNamespace], failure: RetrievalError | None
-    ) -> PublicationNamespace:
-        """The next publication to try; raises `failure`, or NotFound, when there is none."""
-        if failure is not None and self._session.closed is not None:
-            raise failure
-        known = self._known(tried)
+    async def _next_candidate(self) -> _Candidate:
+        """The next publication to try; raises why there is none."""
+        if self._publications is None and self._path is not None:
+            told_by = self._since + self._after
+            while not self._path.looked_up and self._now() < told_by:
+                self._event.clear()
+                await self._wait(told_by)
+        known = self._known()
         if known is not None:
             return known
-        if self._publications is not None:
-            raise failure or _not_found()
-        discovery = self._discovery
+        if self._publications is None:
+            told = self._told_blocks
+            # the index service need not know of all, and of none that is longer than it says
+            for least, keys in ((told + 1, self._keys), (self._min_blocks, self._keys[:told])):
+                found = await self._discover(max(least, self._min_blocks), keys)
+                if found is not None:
+                    return found
+                told_of = self._known()
+                if told_of is not None:
+                    return told_of
+        raise self._failure or _not_found()
+
+    @property
+    def _told_blocks(self) -> int:
+        told = self._path.told if self._path is not None else []
+        return min(told[0].blocks, len(self._keys)) if told else 0
+
+    async def _discover(self, least: int, keys: Sequence[bytes]) -> _Candidate | None:
+        """Look for a publication of at least `least` of `keys` on our own relay."""
+        if least > len(keys):
+            return None
+        session = await self._session_at(None)
+        if session is None or (self._failure is not None and session.closed is not None):
+            return None
+        discovery = self._discoveries.get(least)
         if discovery is None:
-            discovery = self._discovery = Discovery(
-                self._session.session,
+            discovery = self._discoveries[least] = Discovery(
+                session.session,
                 self._scope_id,
                 self._descriptor.compat_id,
-                self._keys,
-                min_blocks=self._min_blocks,
+                keys,
+                min_blocks=least,
                 grace=self._grace,
                 probes=self._probes,
                 changed=self._event.set,
@@ -286,27 +530,68 @@ class Consumer:
             self._event.clear()
             due = discovery.poll(self._now())
             if discovery.done:
-                chosen = discovery.choose(tried)
+                self._expected = max(self._expected, discovery.found)
+                chosen = self._discovered(discovery)
                 if chosen is not None:
                     return chosen
                 # others of the same prefix may be about to be told of
                 due = discovery.settled_at()
-                if failure is None or due is None or due <= self._now():
-                    raise failure or _not_found()
+                if self._failure is None or due is None or due <= self._now():
+                    return None
             elif discovery.error is not None:
-                raise discovery.error
+                if self._path is None:
+                    raise discovery.error
+                self._failure = self._failure or discovery.error
+                return None
             await self._wait(due)
 
-    def _known(self, tried: set[PublicationNamespace]) -> PublicationNamespace | None:
+    def _discovered(self, discovery: Discovery) -> _Candidate | None:
+        chosen = discovery.choose({c.namespace for c in self._tried if c.url is None})
+        return None if chosen is None else _Candidate(None, chosen)
+
+    def _known(self) -> _Candidate | None:
         """A publication that is known already and was not tried."""
         if self._publications is not None:
-            return next((known for known in self._publications if known not in tried), None)
-        return self._discovery.choose(tried) if self._discovery is not None else None
+            known = (_Candidate(None, namespace) for namespace in self._publications)
+            return next((each for each in known if each not in self._tried), None)
+        for discovery in self._discoveries.values():
+            chosen = self._discovered(discovery)
+            if chosen is not None:
+                return chosen
+        if self._path is None or not self._searched_longer:
+            return None
+        for told in self._path.told:
+            self._expected = max(self._expected, told.blocks)
+            # our own relay may lead there, too, and is nearer
+            for url in (None, told.url):
+                each = _Candidate(url, told.namespace, told.blocks)
+                if each not in self._tried and self._sessions.reaches(url):
+                    return each
+        return None
 
-    async def _wait(self, until: float | None) -> None:
-        """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout."""
+    @property
+    def _searched_longer(self) -> bool:
+        """Whether there is nothing longer than what the index service tells of."""
+        least = max(self._told_blocks + 1, self._min_blocks)
+        discovery = self._discoveries.get(least)
+        own = self._sessions.dial(None)
+        lost = own.done() and (own.cancelled() or own.exception() is not None)
+        return (
+            least > len(self._keys)
+            or lost
+            or (discovery is not None and (discovery.done or discovery.error is not None))
+        )
+
+    async def _wait(self, until: float | None, *, late: bool = True) -> None:
+        """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout, and
+        with `late` _LateError when it is time to take everything from holders."""
         if self._now() >= self._deadline:
             raise self._too_late()
+        late_at = self._late_at() if late else None
+        if late_at is not None:
+            if self._now() >= late_at:
+                raise _LateError(f"no publication came within {self._after:g} s")
+            until = late_at if until is None else min(until, late_at)
         when = self._deadline if until is None else min(until, self._deadline)
         try:
             async with asyncio.timeout_at(when):
@@ -314,6 +599,19 @@ class Consumer:
         except TimeoutError:
             if self._now() >= self._deadline:
                 raise self._too_late() from None
+
+    def _late_at(self) -> float | None:
+        """When to do without a publication: as long as none has told of itself, and holders
+        have as much."""
+        path = self._path
+        if path is None or not self._hasty or not path.blocks or path.blocks < self._expected:
+            return None
+        if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
+            return None
+        return self._since + self._after
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - self._now())
 
     def _too_late(self) -> RetrievalTimeout:
         return RetrievalTimeout(

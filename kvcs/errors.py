@@ -1,17 +1,12 @@
-"""What this package raises besides `kvsp.errors.DecodeError`."""
+"""What this package raises besides `kvsp.errors.DecodeError` and `FileError`."""
 
 from __future__ import annotations
+
+from kvsp.errors import FileError as FileError
 
 
 class KvcsError(Exception):
     """Base of every exception this package raises itself."""
-
-
-class FileError(KvcsError):
-    """A file cannot be read or written, or is not what it should be.
-
-    The message is one sentence that names the file and, where one is at fault, the tensor.
-    """
 
 
 class MisuseError(KvcsError):

@@ -16,9 +16,9 @@ from kvcs.codes import (
 )
 from kvsp.codes import DecodeErrorName
 from kvsp.errors import DecodeError
+from kvsp.uris import namespace_fields
 from moqt.names import TrackNamespace
 
-_ALPHABET = re.compile(r"[A-Za-z0-9_-]*")
 _URI_CHARACTERS = re.compile(r"[!-~]+")
 _FIELD_NAMES = ("tag", "Scope ID", "Compatibility ID", "Anchor Key", "Publication ID")
 
@@ -58,23 +58,7 @@ class PublicationNamespace:
         Raises DecodeError: `bad-base64url` (alphabet, padding, non-zero last bits),
         `truncated`, `trailing-octets`, `bad-namespace`.
         """
-        octets = _decode_base64url(text)
-        fields = []
-        position = 0
-        for name in _FIELD_NAMES:
-            if position >= len(octets):
-                raise DecodeError(DecodeErrorName.TRUNCATED, f"the {name} field is missing")
-            end = position + 1 + octets[position]
-            if end > len(octets):
-                raise DecodeError(DecodeErrorName.TRUNCATED, f"the {name} field runs past the end")
-            fields.append(octets[position + 1 : end])
-            position = end
-        if position != len(octets):
-            raise DecodeError(
-                DecodeErrorName.TRAILING_OCTETS,
-                f"{len(octets) - position} octets follow the five fields",
-            )
-        return cls.from_fields(tuple(fields))
+        return cls(*namespace_fields(text)[1:])
 
     @property
     def fields(self) -> TrackNamespace:
@@ -179,17 +163,6 @@ def _check_fields(fields: TrackNamespace) -> None:
     for name, octets, value in zip(_FIELD_NAMES, NAMESPACE_FIELD_OCTETS, fields, strict=False):
         if len(value) != octets:
             raise _bad_namespace(f"the {name} field has {len(value)} octets instead of {octets}")
-
-
-def _decode_base64url(text: str) -> bytes:
-    if not _ALPHABET.fullmatch(text):
-        raise DecodeError(DecodeErrorName.BAD_BASE64URL, "a character is outside A-Z a-z 0-9 - _")
-    if len(text) % 4 == 1:
-        raise DecodeError(DecodeErrorName.BAD_BASE64URL, "the last character stands alone")
-    octets = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    if base64.urlsafe_b64encode(octets).rstrip(b"=").decode("ascii") != text:
-        raise DecodeError(DecodeErrorName.BAD_BASE64URL, "bits after the last octet are not zero")
-    return octets
 
 
 def _bad_namespace(detail: str) -> DecodeError:

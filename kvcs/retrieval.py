@@ -352,6 +352,11 @@ class Retrieval:
             )
         return min(times, default=None)
 
+    def ask_again(self, layer: int) -> None:
+        """Objects of `layer` that were to come another way will not."""
+        for state in self._tracks.values():
+            self._suspect(state, (layer,))
+
     def close(self) -> None:
         """Cancel every request and release every array; harmless when repeated."""
         if self._closed:

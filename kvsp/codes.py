@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from enum import IntEnum, StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
 
-import ml_dtypes
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 HASH_OCTETS = 32
 """Octets of a Compatibility ID, a Block Key and every SHA-256 digest."""
@@ -30,6 +32,24 @@ MAX_JSON_DEPTH = 64
 """Deepest nesting of arrays and objects that is read."""
 
 MAX_SCOPE_FILE_OCTETS = 1 << 20
+MAX_EPOCH = MAX_SAFE_INTEGER
+MAX_TTL_MS = MAX_SAFE_INTEGER
+"""Largest TTL that is read; a server cuts it to its own maximum."""
+
+MAX_DIRECTIVE_MS = 600_000
+"""Largest `deadline_ms` and `lease_ms`."""
+
+MAX_CODEC = 0xFFFF
+CONTAINER_MAGIC = b"KVB1"
+CONTAINER_VERSION = 1
+JSON_MEDIA_TYPE = "application/kvsp+json"
+BLOCK_MEDIA_TYPE = "application/kvsp-block"
+NAMESPACE_TAG = b"kvcs-1"
+"""First field of the Track Namespace of every KVCS publication."""
+
+NAMESPACE_FRAGMENT = "kvcs:"
+"""What the fragment of a `moqt` URI starts with when a `moqt_namespace` text follows."""
+
 LAYOUT_1 = "kvsp-layout-1"
 DIGEST_PREFIX = "sha-256:"
 
@@ -47,27 +67,32 @@ class ElementType(StrEnum):
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype, little-endian whatever the machine."""
-        return _DTYPES[self]
+        return _dtypes()[self]
 
     @property
     def octets(self) -> int:
         return self.dtype.itemsize
 
 
-def _little(scalar: type[np.generic]) -> np.dtype[np.generic]:
-    # a dtype that names its byte order is not numpy's own where that order is the machine's
-    native: np.dtype[np.generic] = np.dtype(scalar)
-    return native if sys.byteorder == "little" else native.newbyteorder("<")
+@cache
+def _dtypes() -> dict[ElementType, np.dtype[np.generic]]:
+    # imported on first use: who only names and finds blocks needs no arrays
+    import ml_dtypes
+    import numpy as np
 
+    def little(scalar: type[np.generic]) -> np.dtype[np.generic]:
+        # one that names its byte order is not numpy's own where that order is the machine's
+        native: np.dtype[np.generic] = np.dtype(scalar)
+        return native if sys.byteorder == "little" else native.newbyteorder("<")
 
-_DTYPES: dict[ElementType, np.dtype[np.generic]] = {
-    ElementType.BF16: _little(ml_dtypes.bfloat16),
-    ElementType.FP16: _little(np.float16),
-    ElementType.FP32: _little(np.float32),
-    ElementType.FP8_E4M3: _little(ml_dtypes.float8_e4m3fn),
-    ElementType.FP8_E5M2: _little(ml_dtypes.float8_e5m2),
-    ElementType.INT8: _little(np.int8),
-}
+    return {
+        ElementType.BF16: little(ml_dtypes.bfloat16),
+        ElementType.FP16: little(np.float16),
+        ElementType.FP32: little(np.float32),
+        ElementType.FP8_E4M3: little(ml_dtypes.float8_e4m3fn),
+        ElementType.FP8_E5M2: little(ml_dtypes.float8_e5m2),
+        ElementType.INT8: little(np.int8),
+    }
 
 
 class PositionalEncoding(StrEnum):
@@ -106,6 +131,41 @@ class Codec(IntEnum):
 
 
 _CODEC_LABELS = {codec.label: codec for codec in Codec}
+
+
+class Tier(StrEnum):
+    """Where layers of a replica reside (KVSP "Records"); other names are passed on."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class InstanceState(StrEnum):
+    """The states of an instance (KVSP "Instance Status and Lifecycle")."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    SLEEPING = "sleeping"
+    FAILED = "failed"
+
+
+class DirectiveState(StrEnum):
+    """The states of a directive (KVSP "Prefetch Directives")."""
+
+    PENDING = "pending"
+    PARTIAL = "partial"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class ReshardState(StrEnum):
+    """What a member answers to a plan, a commit and an abort (KVSP "Resharding")."""
+
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
 
 
 class DecodeErrorName(StrEnum):

@@ -12,11 +12,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
 import rfc8785
-from numpy.typing import NDArray
 
 from kvsp import ijson
 from kvsp.codes import (
@@ -36,6 +34,10 @@ from kvsp.codes import (
 from kvsp.errors import DecodeError, ScopeFileError
 from kvsp.prefix import complete_blocks
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
 _BLOCK_LABEL: Final = b"KVSP-BLOCK-1\x00"
@@ -47,7 +49,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _VALUE = re.compile(r"[a-z0-9.+-]{1,64}")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?")
 
-Tokens = Sequence[int] | NDArray[Any]
+Tokens: TypeAlias = "Sequence[int] | NDArray[Any]"
 """Token ids, each an integer from 0 to 2^32-1."""
 
 
@@ -453,12 +455,15 @@ def block_keys(
     tokens: Tokens,
     *,
     block_tokens: int | None = None,
+    after: bytes | None = None,
 ) -> list[bytes]:
     """The Block Keys of all complete blocks of `tokens`, 32 octets each (KVSP 4.2).
 
     The one function that names blocks. `identity` is the descriptor, or the 32 octets
     of a Compatibility ID together with `block_tokens`, which an ID alone does not tell.
-    Tokens after the last complete block are checked and have no key.
+    `after` is the key of the block before the first one, when `tokens` continue a prefix
+    that is known by its keys only. Tokens after the last complete block are checked and
+    have no key.
 
     Raises DecodeError `bad-token` (the message gives the position, never the id),
     TypeError without a scope, ValueError for a Compatibility ID of another length or a
@@ -480,7 +485,9 @@ def block_keys(
     prefix = _BLOCK_LABEL + compat_id
     step = 4 * block_tokens
     keys: list[bytes] = []
-    key = bytes(HASH_OCTETS)
+    key = bytes(HASH_OCTETS) if after is None else after
+    if len(key) != HASH_OCTETS:
+        raise ValueError(f"a Block Key has {HASH_OCTETS} octets")
     for block in range(complete_blocks(len(octets) // 4, block_tokens)):
         key = scope.mac(prefix + key + octets[block * step : (block + 1) * step])
         keys.append(key)
@@ -493,6 +500,9 @@ def check_tokens(tokens: Tokens) -> None:
 
 
 def _token_octets(tokens: Tokens) -> bytes:
+    # imported on first use: services that compare keys never compute any
+    import numpy as np
+
     if isinstance(tokens, np.ndarray):
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             if tokens.ndim == 1 and not tokens.size:

@@ -195,6 +195,8 @@ def relay_command(
         policy = None if auth is None else TokenPolicy(auth)
     except AuthFileError as error:
         raise _Usage(f"--auth: {error}") from None
+    if upstream is not None and _is_here(upstream, host, port):
+        raise _Usage("--upstream is this relay itself: it would ask itself for what it has not")
     above = _upstream(upstream, upstream_cafile, upstream_token_file, announce_upstream, mtu)
     scopes = Scopes(RelayConfig(cache_octets=cache_octets), policy)
     config = DaemonConfig(
@@ -246,6 +248,15 @@ def _upstream(
         session=SessionConfig(setup_tokens=tokens),
         announce=announce,
     )
+
+
+def _is_here(url: str, host: str, port: int) -> bool:
+    """Whether `url` names the very address that is listened on (not by another name for it)."""
+    try:
+        uri = parse_uri(url)
+    except MoqtError:
+        return False  # `_upstream` says what is wrong with it
+    return (uri.host, uri.port) == (host, port)
 
 
 def _usage(parse: Callable[[str], T], text: str, option: str) -> T:

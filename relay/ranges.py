@@ -97,7 +97,8 @@ class Ranges:
             if fetch.next <= fetch.end:
                 coming.add(fetch.next, fetch.end)
         for stored in self._track.arrivals.bringing:
-            coming.add(stored.location, stored.location)
+            if not stored.retired:
+                coming.add(stored.location, stored.location)
         return [
             hole
             for low, high in _holes(self._track.store.known, start, end)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import re
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from cryptography import x509
 
 from kvcs.errors import (
     FileError,
@@ -27,6 +21,13 @@ from kvcs.errors import (
     VerificationFailed,
 )
 from kvcs.retrieval import not_authorized
+from kvsp.cli.common import ExitCode as ExitCode
+from kvsp.cli.common import InputError as InputError
+from kvsp.cli.common import check_cafile as check_cafile
+from kvsp.cli.common import check_output as check_output
+from kvsp.cli.common import note as note
+from kvsp.cli.common import parse_layers as parse_layers
+from kvsp.cli.common import print_json as print_json
 from kvsp.errors import KvspError
 from moqt.backoff import Backoff as Backoff
 from moqt.codes import SessionErrorCode
@@ -67,30 +68,10 @@ KeylogFile = Annotated[
     typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
 ]
 
-_LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
-
-
-class ExitCode(IntEnum):
-    """How the programs of this package end."""
-
-    DONE = 0
-    FAILED = 1
-    """Timeout, publisher lost, unreachable, output not written."""
-    USAGE = 2
-    """Wrong usage, or an input file that is not what it should be."""
-    NOT_FOUND = 3
-    NOT_AUTHORIZED = 4
-    VERIFICATION_FAILED = 5
-
-
 EXIT_CODES_HELP: Final = (
     "Exit code: 0 done, 1 failed (timeout, publisher lost, unreachable), 2 wrong usage or a "
     "malformed input file, 3 not found, 4 not authorized, 5 verification failed."
 )
-
-
-class InputError(KvcsError):
-    """An argument or an input file is wrong; the message is one sentence that says how."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -127,53 +108,12 @@ def check_url(url: str) -> None:
         parse_uri(url)
 
 
-def check_cafile(path: Path | None) -> None:
-    """Raises InputError unless `path` holds PEM certificates."""
-    if path is None:
-        return
-    try:
-        x509.load_pem_x509_certificates(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except ValueError:
-        raise InputError(f"{path}: not a file of PEM certificates") from None
-
-
 def check_logs(quic: QuicConfig) -> None:
     """Raises InputError when the event log or the key log cannot be made."""
     try:
         quic.prepare_logs()
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror or error}") from None
-
-
-def check_output(path: Path) -> None:
-    """Raises InputError when a file can never be written at `path`."""
-    if str(path) == "-":
-        raise InputError("--out: a KV file cannot go to standard output; name a file")
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory")
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a regular file")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: the directory {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path}: the directory {path.parent} is not writable")
-
-
-def parse_layers(text: str | None, layers: int) -> range:
-    """`A-B` or `A`, both inclusive; all `layers` when absent. Raises InputError."""
-    if text is None:
-        return range(layers)
-    match = _LAYERS.fullmatch(text)
-    if match is None:
-        raise InputError("--layers: write A-B, two layer numbers, for example 0-7")
-    first = int(match[1])
-    last = first if match[2] is None else int(match[2])
-    if first > last or last >= layers:
-        raise InputError(f"--layers: {text} is not a range within 0-{layers - 1}")
-    return range(first, last + 1)
 
 
 def session_config(token_file: Path | None) -> SessionConfig:
@@ -184,16 +124,6 @@ def session_config(token_file: Path | None) -> SessionConfig:
         return SessionConfig(setup_tokens=(bearer(read_token_file(token_file)),))
     except TokenFileError as error:
         raise InputError(str(error)) from None
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """One JSON object, on one line of standard output."""
-    print(json.dumps(value), flush=True)
-
-
-def note(program: str, text: str) -> None:
-    """One line on standard error."""
-    print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
 def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:

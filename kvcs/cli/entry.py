@@ -1,46 +1,20 @@
-"""Where the console scripts begin: answering Ctrl-C while the rest is still imported."""
+"""Where the console scripts begin."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from importlib import import_module
-from types import FrameType
-
-
-def _start(module: str) -> None:
-    """Run `main` of `module`; Ctrl-C before it runs is one line and exit status 130.
-
-    Importing takes about a second, and an exception raised there by a signal comes out of
-    some libraries as another one. Nothing has been begun then, so the process just ends.
-    """
-    program = os.path.basename(sys.argv[0])
-
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        os.write(2, f"{program}: interrupted\n".encode())
-        os._exit(128 + number)
-
-    signal.signal(signal.SIGINT, interrupted)
-    main = import_module(module).main
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        main()
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+from kvsp.cli.entry import start
 
 
 def publish() -> None:
     """The `kvcs-publish` script."""
-    _start("kvcs.cli.publish")
+    start("kvcs.cli.publish")
 
 
 def subscribe() -> None:
     """The `kvcs-subscribe` script."""
-    _start("kvcs.cli.subscribe")
+    start("kvcs.cli.subscribe")
 
 
 def keygen() -> None:
     """The `kvcs-keygen` script."""
-    _start("kvcs.cli.keygen")
+    start("kvcs.cli.keygen")

@@ -36,9 +36,11 @@ from kvcs.cli.common import (
     run,
     session_config,
 )
+from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.publisher import Publication, publish
-from kvsp.identity import Scope
+from kvcs.replicas import Replicas
+from kvsp.identity import Scope, block_keys
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.client import connect
@@ -143,6 +145,16 @@ def command(
     mtu: Mtu = 1200,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
+    kvsp: KvspIndex = None,
+    kvsp_cafile: KvspCafile = None,
+    kvsp_token_file: KvspTokenFile = None,
+    kvsp_http_loopback: KvspHttpLoopback = False,
+    kvsp_keep: Annotated[
+        bool,
+        typer.Option(
+            "--kvsp-keep", help="Leave the records behind, for what the relay has cached."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -181,7 +193,21 @@ def command(
             exit_after_idle=exit_after_idle,
             json=json,
         )
-        await _Program(publication, cache, settings).run()
+        access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
+        access.check()
+        async with access.client() as client:
+            replicas = None
+            if client is not None:
+                with inputs():
+                    replicas = Replicas(
+                        client,
+                        publication.namespace,
+                        block_keys(scope, descriptor, ids),
+                        descriptor,
+                        url,
+                        keep=kvsp_keep,
+                    )
+            await _Program(publication, cache, settings, replicas).run()
 
     run(PROGRAM, main)
 
@@ -189,10 +215,17 @@ def command(
 class _Program:
     """Connect, announce, produce, serve; connect again when the session is lost."""
 
-    def __init__(self, publication: Publication, cache: KvFile, settings: _Settings) -> None:
+    def __init__(
+        self,
+        publication: Publication,
+        cache: KvFile,
+        settings: _Settings,
+        replicas: Replicas | None = None,
+    ) -> None:
         self._publication = publication
         self._cache = cache
         self._settings = settings
+        self._replicas = replicas
         self._publisher = CountingPublisher()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -330,6 +363,9 @@ class _Program:
                     await asyncio.sleep(0)
                 at = slice(block * rows, (block + 1) * rows)
                 publication.put_block(layer, block, k[at], v[at])
+        if self._replicas is not None:
+            every = range(publication.descriptor.layers)
+            await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
 
     async def _watch_idle(self, seconds: float) -> None:
         """Stop once nothing was asked for `seconds` after the publication is complete."""

@@ -31,17 +31,23 @@ from kvcs.cli.common import (
     check_url,
     exit_code,
     inputs,
+    note,
     parse_layers,
     print_json,
     run,
     session_config,
 )
+from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.consumer import Consumer
 from kvcs.errors import KvcsError, RetrievalTimeout
+from kvcs.fallback import DEFAULT_AFTER, Fallback
 from kvcs.files import load_descriptor, load_tokens
 from kvcs.retrieval import Mode
+from kvsp.errors import KvspError
 from kvsp.identity import Scope
+from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.config import SessionConfig
 from moqt.errors import MoqtError
 from moqt.quic.config import QuicConfig
 
@@ -89,6 +95,16 @@ def command(
     mtu: Mtu = 1200,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
+    kvsp: KvspIndex = None,
+    kvsp_cafile: KvspCafile = None,
+    kvsp_token_file: KvspTokenFile = None,
+    kvsp_http_loopback: KvspHttpLoopback = False,
+    kvsp_after: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="What MOQT owes for so long is taken over HTTP."
+        ),
+    ] = DEFAULT_AFTER,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
@@ -100,6 +116,8 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
+        access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
+        access.check()
         with inputs():
             scope = Scope.load(scope_key_file)
             descriptor = load_descriptor(compat)
@@ -110,9 +128,25 @@ def command(
             cafile=cafile, max_datagram_size=mtu, qlog_dir=qlog_dir, keylog_file=keylog_file
         )
         check_logs(quic)
-        async with connect(
-            url, quic=quic, session=shown, timeout=min(timeout, CONNECT_TIMEOUT)
-        ) as session:
+        within = min(timeout, CONNECT_TIMEOUT)
+
+        def relay_session(relay: str) -> connect:
+            # the token is for the relay that was named here, not for one that a record names
+            config = shown if relay == url else SessionConfig()
+            return connect(relay, quic=quic, session=config, timeout=within)
+
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(access.client())
+            session, fallback = None, None
+            if client is None:
+                session = await stack.enter_async_context(relay_session(url))
+            else:
+                fallback = Fallback(
+                    client,
+                    after=kvsp_after,
+                    relay=url,
+                    connect=lambda relay: _connected(relay_session(relay)),
+                )
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise RetrievalTimeout(f"nothing came within {timeout:g} s")
@@ -128,16 +162,19 @@ def command(
                     timeout=left,
                     destination=destination,
                     source=url,
+                    fallback=fallback,
                 )
                 consumer.stats = stats
                 await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
                 destination.commit()
-        _report(stats, out, wanted, json)
+        if stats.note is not None:
+            note(PROGRAM, f"by MOQT alone: {stats.note}")
+        _report(stats, out, wanted, json, with_sources=kvsp is not None)
 
     async def reported() -> None:
         try:
             await main()
-        except (KvcsError, MoqtError) as error:
+        except (KvcsError, KvspError, MoqtError) as error:
             if json:
                 print_json(
                     {
@@ -150,6 +187,10 @@ def command(
             raise
 
     run(PROGRAM, reported)
+
+
+async def _connected(connecting: connect) -> MoqtSession:
+    return await connecting
 
 
 class _Shown(Protocol):
@@ -181,7 +222,7 @@ def _progress(layers: range, show: bool) -> Iterator[_Shown]:
         yield lambda layer: progress.update(task, completed=layer.index - layers.start + 1)
 
 
-def _report(stats: Stats, out: Path, layers: range, json: bool) -> None:
+def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources: bool) -> None:
     if json:
         result: dict[str, Any] = {
             "ok": True,
@@ -202,6 +243,8 @@ def _report(stats: Stats, out: Path, layers: range, json: bool) -> None:
     if stats.discarded or stats.duplicates:
         reasons = [f"{name} {count}" for name, count in stats.discarded.items()]
         text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
+    if with_sources:
+        text += f"; {stats.described_sources()}"
     print(text, flush=True)
 
 

@@ -235,6 +235,11 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
             2,
             ["--upstream", "moqt://"],
         ),
+        (
+            ["--listen", "[::1]:9", "--self-signed", "{dir}", "--upstream", "moqt://[::1]:9/x"],
+            2,
+            ["--upstream", "itself"],
+        ),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--announce-upstream"], 2, ["URL"]),
         (
             ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--auth", "{dir}/none"],

@@ -1,0 +1,352 @@
+"""Blocks from holders over HTTP, for what no MOQT path delivered in time (KVCS
+"Verification and Recovery", "Operational Considerations"; KVSP "Lookup").
+
+`Fallback` is what the application gives to a `Consumer`; `HttpPath` is one retrieval's
+view of the index service and the holders. When and what to ask is the consumer's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvcs.errors import (
+    KvcsError,
+    NotAuthorized,
+    NotFound,
+    PublisherLost,
+    RetrievalError,
+    RetrievalTimeout,
+    VerificationFailed,
+)
+from kvcs.layers import LayerBuffer
+from kvcs.namespace import PublicationNamespace
+from kvsp import uris
+from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
+from kvsp.client.policy import SEVERITY
+from kvsp.errors import KvspError
+from kvsp.identity import Descriptor
+from kvsp.records import LookupResponse, ReplicaRecord, covers
+from moqt.aio import MoqtSession
+
+DEFAULT_AFTER: Final = 2.0
+"""Seconds after which what MOQT has not brought is late, and taken over HTTP."""
+
+ROUND_OCTETS: Final = 64 << 20
+"""About how much is asked of holders before it is looked again at what is missing."""
+
+_CLOSE_SECONDS: Final = 1.0
+
+Connect = Callable[[str], Awaitable[MoqtSession]]
+"""Opens a session to a relay, given its URL. Raises MoqtError."""
+
+_RANKS: Final = (
+    NotFound,
+    RetrievalError,
+    PublisherLost,
+    RetrievalTimeout,
+    NotAuthorized,
+    VerificationFailed,
+)
+"""Of two failures the one that stands later here tells more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """How a consumer reaches holders over HTTP, and relays it was not given a session to.
+
+    `client` is open and has an index service. What no MOQT path has brought `after` seconds
+    after it was due is taken from holders. With `relay` and `connect` the consumer opens
+    its session itself, so that it need not wait for a relay that does not answer; `connect`
+    is also used for relays that only the index service names.
+    """
+
+    client: Client
+    after: float = DEFAULT_AFTER
+    relay: str | None = None
+    connect: Connect | None = None
+
+
+class Told(NamedTuple):
+    """A publication that the index service names, and how many of our blocks it has."""
+
+    url: str
+    namespace: PublicationNamespace
+    blocks: int
+
+
+class _Into:
+    """Puts what a round brings into a buffer, until it is cut off."""
+
+    def __init__(self, buffer: LayerBuffer, came: Callable[[], None]) -> None:
+        self._buffer: LayerBuffer | None = buffer
+        self._came = came
+
+    def write(self, layer: Layer) -> None:
+        if self._buffer is not None:
+            self._buffer.block_received(layer.block, layer.layer, layer.k, layer.v, layer.source)
+            self._came()
+
+    def cut_off(self) -> None:
+        self._buffer = None
+
+
+class HttpPath:
+    """What the index service says of a prefix, and rounds of requests to its holders.
+
+    `start` looks the keys up; then `fetch` begins a round, one at a time. `changed` is
+    called whenever something came or ended. `close` ends everything.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        scope_id: bytes,
+        descriptor: Descriptor,
+        keys: Sequence[bytes],
+        layers: range,
+        *,
+        changed: Callable[[], None],
+    ) -> None:
+        self.looked_up = False
+        self.error: RetrievalError | None = None
+        """Why the index service said nothing."""
+        self.failure: Exception | None = None
+        """What the destination raised."""
+        self.told: list[Told] = []
+        """Publications, those with most of our blocks first."""
+        self.blocks = 0
+        """Leading blocks of which holders have every layer asked for."""
+        self._client = client
+        self._scope_id = scope_id
+        self._descriptor = descriptor
+        self._keys = keys
+        self._layers = layers
+        self._changed = changed
+        self._replicas: list[list[ReplicaRecord]] = []
+        self._gone: set[tuple[int, int]] = set()
+        self._faults: dict[Fault, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._into: _Into | None = None
+        self._under_way: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return self._into is not None
+
+    def start(self) -> None:
+        """Look the keys up."""
+        self._run(self._look_up())
+
+    def has(self, layer: int, block: int) -> bool:
+        """Whether a holder is known for a layer of a block, and did not fail to give it."""
+        if block >= len(self._replicas) or (layer, block) in self._gone:
+            return False
+        return covers(self._replicas[block], self._descriptor.layers, range(layer, layer + 1))
+
+    def fetch(self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float) -> bool:
+        """Begin a round for the first of `wanted`, (layer, block) in order of need, that
+        holders have; False when there is nothing of it to be had."""
+        if not self._replicas:
+            return False
+        size = 2 * self._descriptor.section_octets()
+        room = max(1, ROUND_OCTETS // size)
+        chosen: dict[int, list[int]] = {}
+        for layer, block in wanted:
+            if self.has(layer, block):
+                chosen.setdefault(block, []).append(layer)
+                room -= 1
+                if not room:
+                    break
+        if not chosen:
+            return False
+        self._into = into = _Into(buffer, self._changed)
+        self._under_way = self._run(self._round(into, chosen, within))
+        return True
+
+    def stop(self) -> None:
+        """Cut the round off: nothing of it is written any more."""
+        if self._into is not None:
+            self._into.cut_off()
+            self._into = None
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    async def close(self) -> None:
+        """End every request and wait for their connections to be let go."""
+        self.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def why(self) -> RetrievalError:
+        """Why not everything could be had."""
+        if self.error is not None:
+            return self.error
+        fault = max(self._faults, key=SEVERITY.__getitem__, default=Fault.NO_REPLICA)
+        detail = self._faults.get(fault) or str(fault)
+        return _OF_FAULT.get(fault, PublisherLost)(detail)
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _run(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look_up(self) -> None:
+        try:
+            found = await self._client.lookup(
+                self._scope_id,
+                self._descriptor.compat_id,
+                self._keys,
+                descriptor=self._descriptor,
+            )
+        except ClientError as error:
+            kind = NotAuthorized if isinstance(error, NotAuthorizedError) else RetrievalError
+            if isinstance(error, RequestTimeoutError):
+                kind = RetrievalTimeout
+            self.error = kind(f"the index service: {error}")
+        else:
+            self.told = told(found)
+            self._replicas = [
+                [replica for replica in block.replicas if not uris.is_moqt(replica.holder)]
+                for block in found.blocks
+            ]
+            self._count()
+        self.looked_up = True
+        self._changed()
+
+    def _count(self) -> None:
+        lacking = {block for _, block in self._gone}
+        self.blocks = 0
+        for block, replicas in enumerate(self._replicas):
+            if block in lacking or not covers(replicas, self._descriptor.layers, self._layers):
+                return
+            self.blocks = block + 1
+
+    async def _round(self, into: _Into, wanted: Mapping[int, Sequence[int]], within: float) -> None:
+        try:
+            result = await self._client.get_blocks(
+                self._replicas,
+                into,
+                descriptor=self._descriptor,
+                wanted=wanted,
+                deadline_s=within,
+            )
+        except (KvcsError, KvspError, ValueError, LookupError, OSError) as error:
+            self.failure = error
+        else:
+            for gap in result.missing:
+                self._gone.update((layer, gap.block) for layer in gap.layers)
+                self._faults[gap.reason] = result.details.get(gap.reason, "")
+            if result.missing:
+                self._count()
+        finally:
+            if self._into is into:
+                self._into = None
+            self._changed()
+
+
+def told(found: LookupResponse) -> list[Told]:
+    """The publications in an answer of the index service, those with most blocks first."""
+    counts: dict[tuple[str, str], int] = {}
+    for number, block in enumerate(found.blocks):
+        for record in block.replicas:
+            if record.moqt_namespace is None:
+                continue
+            place = record.holder, record.moqt_namespace
+            # one that lacks an earlier block is of no use for this one
+            if counts.get(place, 0) == number:
+                counts[place] = number + 1
+    named = [
+        Told(url, PublicationNamespace.from_text(text), blocks)
+        for (url, text), blocks in counts.items()
+    ]
+    return sorted(named, key=lambda each: -each.blocks)
+
+
+_OF_FAULT: Final[Mapping[Fault, type[RetrievalError]]] = {
+    Fault.NO_REPLICA: NotFound,
+    Fault.NOT_HELD: NotFound,
+    Fault.CODEC: NotFound,
+    Fault.TIMEOUT: RetrievalTimeout,
+    Fault.NOT_AUTHORIZED: NotAuthorized,
+    Fault.VERIFICATION: VerificationFailed,
+}
+
+
+def both(moqt: RetrievalError, http: RetrievalError) -> RetrievalError:
+    """One failure of two ways: of the kind that tells more."""
+    worse = max((moqt, http), key=lambda error: _rank(error))
+    if isinstance(moqt, NotFound) and isinstance(http, NotFound):
+        return NotFound(f"{moqt}; and no holder of them is known to the index service")
+    error = type(worse)(f"{moqt}; over HTTP: {http}")
+    error.__cause__ = worse.__cause__
+    return error
+
+
+def _rank(error: RetrievalError) -> int:
+    return next((i for i, kind in enumerate(_RANKS) if type(error) is kind), 1)
+
+
+class Sessions:
+    """The sessions of one retrieval: the one it was given, and those it opens itself."""
+
+    def __init__(
+        self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
+    ) -> None:
+        """Raises ValueError when there is no way to any relay."""
+        self._given = given
+        self._relay = fallback.relay if fallback is not None else None
+        self._own = None if self._relay is None else self._relay.rstrip("/")
+        self._connect = fallback.connect if fallback is not None else None
+        self._changed = changed
+        self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
+        if given is None and (self._relay is None or self._connect is None):
+            raise ValueError("without a session the consumer needs a fallback that connects")
+
+    def reaches(self, url: str | None) -> bool:
+        """Whether a relay can be asked that is not our own."""
+        return url is None or (self._connect is not None and url.rstrip("/") != self._own)
+
+    def dial(self, url: str | None) -> asyncio.Task[MoqtSession]:
+        """The session to a relay, None for our own; one is opened for each, once."""
+        task = self._dialled.get(url)
+        if task is None:
+            task = self._dialled[url] = asyncio.ensure_future(self._open(url))
+            task.add_done_callback(lambda _: self._changed())
+        return task
+
+    async def _open(self, url: str | None) -> MoqtSession:
+        if url is None and self._given is not None:
+            await self._given.wait_established()
+            return self._given
+        target = self._relay if url is None else url
+        assert self._connect is not None
+        assert target is not None
+        return await self._connect(target)
+
+    async def close(self) -> None:
+        """Close the sessions that were opened here."""
+        tasks = list(self._dialled.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if task.cancelled() or task.exception() is not None:
+                continue
+            session = task.result()
+            if session is not self._given:
+                session.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await session.wait_closed()

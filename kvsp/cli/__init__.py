@@ -1,0 +1,1 @@
+"""The `kvsp` command line."""

@@ -1,0 +1,85 @@
+"""What command lines share: exit codes, arguments, outputs. Imports no network library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from kvsp.errors import KvspError
+
+_LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
+
+
+class ExitCode(IntEnum):
+    """How the programs of this project end."""
+
+    DONE = 0
+    FAILED = 1
+    """Timeout, publisher lost, unreachable, output not written."""
+    USAGE = 2
+    """Wrong usage, or an input file that is not what it should be."""
+    NOT_FOUND = 3
+    NOT_AUTHORIZED = 4
+    VERIFICATION_FAILED = 5
+
+
+class InputError(KvspError):
+    """An argument or an input file is wrong; the message is one sentence that says how."""
+
+
+def check_cafile(path: Path | None) -> None:
+    """Raises InputError unless `path` holds PEM certificates."""
+    if path is None:
+        return
+    from cryptography import x509  # it takes long, and most uses have no such file
+
+    try:
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path}: not a file of PEM certificates") from None
+
+
+def check_output(path: Path) -> None:
+    """Raises InputError when a file can never be written at `path`."""
+    if str(path) == "-":
+        raise InputError("--out: a KV file cannot go to standard output; name a file")
+    path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a regular file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the directory {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: the directory {path.parent} is not writable")
+
+
+def parse_layers(text: str | None, layers: int) -> range:
+    """`A-B` or `A`, both inclusive; all `layers` when absent. Raises InputError."""
+    if text is None:
+        return range(layers)
+    match = _LAYERS.fullmatch(text)
+    if match is None:
+        raise InputError("--layers: write A-B, two layer numbers, for example 0-7")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    if first > last or last >= layers:
+        raise InputError(f"--layers: {text} is not a range within 0-{layers - 1}")
+    return range(first, last + 1)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object, on one line of standard output."""
+    print(json.dumps(value), flush=True)
+
+
+def note(program: str, text: str) -> None:
+    """One line on standard error."""
+    print(f"{program}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,278 @@
+"""`kvsp prefetch`, `sessions` and `doctor`: instances and the state of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvsp.cli.common import ExitCode, InputError, print_json
+from kvsp.cli.session import (
+    Access,
+    Compat,
+    Index,
+    Json,
+    Outcome,
+    Prompt,
+    ScopeKeyFile,
+    Timeout,
+    Tokens,
+    deadline,
+    exit_code,
+    run,
+    with_access,
+)
+from kvsp.client import Client, ClientError, NotFoundError, RequestRefusedError
+from kvsp.codes import NAMESPACE_FRAGMENT, DirectiveState
+from kvsp.errors import KvspError
+from kvsp.records import DirectiveBlock, PrefetchDirective, PrefetchStatus, ReplicaRecord
+from kvsp.uris import check_uuid
+
+_POLL_S: Final = 0.05
+
+
+@with_access
+def prefetch(
+    access: Access,
+    index: Index,
+    instance: Annotated[
+        str, typer.Argument(metavar="INSTANCE", help="Base URI of the instance that shall load.")
+    ],
+    scope_key_file: ScopeKeyFile,
+    compat: Compat,
+    tokens: Tokens,
+    deadline_ms: Annotated[
+        int, typer.Option(metavar="MS", min=1, max=600_000, help="When it stops loading.")
+    ] = 5000,
+    lease_ms: Annotated[
+        int, typer.Option(metavar="MS", min=1, max=600_000, help="Lease at the sources.")
+    ] = 10_000,
+    timeout: Timeout = 30,
+    json: Json = False,
+) -> None:
+    async def main() -> Mapping[str, Any]:
+        access.check("INSTANCE", instance)
+        prompt = Prompt.load(scope_key_file, compat, tokens, None)
+        scope_id, compat_id = prompt.scope.scope_id, prompt.descriptor.compat_id
+        async with access.client(index) as client, deadline(timeout):
+            found = await client.lookup(
+                scope_id, compat_id, prompt.keys, descriptor=prompt.descriptor
+            )
+            if not found.matched:
+                raise Outcome(ExitCode.NOT_FOUND, "no block of this prompt is cached")
+            blocks = tuple(
+                DirectiveBlock(each.block_key, tuple(map(_source, each.replicas)))
+                for each in found.blocks
+            )
+            directive = PrefetchDirective(
+                str(uuid.uuid4()), scope_id, compat_id, blocks, deadline_ms, lease_ms
+            )
+            await client.prefetch(instance, directive)
+            status = await _finished(client, instance, directive.directive)
+        text = (
+            f"{status.state}: {len(status.loaded)} of {len(blocks)} blocks are loaded at {instance}"
+        )
+        result = status.to_dict()
+        if status.state is not DirectiveState.COMPLETE:
+            reasons = sorted({each.reason for each in status.failed})
+            raise Outcome(ExitCode.FAILED, text + f" ({', '.join(reasons) or 'deadline'})", result)
+        if not json:
+            print(text)
+        return result
+
+    run(main, json=json)
+
+
+async def _finished(client: Client, instance: str, directive: str) -> PrefetchStatus:
+    while True:
+        status = await client.prefetch_status(instance, directive)
+        if status.state is not DirectiveState.PENDING:
+            return status
+        await asyncio.sleep(_POLL_S)
+
+
+def _source(record: ReplicaRecord) -> str:
+    if record.moqt_namespace is None:
+        return record.holder
+    return f"{record.holder}#{NAMESPACE_FRAGMENT}{record.moqt_namespace}"
+
+
+@with_access
+def sessions(
+    access: Access,
+    placement: Annotated[
+        str, typer.Argument(metavar="PLACEMENT", help="Base URI of the placement controller.")
+    ],
+    session: Annotated[
+        str | None, typer.Argument(metavar="[SESSION]", help="UUID; without it: all instances.")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the session.")] = False,
+    timeout: Timeout = 30,
+    json: Json = False,
+) -> None:
+    async def main() -> Mapping[str, Any]:
+        access.check("PLACEMENT", placement)
+        if end and session is None:
+            raise InputError("--end: name the session to end")
+        name = _uuid(session)
+        async with access.client(None) as client, deadline(timeout):
+            if name is None:
+                answer = await client.instances(placement)
+            elif not end:
+                answer = await client.session(placement, name)
+            elif not await client.end_session(placement, name):
+                raise Outcome(ExitCode.NOT_FOUND, f"there is no session {name}")
+            else:
+                answer = {"session": name, "ended": True}
+        if not json:
+            print_json(answer)
+        return answer
+
+    run(main, json=json)
+
+
+def _uuid(session: str | None) -> str | None:
+    if session is None:
+        return None
+    try:
+        return check_uuid(session)
+    except KvspError as error:
+        raise InputError(f"SESSION: {error}") from None
+
+
+# --- doctor --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the doctor saw: each with `ok`, `warning` or `failed`."""
+
+    items: list[dict[str, str]] = field(default_factory=list)
+    worst: ExitCode = ExitCode.DONE
+
+    def add(self, level: str, what: str, text: str) -> None:
+        self.items.append({"level": level, "what": what, "text": text})
+
+    def failed(self, what: str, error: ClientError) -> None:
+        self.add("failed", what, str(error))
+        self.worst = max(self.worst, exit_code(error))
+
+
+@with_access
+def doctor(
+    access: Access,
+    index: Index,
+    scope_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scope file; to look a prompt up, too.")
+    ] = None,
+    compat: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="FILE", help="JSON array of token ids; - is stdin.")
+    ] = None,
+    timeout: Timeout = 30,
+    json: Json = False,
+) -> None:
+    async def main() -> Mapping[str, Any]:
+        prompt = None
+        if scope_key_file is not None and compat is not None and tokens is not None:
+            prompt = Prompt.load(scope_key_file, compat, tokens, None)
+        elif any(each is not None for each in (scope_key_file, compat, tokens)):
+            raise InputError("--scope-key-file, --compat and --tokens go together")
+        findings = _Findings()
+        async with access.client(index) as client, deadline(timeout):
+            await _examine_host(client, "index", index, findings)
+            if prompt is not None and not findings.worst:
+                await _examine_prompt(client, index, prompt, findings)
+        if not json:
+            for item in findings.items:
+                print(f"{item['level']:8} {item['what']}: {item['text']}")
+        if findings.worst:
+            failures = sum(item["level"] == "failed" for item in findings.items)
+            raise Outcome(findings.worst, f"{failures} checks failed", {"checks": findings.items})
+        return {"checks": findings.items}
+
+    run(main, json=json)
+
+
+async def _examine_host(client: Client, role: str, uri: str, findings: _Findings) -> None:
+    """Reachable, trusted, of this protocol, in this role, and ready."""
+    what = f"{role} {uri}"
+    try:
+        services = (await client.discover(uri)).services
+        state = await client.ready(uri)
+    except ClientError as error:
+        findings.failed(what, error)
+        return
+    if services.get(role) != uri:
+        other = services.get(role)
+        says = f"its host says it is {other}" if other else f"its host has no {role}"
+        findings.add("warning", what, f"{says}; records and requests must use one base URI")
+    status = state.get("status")
+    reasons = [str(each) for each in state.get("reasons") or ()]
+    level = "ok" if status == "ready" else "warning"
+    findings.add(level, what, "; ".join([str(status), *reasons]))
+
+
+async def _examine_prompt(client: Client, index: str, prompt: Prompt, findings: _Findings) -> None:
+    """The credential, the descriptor, the lookup, and every holder of the matched blocks."""
+    scope_id, compat_id = prompt.scope.scope_id, prompt.descriptor.compat_id
+    try:
+        await client.get_descriptor(compat_id)
+        findings.add("ok", "descriptor", "the index has it")
+    except NotFoundError:
+        findings.add("warning", "descriptor", "the index has none of this ID: nothing is cached")
+    except ClientError as error:
+        findings.failed("descriptor", error)
+    try:
+        found = await client.lookup(scope_id, compat_id, prompt.keys, descriptor=prompt.descriptor)
+    except ClientError as error:
+        findings.failed("lookup", error)
+        return
+    level = "ok" if found.matched else "warning"
+    findings.add(level, "lookup", f"{found.matched} of {len(prompt.keys)} blocks are cached")
+    if found.matched < len(prompt.keys):
+        await _examine_miss(client, prompt, findings)
+    replicas = {each.holder: each for block in found.blocks for each in block.replicas}
+    for holder, record in replicas.items():
+        if record.moqt_namespace is not None:
+            findings.add("ok", f"holder {holder}", "served over MOQT; not examined here")
+            continue
+        await _examine_host(client, "holder", holder, findings)
+        await _examine_block(client, record, prompt, findings)
+
+
+async def _examine_miss(client: Client, prompt: Prompt, findings: _Findings) -> None:
+    try:
+        why = await client.explain(prompt.scope.scope_id, prompt.descriptor.compat_id, prompt.keys)
+    except RequestRefusedError as error:
+        findings.add("warning", "explain", f"the index does not say why it misses: {error}")
+        return
+    except ClientError as error:
+        findings.failed("explain", error)
+        return
+    findings.add("warning", "explain", f"block {why.matched}: {why.reason}: {why.detail}")
+
+
+async def _examine_block(
+    client: Client, record: ReplicaRecord, prompt: Prompt, findings: _Findings
+) -> None:
+    """One layer of one block, verified."""
+    what = f"block at {record.holder}"
+    first = record.held_layers(prompt.descriptor.layers)[0].start
+    layers = range(first, first + 1) if record.layer_digests is not None else None
+    try:
+        async for _ in client.get(
+            record, layers=layers, descriptor=prompt.descriptor, allow_lossy=True
+        ):
+            pass
+    except ClientError as error:
+        findings.failed(what, error)
+        return
+    findings.add("ok", what, f"layer {first} came and is what the record says")

@@ -1,0 +1,62 @@
+"""A client of the index service and the holders, on aiohttp.
+
+`Client` is the whole of it for most programs. `kvsp.client.planner` decides what is
+asked for from whom and `kvsp.client.receiving` checks what comes, both without I/O.
+"""
+
+from __future__ import annotations
+
+from kvsp.client.answers import Explanation, PrefixMatch, Published, PutResult, Services
+from kvsp.client.client import Client
+from kvsp.client.errors import (
+    BadAnswerError,
+    ClientError,
+    ConflictError,
+    LeaseLostError,
+    NotAuthorizedError,
+    NotFoundError,
+    ProblemDetails,
+    QuotaError,
+    RequestRefusedError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnreachableError,
+    VerificationError,
+)
+from kvsp.client.flights import Arrived, Missing
+from kvsp.client.leases import Lease
+from kvsp.client.limits import ClientLimits
+from kvsp.client.policy import Fault
+from kvsp.client.receiving import Layer
+from kvsp.client.retrieval import ArrayDestination, Destination, RetrievalResult
+
+__all__ = [
+    "ArrayDestination",
+    "Arrived",
+    "BadAnswerError",
+    "Client",
+    "ClientError",
+    "ClientLimits",
+    "ConflictError",
+    "Destination",
+    "Explanation",
+    "Fault",
+    "Layer",
+    "Lease",
+    "LeaseLostError",
+    "Missing",
+    "NotAuthorizedError",
+    "NotFoundError",
+    "PrefixMatch",
+    "ProblemDetails",
+    "Published",
+    "PutResult",
+    "QuotaError",
+    "RequestRefusedError",
+    "RequestTimeoutError",
+    "RetrievalResult",
+    "Services",
+    "UnavailableError",
+    "UnreachableError",
+    "VerificationError",
+]

@@ -1,0 +1,308 @@
+"""HTTP as the client uses it: one connection pool, credentials, deadlines, retries.
+
+No redirect is followed, no cookie kept, no content coding accepted, no proxy of the
+environment used. A credential goes only to base URIs the rules of KVSP allow: `https`,
+or `http` on loopback when switched on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from kvsp import ijson
+from kvsp.client.errors import (
+    BadAnswerError,
+    ClientError,
+    ProblemDetails,
+    RequestRefusedError,
+    RequestTimeoutError,
+    UnreachableError,
+    plain,
+    refusal,
+)
+from kvsp.client.limits import ClientLimits
+from kvsp.client.policy import Course, course
+from kvsp.codes import JSON_MEDIA_TYPE
+from kvsp.errors import DecodeError, FileError
+from kvsp.members import Record
+from kvsp.uris import check_base_uri
+
+Token = str | Callable[[str], str | None]
+"""A bearer token for every service, or a function from base URI to token (None: none)."""
+
+_PROBLEM_OCTETS: Final = 1 << 20
+_BACKOFF_S: Final = 0.1
+_READ_BUFFER: Final = 1 << 20
+
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+
+
+class Answer(NamedTuple):
+    """An answer that was read whole."""
+
+    source: str
+    status: int
+    fields: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as strict JSON. Raises BadAnswerError."""
+        try:
+            return ijson.loads(self.body)
+        except DecodeError as error:
+            raise BadAnswerError(self.source, f"its answer is not JSON: {error}") from None
+
+    def record(self, cls: type[R], **how: Any) -> R:
+        """The body as a record. Raises BadAnswerError."""
+        try:
+            return cls.from_json(self.body, **how)
+        except DecodeError as error:
+            raise BadAnswerError(self.source, f"its answer is malformed: {error}") from None
+
+
+class Transport:
+    """The connections of one client. Made within a running event loop; `close` it."""
+
+    def __init__(
+        self,
+        *,
+        token: Token | None = None,
+        tls: ssl.SSLContext | None = None,
+        http_loopback: bool = False,
+        limits: ClientLimits,
+    ) -> None:
+        self._token = token
+        self._http_loopback = http_loopback
+        self._limits = limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=limits.connections,
+                limit_per_host=limits.connections_per_source,
+                ssl=tls if tls is not None else tls_context(),
+            ),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=_READ_BUFFER,
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    async def ask(
+        self,
+        method: str,
+        source: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        expected: Collection[int] = (200,),
+        limit: int | None = None,
+        media_type: str = JSON_MEDIA_TYPE,
+        absolute: bool = False,
+    ) -> Answer:
+        """One request with a small answer, tried again where that can help.
+
+        `path` is below the base URI `source`, or on its host when `absolute`. All requests
+        made this way may be repeated. Raises what `kvsp.client.errors` has.
+        """
+        return await self.retrying(
+            lambda: self._ask_once(
+                method, source, path, body, expected, limit, media_type, absolute
+            )
+        )
+
+    async def retrying(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request that may be repeated, again where that can help."""
+        failures = 0
+        while True:
+            try:
+                return await request()
+            except ClientError as error:
+                failures += 1
+                wait = self._pause(error, failures)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _ask_once(
+        self,
+        method: str,
+        source: str,
+        path: str,
+        body: bytes | None,
+        expected: Collection[int],
+        limit: int | None,
+        media_type: str,
+        absolute: bool,
+    ) -> Answer:
+        fields = {} if body is None else {"Content-Type": media_type}
+        async with (
+            within(source, self._limits.request_s),
+            self.open(
+                method, source, path, data=body, fields=fields, expected=expected, absolute=absolute
+            ) as response,
+        ):
+            most = self._limits.answer_octets if limit is None else limit
+            octets = await read_whole(response, most)
+            if octets is None:
+                raise BadAnswerError(source, f"its answer is larger than {most} octets")
+            return Answer(source, response.status, response.headers, octets)
+
+    def _pause(self, error: ClientError, failures: int) -> float | None:
+        """Seconds to wait before another try; None when there is to be none."""
+        if failures >= self._limits.attempts:
+            return None
+        backoff: float = _BACKOFF_S * 2**failures * random.uniform(0.5, 1.0)
+        if isinstance(error, UnreachableError | RequestTimeoutError):
+            return backoff
+        if not isinstance(error, RequestRefusedError):
+            return None
+        match course(error.problem):
+            case Course.RETRY:
+                return backoff
+            case Course.WAIT:
+                wait = error.problem.retry_after or 0.0
+                return wait if wait <= self._limits.max_wait_s else None
+        return None
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        source: str,
+        path: str,
+        *,
+        data: Any = None,
+        fields: Mapping[str, str] | None = None,
+        expected: Collection[int] = (200,),
+        absolute: bool = False,
+        expect100: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request whose answer is read by the caller; leaving early closes the connection.
+
+        The caller sets the time for all of it. Raises RequestRefusedError for any status
+        but the expected ones, UnreachableError, BadAnswerError.
+        """
+        url = self._url(source, path, absolute)
+        headers = dict(fields or {})
+        token = self._token(source) if callable(self._token) else self._token
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                expect100=expect100,
+            ) as response:
+                if response.status not in expected:
+                    raise await self._refused(source, response, token)
+                yield response
+                if not response.content.at_eof():
+                    response.close()
+        except ClientError:
+            raise
+        except TimeoutError as error:
+            # aiohttp's own: no connection, or no octet for too long
+            raise RequestTimeoutError(source, "it stopped answering") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnreachableError(source, _why(error)) from error
+
+    def _url(self, source: str, path: str, absolute: bool) -> str:
+        check_base_uri(source, http_loopback=self._http_loopback)
+        if not absolute:
+            return source + path
+        parts = urlsplit(source)
+        return f"{parts.scheme}://{parts.netloc}{path}"
+
+    async def _refused(
+        self, source: str, response: aiohttp.ClientResponse, token: str | None
+    ) -> ClientError:
+        if 300 <= response.status < 400:
+            return BadAnswerError(
+                source, f"it answers with a redirect (status {response.status}); none is followed"
+            )
+        body = await read_whole(response, _PROBLEM_OCTETS) or b""
+        if token:
+            # a server never echoes a credential; one that does is not repeated
+            body = body.replace(token.encode(), b"[credential]")
+        fields = response.headers
+        problem = ProblemDetails.read(
+            response.status,
+            body,
+            fields.get("Content-Type", "").partition(";")[0].strip().lower(),
+            fields.get("Retry-After"),
+        )
+        return refusal(source, problem)
+
+
+@contextlib.asynccontextmanager
+async def within(source: str, seconds: float | None) -> AsyncIterator[None]:
+    """Raises RequestTimeoutError when what is inside takes longer."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise RequestTimeoutError(source, f"not answered within {seconds or 0:g} s") from error
+
+
+async def read_whole(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """The body, or None when it has more than `limit` octets."""
+    parts = bytearray()
+    async for chunk in response.content.iter_any():
+        parts += chunk
+        if len(parts) > limit:
+            response.close()
+            return None
+    return bytes(parts)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted; name the authority that signed it"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "the answer broke off"
+    text = getattr(error, "strerror", None)
+    return plain(text if isinstance(text, str) and text else type(error).__name__)
+
+
+def tls_context(
+    cafile: str | Path | None = None, client_cert: tuple[str | Path, str | Path] | None = None
+) -> ssl.SSLContext:
+    """TLS 1.3; `cafile` are the authorities (PEM) instead of the system's, `client_cert` the
+    certificate and key this client shows. Raises FileError naming the file."""
+    try:
+        context = ssl.create_default_context(cafile=None if cafile is None else str(cafile))
+    except (OSError, ssl.SSLError) as error:
+        detail = error.strerror if not isinstance(error, ssl.SSLError) else None
+        raise FileError(f"{cafile}: {detail or 'not a file of PEM certificates'}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if client_cert is not None:
+        certificate, key = client_cert
+        try:
+            context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError):
+            raise FileError(
+                f"{certificate}, {key}: not a certificate in PEM and its unencrypted key"
+            ) from None
+    return context

@@ -1,0 +1,269 @@
+"""Runs a controller core: journal, clock, and commands to instances over HTTP.
+
+Every call keeps one order: the core decides, its writes become durable, then the answer
+goes out and its commands are sent. Calls that come close together share one write to
+the journal. When the journal fails, nothing is answered any more but 503: what the core
+decided since is not known to survive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from kvsp.controller.core import Controller
+from kvsp.controller.effects import (
+    Command,
+    Effects,
+    FindReplicas,
+    Key,
+    KeyPage,
+    ReadPrefetch,
+    Report,
+    SendPrefetch,
+    SendReshard,
+    SendResume,
+    SendState,
+    Unreachable,
+)
+from kvsp.controller.journal import Journal, JournalError
+from kvsp.estimates import Found
+from kvsp.http.problems import Problem
+from kvsp.records import InstanceStatus
+from kvsp.uris import directive_path, resume_path
+
+logger = logging.getLogger("kvsp.controller")
+
+T = TypeVar("T")
+_COMMANDS_PER_INSTANCE = 32
+
+
+class Gateway(Protocol):
+    """Sends one request to an instance; never raises for what the network or peer does."""
+
+    async def send(
+        self, method: str, uri: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> Report:
+        """`Done`, `Refused` or `Unreachable`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class IndexLink(Protocol):
+    """The Index Service as the controller uses it."""
+
+    async def find(
+        self, scope_id: bytes, compat_id: bytes, block_keys: tuple[bytes, ...]
+    ) -> Found | Unreachable:
+        """The replicas of the leading keys; never raises."""
+        ...
+
+    async def list_keys(
+        self, scope_id: bytes, compat_id: bytes, after: bytes, limit: int | None
+    ) -> KeyPage | Unreachable:
+        """The Block Keys above `after`; never raises."""
+        ...
+
+    async def note_status(self, status: InstanceStatus) -> None:
+        """Pass a status on, for estimates; a failure costs only those."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class _Batch:
+    """Effects that become durable together."""
+
+    def __init__(self) -> None:
+        self.writes: dict[Key, bytes | None] = {}
+        self.commands: list[Command] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Shell:
+    """The one owner of a core and its journal."""
+
+    def __init__(
+        self,
+        core: Controller,
+        journal: Journal,
+        gateway: Gateway,
+        index: IndexLink,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self.core = core
+        self.index = index
+        self.clock_ms = clock_ms
+        self.failure: str | None = None
+        self._journal = journal
+        self._gateway = gateway
+        self._pool = ThreadPoolExecutor(1, "kvsp-journal")
+        self._next: _Batch | None = None
+        self._running: _Batch | None = None
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lanes: dict[str, asyncio.Semaphore] = {}
+
+    # --- calls -----------------------------------------------------------------------
+
+    async def call(self, function: Callable[..., T], *values: Any) -> T:
+        """Call the core; returns or raises its Problem when everything before is durable.
+
+        Raises Problem 503 when the journal failed.
+        """
+        self._check()
+        try:
+            return function(*values)
+        finally:
+            self._keep(self.core.take())
+            await self._durable()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise Problem.http(503, "the controller cannot write its journal", retry_after=10)
+
+    def _keep(self, effects: Effects) -> None:
+        """Have effects made durable and carried out; does not wait."""
+        if effects.writes or effects.commands:
+            if self._next is None:
+                self._next = _Batch()
+                if self._running is None:
+                    self._start(self._commit())
+            self._next.writes |= effects.writes
+            self._next.commands += effects.commands
+        self._wake.set()
+
+    async def _durable(self) -> None:
+        # an answer may tell of what an earlier call decided, so it waits for that too
+        batch = self._next or self._running
+        if batch is not None:
+            await asyncio.shield(batch.done)
+        self._check()
+
+    async def _commit(self) -> None:
+        while (batch := self._next) is not None:
+            self._next, self._running = None, batch
+            try:
+                await self._make_durable(batch)
+            except BaseException as error:
+                self.failure = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                self._running = None
+                batch.done.set_result(None)
+
+    async def _make_durable(self, batch: _Batch) -> None:
+        if batch.writes and self.failure is None:
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._pool, self._journal.write, batch.writes)
+            except JournalError as error:
+                self.failure = str(error)
+                logger.critical("%s; the controller answers nothing until restarted", error)
+        if self.failure is None:
+            for command in batch.commands:
+                self._start(self._carry_out(command))
+
+    # --- commands --------------------------------------------------------------------
+
+    async def _carry_out(self, command: Command) -> None:
+        report: Report
+        try:
+            async with asyncio.timeout(command.timeout_ms / 1000):
+                async with self._lane(command.instance):
+                    report = await self._send(command)
+        except TimeoutError:
+            report = Unreachable("timeout")
+        self.core.report(command.number, report, self.clock_ms())
+        self._keep(self.core.take())
+
+    def _lane(self, instance: str) -> asyncio.Semaphore:
+        """Commands at once to one instance: one that hangs holds up nobody else."""
+        if len(self._lanes) > 2 * self.core.limits.instances:
+            self._lanes.clear()
+        return self._lanes.setdefault(instance, asyncio.Semaphore(_COMMANDS_PER_INSTANCE))
+
+    async def _send(self, command: Command) -> Report:
+        if isinstance(command, FindReplicas):
+            return await self.index.find(command.scope_id, command.compat_id, command.block_keys)
+        method, path, body = _request(command)
+        timeout_s = command.timeout_ms / 1000
+        return await self._gateway.send(method, command.instance + path, body, timeout_s)
+
+    # --- life ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up the journal and begin to keep deadlines. Raises JournalError."""
+        loop = asyncio.get_running_loop()
+        documents = await loop.run_in_executor(self._pool, lambda: list(self._journal.documents()))
+        self.core.restore(documents, self.clock_ms())
+        self._keep(self.core.take())
+        self._start(self._keep_deadlines())
+
+    async def _keep_deadlines(self) -> None:
+        while True:
+            self._wake.clear()
+            due_ms = self.core.next_due()
+            wait_s = None if due_ms is None else max(due_ms - self.clock_ms(), 0) / 1000
+            if wait_s != 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
+                        continue
+            self.core.tick(self.clock_ms())
+            self._keep(self.core.take())
+            await asyncio.sleep(0)
+
+    def pass_on(self, status: InstanceStatus) -> None:
+        """Tell the index of a status, without waiting."""
+        if len(self._tasks) < 4 * self.core.limits.instances:
+            self._start(self.index.note_status(status))
+
+    def _start(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = f"{type(error).__name__}: {error}"
+            logger.critical("the controller stops answering", exc_info=error)
+
+    async def stop(self) -> None:
+        """Write what is left and let go of everything; commands under way are dropped."""
+        while (batch := self._next or self._running) is not None:
+            await asyncio.shield(batch.done)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._gateway.close()
+        await self.index.close()
+        self._pool.shutdown()
+        self._journal.close()
+
+
+def _request(command: Command) -> tuple[str, str, Mapping[str, Any] | None]:
+    """Method, path below the instance's base URI, and body of a command."""
+    if isinstance(command, SendState):
+        return "PUT", "state", {"state": command.state}
+    if isinstance(command, SendPrefetch):
+        return "POST", "prefetch", command.directive
+    if isinstance(command, ReadPrefetch):
+        return "GET", directive_path(command.directive), None
+    if isinstance(command, SendResume):
+        return "POST", resume_path(command.session), command.body
+    if isinstance(command, SendReshard):
+        return "POST", "reshard", command.body
+    raise TypeError(f"no request for {type(command).__name__}")

@@ -1,0 +1,187 @@
+"""What a GET sends: the octets of some layers from wherever they are, and their digest."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from kvsp.codecs import transcode_section
+from kvsp.codes import Codec, Tier
+from kvsp.container import ENTRY_OCTETS, ContainerHeader
+from kvsp.holder.store import Found, Segment
+from kvsp.holder.tiers import (
+    PIECE,
+    PartLostError,
+    PartReader,
+    header_of,
+    pieces,
+    uninterrupted,
+)
+from kvsp.identity import Descriptor
+from kvsp.layout import Octets
+
+
+class Body(Protocol):
+    """A container to be sent."""
+
+    @property
+    def header(self) -> ContainerHeader: ...
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the container, 32 octets."""
+        ...
+
+    def chunks(self) -> AsyncIterator[Octets]:
+        """The container, in pieces of about 1 MiB."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """The sections of consecutive layers, from one or more tiers."""
+
+    header: ContainerHeader
+    segments: tuple[Segment, ...]
+    readers: Mapping[Tier, PartReader]
+    on_read: Callable[[Tier, int, float], None]
+
+    async def octets(self) -> AsyncIterator[Octets]:
+        """All sections in order. Raises PartLostError, TierUnavailableError."""
+        loop = asyncio.get_running_loop()
+        for segment in self.segments:
+            reader = self.readers[segment.tier]
+            started = loop.time()
+            try:
+                async for piece in pieces(reader, segment.offset, segment.octets):
+                    octets = len(memoryview(piece).cast("B"))
+                    self.on_read(segment.tier, octets, loop.time() - started)
+                    yield piece
+                    started = loop.time()
+            except PartLostError as error:
+                error.tier = segment.tier
+                raise
+
+    async def digest(self) -> bytes:
+        """SHA-256 of the container of these sections; reads them once."""
+        digest = hashlib.sha256(self.header.encoded)
+        async for piece in self.octets():
+            await uninterrupted(digest.update, piece)
+        return digest.digest()
+
+    def close(self) -> None:
+        for reader in self.readers.values():
+            reader.close()
+
+
+def header_for(found: Found) -> ContainerHeader:
+    """The header of the container of the layers that were found."""
+    table = b""
+    for segment in found.segments:
+        held = found.entry.parts[segment.tier].header
+        first = (segment.layers.start - held.first_layer) * ENTRY_OCTETS
+        table += held.table[first : first + len(segment.layers) * ENTRY_OCTETS]
+    any_part = next(iter(found.entry.parts.values())).header
+    return header_of(found.entry.info.codec, found.layers.start, any_part.token_count, table)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBody:
+    """Sections as they are stored."""
+
+    sections: Sections
+    digest: bytes
+
+    @property
+    def header(self) -> ContainerHeader:
+        return self.sections.header
+
+    async def chunks(self) -> AsyncIterator[Octets]:
+        yield self.header.encoded
+        async for piece in self.sections.octets():
+            yield piece
+
+    def close(self) -> None:
+        self.sections.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TranscodedBody:
+    """Sections in another codec, in an unnamed temporary file."""
+
+    header: ContainerHeader
+    digest: bytes
+    file: IO[bytes]
+
+    async def chunks(self) -> AsyncIterator[Octets]:
+        yield self.header.encoded
+        await uninterrupted(self.file.seek, 0)
+        while piece := await uninterrupted(self.file.read, PIECE):
+            yield piece
+
+    def close(self) -> None:
+        self.file.close()
+
+
+async def transcode(
+    sections: Sections, target: Codec, descriptor: Descriptor, folder: Path | None
+) -> TranscodedBody:
+    """Sections in codec `target` (KVSP "Block Retrieval and Storage"), one in memory at a time.
+
+    Raises DecodeError when a section cannot be transcoded, what reading raises, OSError
+    when there is no room for the temporary file in `folder`.
+    """
+    source = sections.header
+    file: IO[bytes] = await uninterrupted(_scratch_file, folder)
+    try:
+        lengths: list[int] = []
+        sizes = (length for pair in source.lengths for length in pair)
+        async for section in _cut(sections.octets(), sizes):
+            coded = await uninterrupted(
+                transcode_section, source.codec, target, section, descriptor
+            )
+            await uninterrupted(file.write, coded)
+            lengths.append(len(coded))
+        header = header_of(
+            target,
+            source.first_layer,
+            source.token_count,
+            struct.pack(f">{len(lengths)}Q", *lengths),
+        )
+        return TranscodedBody(header, await uninterrupted(_digest, header, file), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _scratch_file(folder: Path | None) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder)
+
+
+async def _cut(stream: AsyncIterator[Octets], sizes: Iterable[int]) -> AsyncIterator[bytearray]:
+    rest = memoryview(b"")
+    for size in sizes:
+        section = bytearray()
+        while len(section) < size:
+            if not rest:
+                rest = memoryview(await anext(stream)).cast("B")
+            taken = rest[: size - len(section)]
+            section += taken
+            rest = rest[len(taken) :]
+        yield section
+
+
+def _digest(header: ContainerHeader, file: IO[bytes]) -> bytes:
+    digest = hashlib.sha256(header.encoded)
+    file.seek(0)
+    while piece := file.read(PIECE):
+        digest.update(piece)
+    return digest.digest()

@@ -1,0 +1,501 @@
+"""What a holder holds, where, and what has to go: the core without I/O.
+
+A block has at most one part per tier, a part is a container of consecutive layers.
+Room is reserved before octets are written; what must leave for it is named in steps
+that the shell carries out and confirms, a withdrawal always before the eviction
+(KVSP "Publishing and Withdrawing Replicas"). Time is a parameter, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from kvsp.codes import Codec, Tier
+from kvsp.container import ContainerHeader
+from kvsp.errors import KvspError
+from kvsp.uris import BlockId
+
+GHOSTS: Final = 4096
+"""Blocks remembered after they went, to say why they are missing."""
+
+
+class MissReason(StrEnum):
+    """Why a block or some layers cannot be served."""
+
+    UNKNOWN_KEY = "unknown-key"
+    OTHER_COMPAT = "other-compat"
+    EVICTED = "evicted"
+    LOST = "lost"
+    LAYERS = "layers"
+    UNAUTHORIZED = "unauthorized"
+
+
+class MissError(KvspError):
+    """The block, or one of the layers asked for, is not here. `available`: layers held."""
+
+    def __init__(self, reason: MissReason, available: tuple[range, ...] = ()) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+        self.available = available
+
+
+class NoRoomError(KvspError):
+    """Nothing that may be evicted makes enough room in a tier."""
+
+    def __init__(self, tier: Tier, octets: int) -> None:
+        super().__init__(f"no room for {octets} octets in {tier}")
+        self.tier = tier
+        self.octets = octets
+
+
+class BlockExistsError(KvspError):
+    """The block is held already, or was stored by someone else meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """What is known of a block whatever part of it is held.
+
+    `layer_digests` cover all layers of the descriptor, layer 0 first.
+    """
+
+    codec: Codec
+    size: int
+    digest: bytes
+    layer_digests: tuple[bytes, ...]
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_digests)
+
+
+class Segment(NamedTuple):
+    """Consecutive layers to be read from one tier, as octets of the part's container."""
+
+    tier: Tier
+    layers: range
+    offset: int
+    octets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A container of consecutive layers in one tier."""
+
+    header: ContainerHeader
+    container_digest: bytes
+
+    @property
+    def layers(self) -> range:
+        return self.header.layers
+
+    @property
+    def octets(self) -> int:
+        return self.header.total_octets
+
+    def segment(self, tier: Tier, layers: range) -> Segment:
+        """Where the sections of some of its layers are."""
+        lengths = [k + v for k, v in self.header.lengths]
+        first = layers.start - self.layers.start
+        start = len(self.header.encoded) + sum(lengths[:first])
+        return Segment(tier, layers, start, sum(lengths[first : first + len(layers)]))
+
+
+@dataclass(slots=True)
+class Entry:
+    """One block that is held."""
+
+    info: BlockInfo
+    parts: dict[Tier, Part] = field(default_factory=dict)
+    leaving: set[Tier] = field(default_factory=set)
+    reads: int = 0
+
+    def held(self, without: Tier | None = None) -> set[int]:
+        """The layers that are here, in any tier but `without`."""
+        return {
+            layer
+            for tier, part in self.parts.items()
+            if tier is not without
+            for layer in part.layers
+        }
+
+    def staying(self, without: Tier | None = None) -> set[int]:
+        """The layers that are here and not about to leave."""
+        return {
+            layer
+            for tier, part in self.parts.items()
+            if tier is not without and tier not in self.leaving
+            for layer in part.layers
+        }
+
+
+class Found(NamedTuple):
+    """Where the layers asked for are, in ascending order."""
+
+    entry: Entry
+    layers: range
+    segments: tuple[Segment, ...]
+
+
+class Step(NamedTuple):
+    """Something that leaves a tier. The shell, in this order: copies the part to `demote_to`
+    if there is one; withdraws the record if `withdraw`; calls `Store.dropped`; deletes."""
+
+    block: BlockId
+    tier: Tier
+    demote_to: Tier | None
+    withdraw: bool
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Totals since the start."""
+
+    hits: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+    stored: int = 0
+    stores_rejected: Counter[str] = field(default_factory=Counter)
+    evictions: Counter[str] = field(default_factory=Counter)
+    demotions: int = 0
+    promotions: int = 0
+    lost: int = 0
+    octets_read: Counter[str] = field(default_factory=Counter)
+
+
+class _Room:
+    """One tier's budget. `budget` None is without bound (storage of somebody else)."""
+
+    def __init__(self, budget: int | None) -> None:
+        self.budget = budget
+        self.used = 0
+        self.reserved = 0
+        self.leaving = 0
+
+    @property
+    def free(self) -> int | None:
+        if self.budget is None:
+            return None
+        return self.budget - self.used - self.reserved + self.leaving
+
+    def lacks(self, octets: int) -> bool:
+        return self.free is not None and self.free < octets
+
+
+class Store:
+    """The table of blocks. `is_leased` says whether an unexpired lease covers a block."""
+
+    def __init__(
+        self,
+        budgets: Mapping[Tier, int | None],
+        is_leased: Callable[[BlockId, float], bool],
+    ) -> None:
+        """`budgets` in octets, fastest tier first; None for no bound."""
+        if not budgets:
+            raise ValueError("a holder has at least one tier")
+        self.tiers = tuple(budgets)
+        self.counters = StoreCounters()
+        self._rooms = {tier: _Room(budget) for tier, budget in budgets.items()}
+        self._is_leased = is_leased
+        self._entries: OrderedDict[BlockId, Entry] = OrderedDict()
+        self._compats: Counter[bytes] = Counter()
+        self._ghosts: OrderedDict[BlockId, MissReason] = OrderedDict()
+        self._rates: dict[Tier, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._entries
+
+    def blocks(self) -> Iterable[BlockId]:
+        """The blocks held, the one used longest ago first."""
+        return tuple(self._entries)
+
+    def entry(self, block: BlockId) -> Entry | None:
+        return self._entries.get(block)
+
+    def used(self, tier: Tier) -> int:
+        """Octets stored or reserved in a tier."""
+        room = self._rooms[tier]
+        return room.used + room.reserved
+
+    def budget(self, tier: Tier) -> int | None:
+        return self._rooms[tier].budget
+
+    @property
+    def capacity(self) -> int:
+        """The budgets of all bounded tiers together."""
+        return sum(room.budget or 0 for room in self._rooms.values())
+
+    # --- reading ---------------------------------------------------------------------
+
+    def find(self, block: BlockId, layers: range | None = None) -> Found:
+        """Where `layers` (all when None) are; the fastest tier wins. Raises MissError.
+
+        Counts as a use of the block.
+        """
+        entry = self._entries.get(block)
+        if entry is None:
+            raise self._miss(self._why(block))
+        wanted = layers if layers is not None else range(entry.info.layers)
+        places: list[tuple[Tier, range]] = []
+        for layer in wanted[: entry.info.layers + 1]:
+            tier = self._tier_of(entry, layer)
+            if tier is None:
+                raise self._miss(MissReason.LAYERS, ranges_of(entry.held()))
+            if places and places[-1][0] is tier:
+                places[-1] = (tier, range(places[-1][1].start, layer + 1))
+            else:
+                places.append((tier, range(layer, layer + 1)))
+        self._entries.move_to_end(block)
+        entry.reads += 1
+        for tier, _ in places:
+            self.counters.hits[tier] += 1
+        segments = tuple(entry.parts[tier].segment(tier, held) for tier, held in places)
+        return Found(entry, wanted, segments)
+
+    def residency(self, block: BlockId) -> list[tuple[Tier, range]]:
+        """Disjoint, ascending layer ranges and the fastest tier of each."""
+        entry = self._entries[block]
+        places: list[tuple[Tier, range]] = []
+        for layer in sorted(entry.held()):
+            tier = self._tier_of(entry, layer)
+            assert tier is not None
+            if places and places[-1][0] is tier and places[-1][1].stop == layer:
+                places[-1] = (tier, range(places[-1][1].start, layer + 1))
+            else:
+                places.append((tier, range(layer, layer + 1)))
+        return places
+
+    def read(self, tier: Tier, octets: int, seconds: float) -> None:
+        """Octets were read from a tier in that time; keeps its mean rate."""
+        self.counters.octets_read[tier] += octets
+        if octets and seconds > 0:
+            rate = octets * 8 / 1e6 / seconds
+            before = self._rates.get(tier, rate)
+            self._rates[tier] = before + (rate - before) / 8
+
+    def read_mbit_per_s(self, tier: Tier) -> int | None:
+        """The measured rate of a tier; None before the first read."""
+        rate = self._rates.get(tier)
+        return None if rate is None else max(1, round(rate))
+
+    def _tier_of(self, entry: Entry, layer: int) -> Tier | None:
+        for tier in self.tiers:
+            part = entry.parts.get(tier)
+            if part is not None and layer in part.layers:
+                return tier
+        return None
+
+    def _why(self, block: BlockId) -> MissReason:
+        if (ghost := self._ghosts.get(block)) is not None:
+            return ghost
+        if self._compats and block.compat_id not in self._compats:
+            return MissReason.OTHER_COMPAT
+        return MissReason.UNKNOWN_KEY
+
+    def _miss(self, reason: MissReason, available: tuple[range, ...] = ()) -> MissError:
+        self.counters.misses[reason] += 1
+        return MissError(reason, available)
+
+    # --- room ------------------------------------------------------------------------
+
+    def reserve(self, tier: Tier, octets: int, now: float) -> list[Step]:
+        """Reserve room and say what has to leave first. Raises NoRoomError.
+
+        Until `commit` or `release` the octets count as used. Never names a leased block
+        unless another tier keeps what it has.
+        """
+        room = self._rooms[tier]
+        if room.budget is not None and octets > room.budget:
+            raise NoRoomError(tier, octets)
+        steps: list[Step] = []
+        for block in self._entries:
+            if not room.lacks(octets):
+                break
+            if (step := self._step(block, tier, now)) is not None:
+                steps.append(step)
+                self._entries[block].leaving.add(tier)
+                room.leaving += self._entries[block].parts[tier].octets
+        if room.lacks(octets):
+            for step in steps:
+                self.stays(step)
+            raise NoRoomError(tier, octets)
+        room.reserved += octets
+        return self._with_demotions(steps, now)
+
+    def release(self, tier: Tier, octets: int) -> None:
+        """Give a reservation back."""
+        room = self._rooms[tier]
+        room.reserved -= octets
+        assert room.reserved >= 0, "a reservation was released twice"
+
+    def evict(self, block: BlockId, now: float) -> list[Step]:
+        """What has to happen for the whole block to go. Raises MissError.
+
+        The caller has made sure that it is not leased.
+        """
+        entry = self._entries.get(block)
+        if entry is None:
+            raise self._miss(self._why(block))
+        steps: list[Step] = []
+        for tier in entry.parts:
+            if tier not in entry.leaving:
+                entry.leaving.add(tier)
+                self._rooms[tier].leaving += entry.parts[tier].octets
+                steps.append(Step(block, tier, None, withdraw=not steps))
+        return steps
+
+    def leasable(self, block: BlockId) -> int | None:
+        """Octets a lease on the block holds; None when it, or some layers, are about to go."""
+        entry = self._entries.get(block)
+        if entry is None:
+            return None
+        return entry.info.size if entry.staying() == entry.held() else None
+
+    def dropped(self, step: Step) -> None:
+        """A part was let go (and its record withdrawn before, where the step says so)."""
+        entry = self._entries.get(step.block)
+        if entry is None or step.tier not in entry.leaving:
+            return
+        self._remove_part(step.block, step.tier)
+        if step.demote_to is not None:
+            self.counters.demotions += 1
+        else:
+            self.counters.evictions[step.tier] += 1
+        if not entry.parts:
+            self._forget(step.block, MissReason.EVICTED)
+
+    def stays(self, step: Step) -> None:
+        """A step is called off; whoever reserved the room for it gives it back."""
+        entry = self._entries.get(step.block)
+        if entry is not None and step.tier in entry.leaving:
+            octets = entry.parts[step.tier].octets
+            entry.leaving.remove(step.tier)
+            self._rooms[step.tier].leaving -= octets
+            if step.demote_to is not None:
+                self.release(step.demote_to, octets)
+
+    def _step(self, block: BlockId, tier: Tier, now: float) -> Step | None:
+        entry = self._entries[block]
+        if tier not in entry.parts or tier in entry.leaving:
+            return None
+        gone = not entry.staying(without=tier).issuperset(entry.parts[tier].layers)
+        if gone and self._is_leased(block, now):
+            return None
+        return Step(block, tier, None, withdraw=gone)
+
+    def _with_demotions(self, steps: list[Step], now: float) -> list[Step]:
+        return [self._demotion(step) if step.withdraw else step for step in steps]
+
+    def _demotion(self, step: Step) -> Step:
+        below = self.tiers[self.tiers.index(step.tier) + 1 :]
+        entry = self._entries[step.block]
+        octets = entry.parts[step.tier].octets
+        for tier in below:
+            if tier not in entry.parts and not self._rooms[tier].lacks(octets):
+                self._rooms[tier].reserved += octets
+                return step._replace(demote_to=tier, withdraw=False)
+        return step
+
+    # --- writing ---------------------------------------------------------------------
+
+    def commit(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> None:
+        """A new block's part was written into reserved room. Raises BlockExistsError.
+
+        The reservation is used up by it, and kept when it raises.
+        """
+        if block in self._entries:
+            raise BlockExistsError
+        self._entries[block] = Entry(info)
+        self._compats[block.compat_id] += 1
+        self._ghosts.pop(block, None)
+        self._place(block, tier, part)
+        self.counters.stored += 1
+
+    def moved(self, block: BlockId, tier: Tier, part: Part) -> bool:
+        """A copy of a held block's part was written into reserved room of another tier.
+
+        False when the block went meanwhile: the copy is to be deleted, the room is free.
+        """
+        entry = self._entries.get(block)
+        if entry is None or tier in entry.parts:
+            self.release(tier, part.octets)
+            return False
+        self._place(block, tier, part)
+        if self.tiers.index(tier) < max(self.tiers.index(each) for each in entry.parts):
+            self.counters.promotions += 1
+        return True
+
+    def recovered(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> bool:
+        """A part was found at start-up. False when there is no room or it contradicts."""
+        room = self._rooms[tier]
+        entry = self._entries.get(block)
+        if room.lacks(part.octets) or (entry is not None and entry.info != info):
+            return False
+        room.reserved += part.octets
+        if entry is None:
+            self._entries[block] = Entry(info)
+            self._compats[block.compat_id] += 1
+        elif tier in entry.parts:
+            self.release(tier, part.octets)
+            return False
+        self._place(block, tier, part)
+        return True
+
+    def lost(self, block: BlockId, tier: Tier) -> bool:
+        """A fault took a part away. True when layers of the block are gone with it."""
+        entry = self._entries.get(block)
+        if entry is None or tier not in entry.parts:
+            return False
+        gone = not entry.held(without=tier).issuperset(entry.parts[tier].layers)
+        self.counters.lost += 1
+        self._remove_part(block, tier)
+        if not entry.parts:
+            self._forget(block, MissReason.LOST)
+        return gone
+
+    def rejected(self, reason: str) -> None:
+        """A store was refused."""
+        self.counters.stores_rejected[reason] += 1
+
+    def _place(self, block: BlockId, tier: Tier, part: Part) -> None:
+        self._entries[block].parts[tier] = part
+        room = self._rooms[tier]
+        room.reserved -= part.octets
+        room.used += part.octets
+        assert room.reserved >= 0, "octets were stored without a reservation"
+
+    def _remove_part(self, block: BlockId, tier: Tier) -> None:
+        entry = self._entries[block]
+        octets = entry.parts.pop(tier).octets
+        room = self._rooms[tier]
+        room.used -= octets
+        if tier in entry.leaving:
+            entry.leaving.remove(tier)
+            room.leaving -= octets
+
+    def _forget(self, block: BlockId, why: MissReason) -> None:
+        del self._entries[block]
+        self._compats[block.compat_id] -= 1
+        if not self._compats[block.compat_id]:
+            del self._compats[block.compat_id]
+        self._ghosts[block] = why
+        self._ghosts.move_to_end(block)
+        while len(self._ghosts) > GHOSTS:
+            self._ghosts.popitem(last=False)
+
+
+def ranges_of(layers: Iterable[int]) -> tuple[range, ...]:
+    """Layer numbers as ascending, disjoint ranges."""
+    ranges: list[range] = []
+    for layer in sorted(layers):
+        if ranges and ranges[-1].stop == layer:
+            ranges[-1] = range(ranges[-1].start, layer + 1)
+        else:
+            ranges.append(range(layer, layer + 1))
+    return tuple(ranges)

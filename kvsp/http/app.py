@@ -1,0 +1,501 @@
+"""One ASGI application for any number of KVSP roles on one base URI.
+
+Around every handler: routing, authentication, limits, problem details, common fields,
+metrics and an access log. Handlers decide what a principal may do to which scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from kvsp.errors import DecodeError
+from kvsp.http import openapi
+from kvsp.http.auth import Authenticator, Credentials, unauthorized
+from kvsp.http.bodies import Bodies
+from kvsp.http.call import Call, Pace, json_response
+from kvsp.http.limits import HttpLimits, TokenBuckets
+from kvsp.http.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemName
+from kvsp.members import Record
+
+logger = logging.getLogger("kvsp.http")
+access_log = logging.getLogger("kvsp.access")
+
+Handler = Callable[[Call], Awaitable[Response]]
+WELL_KNOWN: Final = "/.well-known/kvsp"
+CONNECTION: Final = "kvsp.connection"
+"""The ASGI extension in which the server tells about the connection (`kvsp.http.server`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method on one resource of a role.
+
+    `path` is below the base URI, without a leading slash, with `{name}` for a parameter.
+    `request` and `response` are JSON Schemas or Record classes for the OpenAPI document;
+    the `…_parameters` and `request_headers` map names to schemas. A `streaming` operation
+    is bound by pace instead of time. A `shared` one leaves the resource to another role
+    that has it, too.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    success: Sequence[int] = (200,)
+    public: bool = False
+    streaming: bool = False
+    shared: bool = False
+    request: Mapping[str, Any] | type[Record] | None = None
+    request_media_type: str = "application/kvsp+json"
+    response: Mapping[str, Any] | type[Record] | None = None
+    response_media_type: str = "application/kvsp+json"
+    path_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    query_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    request_headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problems: Sequence[ProblemName] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether a role can serve, and what is not as it should be (a peer that is away)."""
+
+    ready: bool
+    degraded: tuple[str, ...] = ()
+
+
+class Service:
+    """Base of a role. Subclasses give operations; the other hooks are optional."""
+
+    role: str
+
+    def operations(self) -> Sequence[Operation]:
+        """The table of what this role answers to."""
+        raise NotImplementedError
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Put the role's own metrics into the application's registry."""
+
+    def health(self) -> Health:
+        """Independent of peers: a peer that is away degrades, it does not make unready."""
+        return Health(ready=True)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Members for `/.well-known/kvsp` besides the base URI, e.g. `codecs`."""
+        return {}
+
+    async def start(self) -> None:
+        """Called before the first request."""
+
+    async def drain(self) -> None:
+        """Called on shutdown while requests are still answered: tell peers to go elsewhere."""
+
+    async def stop(self) -> None:
+        """Called after the last request; releases what `start` took."""
+
+
+class App:
+    """The ASGI application: every service of one process under one base URI."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        base_uri: str,
+        authenticator: Authenticator,
+        limits: HttpLimits | None = None,
+        moqt: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`base_uri` is that of all `services`; `moqt` lists relays to name to clients."""
+        self.services = tuple(services)
+        self.base_uri = base_uri
+        self.limits = limits or HttpLimits()
+        self.registry = CollectorRegistry()
+        self.draining = False
+        self.authenticator = authenticator
+        self._moqt = tuple(moqt)
+        self._clock = clock
+        self._principals = TokenBuckets(
+            self.limits.requests_per_s, self.limits.burst, self.limits.clients
+        )
+        self._failures = TokenBuckets(
+            self.limits.failures_per_s, self.limits.failure_burst, self.limits.clients
+        )
+        self.bodies = Bodies(self.limits)
+        self._metrics = _Metrics(self.registry, self.bodies)
+        for service in self.services:
+            service.register(self.registry)
+        operations = _merge(item for each in self.services for item in each.operations())
+        self.openapi = openapi.document(base_uri, operations)
+        self._router = Router(
+            self._routes(operations),
+            redirect_slashes=False,
+            default=_unknown_route,
+            lifespan=self._lifespan,
+        )
+
+    def _routes(self, operations: Sequence[Operation]) -> list[Route]:
+        base = urlsplit(self.base_uri).path
+        table: dict[str, dict[str, Operation]] = {}
+        for operation in operations:
+            table.setdefault(base + operation.path, {})[operation.method] = operation
+        for path, handler, public in (
+            (WELL_KNOWN, self._well_known, True),
+            ("/healthz", self._healthz, True),
+            ("/readyz", self._readyz, True),
+            ("/metrics", self._show_metrics, False),
+            (base + "openapi.json", self._show_openapi, True),
+        ):
+            table[path] = {"GET": _own(path, handler, public)}
+        return [Route(path, _Resource(self, path, methods)) for path, methods in table.items()]
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.bodies.close)
+            for service in self.services:
+                stack.push_async_callback(service.stop)
+                await service.start()
+            yield
+
+    async def drain(self) -> None:
+        """Let every service tell its peers; `/readyz` says no from now on."""
+        self.draining = True
+        for service in self.services:
+            await service.drain()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._router(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            await self._answer(_Exchange(self, scope, receive, send))
+
+    async def _answer(self, exchange: _Exchange) -> None:
+        started = self._clock()
+        with self._metrics.in_flight.track_inprogress():
+            try:
+                exchange.check_head()
+                await self._router(exchange.scope, exchange.receive, exchange.send)
+            except Problem as problem:
+                await exchange.refuse(problem)
+            except DecodeError as error:
+                await exchange.refuse(Problem.from_decode_error(error))
+            except ClientDisconnect:
+                exchange.outcome = "disconnected"
+            except Exception:
+                logger.exception("request %s failed", exchange.request_id)
+                await exchange.refuse(
+                    Problem.http(500, "the server failed; its log has more under this instance")
+                )
+            finally:
+                elapsed = self._clock() - started
+                self._metrics.observe(exchange, elapsed)
+                access_log.info(
+                    "%s %s %s %s %s in=%d out=%d ms=%d",
+                    exchange.request_id,
+                    exchange.principal or "-",
+                    exchange.method,
+                    exchange.template,
+                    exchange.outcome,
+                    exchange.octets_in,
+                    exchange.octets_out,
+                    elapsed * 1000,
+                )
+
+    async def run(self, operation: Operation, call: Call) -> Response:
+        """Authenticate and run one operation within its limits. Raises Problem."""
+        if not operation.public:
+            call._principal = self._authenticate(call)
+        try:
+            return await self._within_limits(operation, call)
+        finally:
+            self.bodies.give_back(call.held_octets)
+
+    async def _within_limits(self, operation: Operation, call: Call) -> Response:
+        if operation.streaming:
+            return await operation.handler(call)
+        try:
+            async with asyncio.timeout(self.limits.request_s) as limit:
+                return await operation.handler(call)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if call.reading:
+                raise Problem.http(408, "the body did not arrive; send it again") from None
+            raise Problem.http(
+                503, f"not done within {self.limits.request_s:g} s", retry_after=1
+            ) from None
+
+    def _authenticate(self, call: Call) -> Any:
+        exchange: _Exchange = call.scope["kvsp.exchange"]
+        now = self._clock()
+        address = call.client.host if call.client else ""
+        connection = call.scope.get("extensions", {}).get(CONNECTION)
+        fields = call.headers.getlist("authorization")
+        try:
+            if len(fields) > 1:
+                raise unauthorized("there is more than one Authorization field", invalid=True)
+            principal = self.authenticator.authenticate(
+                Credentials(
+                    authorization=fields[0] if fields else None,
+                    certificate_uris=connection.certificate_uris if connection else (),
+                    loopback=is_loopback(address),
+                )
+            )
+        except Problem as problem:
+            self._metrics.refused.labels(str(problem.status)).inc()
+            # good credentials from the same address are not held up by bad ones
+            if wait := self._failures.take(address, now):
+                raise self._slow_down("address", "too many refused credentials", wait) from None
+            raise
+        exchange.principal = principal.name
+        if wait := self._principals.take(principal.name, now):
+            raise self._slow_down("principal", "too many requests", wait)
+        return principal
+
+    def _slow_down(self, what: str, detail: str, wait: float) -> Problem:
+        self._metrics.limited.labels(what).inc()
+        return Problem.http(429, f"{detail} of this {what}; wait", retry_after=wait)
+
+    # --- what every server has -------------------------------------------------------
+
+    async def _well_known(self, _call: Call) -> Response:
+        document: dict[str, Any] = {
+            "kvsp": 1,
+            "services": {service.role: self.base_uri for service in self.services},
+        }
+        for service in self.services:
+            document |= service.describe()
+        if self._moqt:
+            document["moqt"] = list(self._moqt)
+        return json_response(document, headers={"Cache-Control": "max-age=60"})
+
+    async def _healthz(self, _call: Call) -> Response:
+        return json_response({"status": "alive"})
+
+    async def _readyz(self, _call: Call) -> Response:
+        states = {service.role: service.health() for service in self.services}
+        reasons = [
+            f"{role}: {reason}" for role, state in states.items() for reason in state.degraded
+        ]
+        if self.draining or not all(state.ready for state in states.values()):
+            why = ["draining"] if self.draining else []
+            return json_response({"status": "unready", "reasons": why + reasons}, 503)
+        return json_response({"status": "degraded" if reasons else "ready", "reasons": reasons})
+
+    async def _show_metrics(self, call: Call) -> Response:
+        call.principal.require_role("operator")
+        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _show_openapi(self, _call: Call) -> Response:
+        return json_response(
+            self.openapi,
+            headers={"Cache-Control": "max-age=60"},
+            media_type="application/json",
+        )
+
+
+def _merge(operations: Iterable[Operation]) -> list[Operation]:
+    merged: dict[tuple[str, str], Operation] = {}
+    for operation in operations:
+        other = merged.get((operation.path, operation.method))
+        if other is None or other.shared:
+            merged[operation.path, operation.method] = operation
+        elif not operation.shared:
+            raise ValueError(f"two roles answer to {operation.method} {operation.path}")
+    return list(merged.values())
+
+
+def _own(path: str, handler: Handler, public: bool) -> Operation:
+    return Operation(method="GET", path=path, handler=handler, summary=path, public=public)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+class _Resource:
+    """One path: finds the operation of the method."""
+
+    def __init__(self, app: App, path: str, methods: Mapping[str, Operation]) -> None:
+        self._app = app
+        self._path = path
+        self._methods = methods
+        self._allow = ", ".join(sorted(methods))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: _Exchange = scope["kvsp.exchange"]
+        exchange.template = self._path
+        operation = self._methods.get(scope["method"])
+        if operation is None:
+            raise Problem.http(
+                405,
+                f"this resource answers to {self._allow} only",
+                headers={"Allow": self._allow},
+            )
+        exchange.method = operation.method
+        call = Call(scope, receive, send)
+        call.request_id = exchange.request_id
+        call.limits = self._app.limits
+        call.bodies = self._app.bodies
+        call.base_uri = self._app.base_uri
+        response = await self._app.run(operation, call)
+        await response(scope, receive, send)
+
+
+async def _unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise Problem.http(404, "no service here answers to this path")
+
+
+class _Exchange:
+    """One request and its response as they pass: identity, pace, and what gets logged."""
+
+    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.request_id = secrets.token_hex(8)
+        self.principal: str | None = None
+        self.method = "OTHER"
+        self.template = "unknown"
+        self.outcome = "aborted"
+        self.octets_in = 0
+        self.octets_out = 0
+        self._limits = app.limits
+        self._receive = receive
+        self._send = send
+        self._started = False
+        self._pace: Pace | None = None
+        scope["kvsp.exchange"] = self
+
+    def check_head(self) -> None:
+        """Raises Problem 431 when the header section is over its limit, 400 unless it says
+        once which host is meant (RFC 9112)."""
+        octets = sum(len(name) + len(value) + 4 for name, value in self.scope["headers"])
+        octets += len(self.scope.get("raw_path") or b"") + len(self.scope["query_string"])
+        if octets > self._limits.header_octets:
+            raise Problem.http(
+                431, f"the header section is over {self._limits.header_octets} octets"
+            )
+        hosts = sum(name == b"host" for name, _ in self.scope["headers"])
+        if hosts > 1 or (hosts == 0 and self.scope["http_version"] == "1.1"):
+            raise Problem.http(400, "a request has one Host field")
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.octets_in += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send on; cut the connection when the receiver is too slow to be waited for."""
+        loop = asyncio.get_running_loop()
+        if message["type"] == "http.response.start":
+            self._started = True
+            self.outcome = str(message["status"])
+            message["headers"] = self._fields(message.get("headers", []))
+            self._pace = Pace(self._limits, loop.time())
+        else:
+            self.octets_out += len(message.get("body", b""))
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await self._send(message)
+        except TimeoutError:
+            await self._cut("stalled")
+        if self._pace and self._pace.too_slow(self.octets_out, loop.time()):
+            await self._cut("too-slow")
+
+    async def _cut(self, outcome: str) -> None:
+        connection = self.scope.get("extensions", {}).get(CONNECTION)
+        if connection is not None:
+            connection.abort()
+            await asyncio.sleep(0)  # the server notices before its handler returns
+        self.outcome = outcome
+        raise ClientDisconnect
+
+    def _fields(self, headers: Any) -> list[tuple[bytes, bytes]]:
+        fields = list(headers)
+        names = {name.lower() for name, _ in fields}
+        if b"cache-control" not in names:
+            fields.append((b"cache-control", b"no-store"))
+        fields.append((b"x-content-type-options", b"nosniff"))
+        fields.append((b"x-request-id", self.request_id.encode()))
+        return fields
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer with problem details, or break off a response that has begun."""
+        if self._started:
+            await self._cut_quietly()
+            return
+        response = json_response(
+            problem.document(f"urn:kvsp:request:{self.request_id}"),
+            problem.status,
+            problem.headers,
+            media_type=PROBLEM_MEDIA_TYPE,
+        )
+        with contextlib.suppress(ClientDisconnect):
+            await response(self.scope, self.receive, self.send)
+
+    async def _cut_quietly(self) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            await self._cut("broken-off")
+
+
+class _Metrics:
+    def __init__(self, registry: CollectorRegistry, bodies: Bodies) -> None:
+        held = Gauge(
+            "kvsp_http_held_body_octets", "Octets of bodies held in memory.", registry=registry
+        )
+        held.set_function(lambda: bodies.octets)
+        self.in_flight = Gauge(
+            "kvsp_http_requests_in_flight", "Requests being answered.", registry=registry
+        )
+        self.requests = Counter(
+            "kvsp_http_requests",
+            "Requests by operation and outcome (a status, or how the connection ended).",
+            ["method", "path", "outcome"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "kvsp_http_request_seconds",
+            "Time until the last octet was handed to the connection.",
+            ["method", "path"],
+            registry=registry,
+        )
+        self.octets = Counter(
+            "kvsp_http_body_octets", "Octets of bodies.", ["direction"], registry=registry
+        )
+        self.refused = Counter(
+            "kvsp_http_credentials_refused",
+            "Requests without an acceptable credential, by status.",
+            ["status"],
+            registry=registry,
+        )
+        self.limited = Counter(
+            "kvsp_http_rate_limited", "Requests over a rate limit.", ["of"], registry=registry
+        )
+
+    def observe(self, exchange: _Exchange, elapsed: float) -> None:
+        self.requests.labels(exchange.method, exchange.template, exchange.outcome).inc()
+        self.seconds.labels(exchange.method, exchange.template).observe(elapsed)
+        self.octets.labels("in").inc(exchange.octets_in)
+        self.octets.labels("out").inc(exchange.octets_out)

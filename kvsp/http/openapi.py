@@ -1,0 +1,152 @@
+"""The OpenAPI document of a server, assembled from its operations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kvsp.http.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, ProblemName
+from kvsp.members import Record, schema_of
+
+if TYPE_CHECKING:
+    from kvsp.http.app import Operation
+
+_PARAMETER = re.compile(r"\{([a-z_]+)\}")
+_STATUSES: Final = {
+    200: "Done",
+    201: "Created",
+    202: "Accepted",
+    204: "Done, nothing to show",
+    304: "Not modified",
+    400: "Malformed request",
+    401: "No acceptable credential",
+    403: "Not allowed",
+    404: "Not there",
+    405: "Method not allowed",
+    408: "The request stopped coming",
+    413: "Over a limit",
+    415: "Unsupported media type",
+    429: "Too many requests",
+    431: "Header section over its limit",
+    500: "The server failed",
+    503: "Not now",
+}
+_COMMON: Final = (400, 401, 403, 404, 408, 413, 429, 431, 500, 503)
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """The JSON Schema of an object with these members, all required."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def hex_schema(octets: int) -> dict[str, Any]:
+    """The JSON Schema of `<hexN>` for N = `octets`."""
+    return {"type": "string", "pattern": f"^[0-9a-f]{{{2 * octets}}}$"}
+
+
+def document(base_uri: str, operations: Sequence[Operation]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document; paths are relative to `base_uri`."""
+    components: dict[str, Any] = {"Problem": _PROBLEM}
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault("/" + operation.path, {})[operation.method.lower()] = _operation(
+            operation, components
+        )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Key-Value Cache Storage Protocol", "version": "1"},
+        "servers": [{"url": base_uri.rstrip("/")}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "certificate": {"type": "mutualTLS"},
+            },
+        },
+    }
+
+
+_PROBLEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string"},
+    },
+}
+
+
+def _operation(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": _identifier(operation),
+        "parameters": _parameters(operation),
+        "responses": _responses(operation, components),
+        "security": [] if operation.public else [{"bearer": []}, {"certificate": []}],
+    }
+    if operation.request is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {
+                operation.request_media_type: {"schema": _schema(operation.request, components)}
+            },
+        }
+    return described
+
+
+def _identifier(operation: Operation) -> str:
+    words = re.findall(r"[a-z_]+", operation.path)
+    return "-".join([operation.method.lower(), *words])
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": operation.path_parameters.get(name, {"type": "string"}),
+        }
+        for name in _PARAMETER.findall(operation.path)
+    ] + [
+        {"name": name, "in": place, "required": False, "schema": schema}
+        for place, schemas in (
+            ("query", operation.query_parameters),
+            ("header", operation.request_headers),
+        )
+        for name, schema in schemas.items()
+    ]
+
+
+def _responses(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
+    statuses = {*_COMMON, *(PROBLEMS[name].status for name in operation.problems)}
+    if ProblemName.CODEC_UNSUPPORTED in operation.problems:
+        statuses.add(422)
+    if operation.method in ("POST", "PUT"):
+        statuses.add(415)
+    problem = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    responses: dict[str, Any] = {
+        str(status): {"description": _STATUSES.get(status, "Refused"), "content": problem}
+        for status in sorted(statuses)
+    }
+    for status in operation.success:
+        responses[str(status)] = {"description": _STATUSES[status]}
+        if operation.response is not None and status not in (204, 304):
+            responses[str(status)]["content"] = {
+                operation.response_media_type: {"schema": _schema(operation.response, components)}
+            }
+    return responses
+
+
+def _schema(
+    declared: Mapping[str, Any] | type[Record], components: dict[str, Any]
+) -> Mapping[str, Any]:
+    if isinstance(declared, Mapping):
+        return declared
+    components[declared.__name__] = schema_of(declared)
+    return {"$ref": f"#/components/schemas/{declared.__name__}"}

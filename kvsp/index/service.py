@@ -1,0 +1,511 @@
+"""What an Index Service decides, without a socket (KVSP "Publishing and Withdrawing
+Replicas", "Lookup").
+
+Calls block as the store does, and come from as many threads as the store allows. Times
+are milliseconds since the Unix epoch. Refusals are `Problem`s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvsp import costs
+from kvsp.codes import DecodeErrorName
+from kvsp.errors import DecodeError
+from kvsp.http.auth import READ, WRITE, Principal
+from kvsp.http.problems import Problem, ProblemName
+from kvsp.identity import Descriptor
+from kvsp.index.status import StatusBoard
+from kvsp.index.store import Entry, Replica, ReplicaStore, StoreFull
+from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
+from kvsp.records import (
+    InstanceStatus,
+    LookupRequest,
+    ReplicaRecord,
+    TargetEstimate,
+    covers,
+)
+from kvsp.uris import BlockId
+
+_DESCRIPTORS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLimits:
+    """What one request may ask for, and how long records live."""
+
+    max_ttl_ms: int = 3_600_000
+    block_keys: int = 65_536
+    targets: int = 256
+    replicas_per_block: int = 64
+    lookup_batch: int = 512
+    """Keys asked of the store at a time: a lookup that misses early costs one batch."""
+
+    estimates: int = 262_144
+    """Keys times targets of one lookup."""
+
+    answer_octets: int = 256 << 20
+    """Records of one answer together."""
+
+    listed_keys: int = 1024
+    """Keys in one part of a list; records looked at for it, too."""
+
+    descriptor_octets: int = 64 << 10
+    """Of a Compatibility Descriptor: all that are stored are kept for good."""
+
+    http_loopback: bool = False
+
+
+class Published(NamedTuple):
+    """`created` is False for a refresh; `ttl_ms` is what was granted."""
+
+    created: bool
+    ttl_ms: int
+
+
+class MissReason(StrEnum):
+    """Why a lookup stops at a key."""
+
+    UNKNOWN_KEY = "unknown-key"
+    OTHER_COMPAT = "other-compat"
+    EXPIRED = "expired"
+    UNAUTHORIZED = "unauthorized"
+    HOLDER_DOWN = "holder-down"
+    LAYERS_MISSING = "layers-missing"
+
+
+_ADVICE = {
+    MissReason.UNKNOWN_KEY: "no holder has published this block; was it computed in this scope?",
+    MissReason.OTHER_COMPAT: "the block is published under another Compatibility ID; compare "
+    "the descriptors",
+    MissReason.EXPIRED: "its records expired; do holders refresh them before their TTL ends?",
+    MissReason.UNAUTHORIZED: "the principal has no read access to this scope",
+    MissReason.HOLDER_DOWN: "every holder of the block stopped reporting its status",
+    MissReason.LAYERS_MISSING: "the replicas together do not hold every layer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How far a lookup gets, and why it stops at `block_key`; both None for a full match."""
+
+    matched: int
+    block_key: bytes | None = None
+    reason: MissReason | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "matched": self.matched,
+            "block_key": None if self.block_key is None else self.block_key.hex(),
+            "reason": self.reason,
+            "detail": None if self.reason is None else _ADVICE[self.reason],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The answer to a lookup: the matched keys with the stored form of their replicas."""
+
+    keys: Sequence[bytes]
+    replicas: Sequence[Sequence[Replica]]
+    now_ms: int
+    targets: Sequence[TargetEstimate] | None = None
+
+    def to_json(self) -> bytes:
+        """The `LookupResponse`, spliced from records as they were stored."""
+        tree: dict[str, Any] = {
+            "matched": len(self.keys),
+            "blocks": [
+                {
+                    "block_key": key.hex(),
+                    "replicas": [answer_form(r, self.now_ms) for r in replicas],
+                }
+                for key, replicas in zip(self.keys, self.replicas, strict=True)
+            ],
+        }
+        if self.targets is not None:
+            tree["targets"] = [estimate.to_dict() for estimate in self.targets]
+        return msgspec.json.encode(tree)
+
+    def records(self) -> list[list[ReplicaRecord]]:
+        """The replicas of each matched key, without their layer digests."""
+        return [[brief_record(r, self.now_ms) for r in replicas] for replicas in self.replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """A part of the list of Block Keys, with the stored form of their replicas."""
+
+    keys: Sequence[bytes]
+    replicas: Sequence[Sequence[Replica]]
+    now_ms: int
+    next: bytes | None
+
+    def records(self) -> list[list[ReplicaRecord]]:
+        """The replicas of each key, without their layer digests."""
+        return [[brief_record(r, self.now_ms) for r in replicas] for replicas in self.replicas]
+
+    def to_json(self) -> bytes:
+        """`{"blocks": […], "next": …}` with records that lack their layer digests."""
+        blocks = [
+            {"block_key": key.hex(), "replicas": [record.to_dict() for record in records]}
+            for key, records in zip(self.keys, self.records(), strict=True)
+        ]
+        following = None if self.next is None else self.next.hex()
+        return msgspec.json.encode({"blocks": blocks, "next": following})
+
+
+class IndexService:
+    """The Index Service over a store; `board` is what it knows of instances."""
+
+    def __init__(
+        self,
+        store: ReplicaStore,
+        board: StatusBoard | None = None,
+        limits: IndexLimits | None = None,
+    ) -> None:
+        self.store = store
+        self.board = board if board is not None else StatusBoard()
+        self.limits = limits or IndexLimits()
+        self.counters: Counter[str] = Counter()
+        self._descriptors: dict[bytes, Descriptor] = {}
+        self._lock = threading.Lock()
+
+    def _count(self, name: str, number: int) -> None:
+        with self._lock:
+            self.counters[name] += number
+
+    # --- descriptors -----------------------------------------------------------------
+
+    def put_descriptor(self, compat_id: bytes, text: bytes) -> bool:
+        """Store a descriptor under the ID computed from it; whether it is new.
+
+        Raises Problem `kvsp-invalid-request`, `kvsp-too-large`, `kvsp-compat-mismatch`,
+        `kvsp-storage-full`.
+        """
+        if len(text) > self.limits.descriptor_octets:
+            limit = self.limits.descriptor_octets
+            raise Problem(
+                ProblemName.TOO_LARGE, f"a descriptor has at most {limit} octets", limit=limit
+            )
+        try:
+            descriptor = Descriptor.parse(text)
+        except DecodeError as error:
+            raise Problem.from_decode_error(error) from None
+        if descriptor.compat_id != compat_id:
+            raise Problem(
+                ProblemName.COMPAT_MISMATCH,
+                "the Compatibility ID in the path is not that of the descriptor; compute it "
+                "from the descriptor",
+            )
+        try:
+            return self.store.put_descriptor(compat_id, descriptor.jcs)
+        except StoreFull as error:
+            raise Problem(ProblemName.STORAGE_FULL, str(error)) from error
+
+    def get_descriptor(self, compat_id: bytes) -> bytes:
+        """The JCS form of a descriptor. Raises Problem `kvsp-unknown-resource`."""
+        text = self.store.descriptor(compat_id)
+        if text is None:
+            raise _unknown("no descriptor is stored for this Compatibility ID")
+        return text
+
+    def descriptor(self, compat_id: bytes) -> Descriptor | None:
+        """The descriptor of a Compatibility ID, when it is stored."""
+        known = self._descriptors.get(compat_id)
+        if known is not None:
+            return known
+        text = self.store.descriptor(compat_id)
+        if text is None:
+            return None
+        descriptor = Descriptor.parse(text)
+        with self._lock:
+            if len(self._descriptors) >= _DESCRIPTORS_KEPT:
+                self._descriptors.clear()
+            self._descriptors[compat_id] = descriptor
+        return descriptor
+
+    # --- publishing ------------------------------------------------------------------
+
+    def publish(
+        self,
+        principal: Principal,
+        block: BlockId,
+        replica: str,
+        tree: Mapping[str, Any],
+        now_ms: int,
+    ) -> Published:
+        """Publish or refresh a replica; `block` and `replica` are those of the path.
+
+        Raises Problem: `kvsp-forbidden` unless the principal may write the scope and is,
+        or publishes for, the holder; `kvsp-invalid-request`; `kvsp-digest-mismatch`;
+        `kvsp-compat-unknown`.
+        """
+        principal.require(block.scope_id, WRITE)
+        descriptor = self.descriptor(block.compat_id)
+        record = self._read_record(tree, descriptor)
+        if record.block != block or record.replica_id != replica:
+            raise Problem(
+                ProblemName.INVALID_REQUEST,
+                f"the path of this record is {record.path}",
+            )
+        principal.require_holder(record.holder)
+        if descriptor is None:
+            raise Problem(
+                ProblemName.COMPAT_UNKNOWN,
+                f"PUT the descriptor to compat/{block.compat_id.hex()} before its replicas",
+            )
+        ttl_ms = min(record.ttl_ms, self.limits.max_ttl_ms)
+        entry = Entry(
+            block, replica, record.holder, now_ms + ttl_ms, stored_form(record, descriptor)
+        )
+        (created,) = self.store.put([entry], now_ms)
+        self._count("published" if created else "refreshed", 1)
+        return Published(created, ttl_ms)
+
+    def _read_record(self, tree: Mapping[str, Any], descriptor: Descriptor | None) -> ReplicaRecord:
+        try:
+            return ReplicaRecord.from_json(
+                tree, descriptor=descriptor, http_loopback=self.limits.http_loopback
+            )
+        except DecodeError as error:
+            if error.name is DecodeErrorName.DIGEST_MISMATCH:
+                raise Problem(
+                    ProblemName.DIGEST_MISMATCH, error.detail, error=str(error.name)
+                ) from None
+            raise Problem.from_decode_error(error) from None
+
+    def withdraw(self, principal: Principal, block: BlockId, replica: str, now_ms: int) -> None:
+        """Withdraw one replica.
+
+        Raises Problem `kvsp-forbidden`, also for a record of another holder, and
+        `kvsp-unknown-resource` when it is gone already, which is harmless.
+        """
+        principal.require(block.scope_id, WRITE)
+        record = self._find(block, replica, now_ms)
+        if record is None:
+            raise _unknown("this replica is not published")
+        principal.require_holder(record.holder)
+        self.store.delete(block, replica, now_ms)
+        self._count("withdrawn", 1)
+
+    def withdraw_holder(self, principal: Principal, holder: str) -> int:
+        """Withdraw everything a holder published, in the scopes the principal may write.
+
+        Raises Problem `kvsp-forbidden` unless the principal is or publishes for the holder.
+        """
+        principal.require_holder(holder)
+        scopes = [bytes.fromhex(key) for key in principal.scopes if key != "*"]
+        everywhere = principal.may(b"", WRITE)
+        writable = [scope for scope in scopes if principal.may(scope, WRITE)]
+        count = self.store.delete_holder(holder, None if everywhere else writable)
+        self._count("withdrawn", count)
+        return count
+
+    # --- reading ---------------------------------------------------------------------
+
+    def replica(self, principal: Principal, block: BlockId, replica: str, now_ms: int) -> bytes:
+        """One Replica Record as JSON. Raises Problem `kvsp-forbidden`, `kvsp-unknown-resource`."""
+        principal.require(block.scope_id, READ)
+        for found in self._replicas(block, now_ms):
+            if brief_record(found, now_ms).replica_id == replica:
+                return bytes(answer_form(found, now_ms))
+        raise _unknown("this replica is not published")
+
+    def replicas(self, principal: Principal, block: BlockId, now_ms: int) -> bytes:
+        """`{"replicas": […]}` of a block. Raises Problem `kvsp-forbidden`."""
+        principal.require(block.scope_id, READ)
+        found = self._answerable(self._replicas(block, now_ms))
+        return msgspec.json.encode(
+            {"replicas": [answer_form(replica, now_ms) for replica in found]}
+        )
+
+    def _replicas(self, block: BlockId, now_ms: int) -> list[Replica]:
+        (found,) = self.store.get(block.scope_id, block.compat_id, [block.block_key], now_ms)
+        return found
+
+    def _find(self, block: BlockId, replica: str, now_ms: int) -> ReplicaRecord | None:
+        for found in self._replicas(block, now_ms):
+            record = brief_record(found, now_ms)
+            if record.replica_id == replica:
+                return record
+        return None
+
+    def list_keys(
+        self,
+        principal: Principal,
+        scope_id: bytes,
+        compat_id: bytes,
+        now_ms: int,
+        *,
+        after: bytes = b"",
+        limit: int | None = None,
+    ) -> KeyList:
+        """The Block Keys above `after` that have replicas, in ascending order.
+
+        A part may be short, or empty, and still have a `next`. Raises Problem
+        `kvsp-forbidden`.
+        """
+        principal.require(scope_id, READ)
+        most = min(limit or self.limits.listed_keys, self.limits.listed_keys)
+        keys, following = self.store.list_keys(scope_id, compat_id, after, most)
+        found = self.store.get(scope_id, compat_id, keys, now_ms)
+        shown = [
+            (key, self._answerable(replicas))
+            for key, replicas in zip(keys, found, strict=True)
+            if replicas
+        ]
+        return KeyList([key for key, _ in shown], [each for _, each in shown], now_ms, following)
+
+    def lookup(self, principal: Principal, request: LookupRequest, now_ms: int) -> Lookup:
+        """The leading keys that have replicas, and estimates for the targets.
+
+        Stops at the first key whose unexpired replicas do not together hold every layer.
+        Raises Problem `kvsp-forbidden`, `kvsp-too-large`.
+        """
+        self._check_size(request)
+        principal.require(request.scope_id, READ)
+        matched: list[list[Replica]] = []
+        octets = 0
+        for first in range(0, len(request.block_keys), self.limits.lookup_batch):
+            part = request.block_keys[first : first + self.limits.lookup_batch]
+            found = self._leading(request, part, now_ms)
+            matched += found
+            octets += sum(len(replica.data) for replicas in found for replica in replicas)
+            if octets > self.limits.answer_octets:
+                raise _too_large("the answer", self.limits.answer_octets)
+            if len(found) < len(part):
+                break
+        self._count("lookups", 1)
+        self._count("keys_asked", len(request.block_keys))
+        self._count("keys_matched", len(matched))
+        keys = request.block_keys[: len(matched)]
+        answer = Lookup(keys, matched, now_ms)
+        if request.targets is None:
+            return answer
+        return Lookup(keys, matched, now_ms, self._estimates(request, answer, now_ms))
+
+    def _check_size(self, request: LookupRequest) -> None:
+        keys, targets = len(request.block_keys), len(request.targets or ())
+        for what, size, limit in (
+            ("block_keys", keys, self.limits.block_keys),
+            ("targets", targets, self.limits.targets),
+            ("block_keys times targets", keys * targets, self.limits.estimates),
+        ):
+            if size > limit:
+                raise _too_large(what, limit)
+
+    def _leading(
+        self, request: LookupRequest, keys: Sequence[bytes], now_ms: int
+    ) -> list[list[Replica]]:
+        found = self.store.get(request.scope_id, request.compat_id, keys, now_ms)
+        leading: list[list[Replica]] = []
+        for replicas in found:
+            usable = self._answerable(replicas)
+            if not self._covered(request.compat_id, usable, now_ms):
+                break
+            leading.append(usable)
+        return leading
+
+    def _answerable(self, replicas: list[Replica]) -> list[Replica]:
+        """At most as many as an answer holds, whole ones first; ordered by holder and codec."""
+        if len(replicas) > 1:
+            replicas = sorted(replicas, key=order_of)
+            if len(replicas) > self.limits.replicas_per_block:
+                replicas.sort(key=lambda replica: not is_whole(replica))
+                replicas = sorted(replicas[: self.limits.replicas_per_block], key=order_of)
+        return replicas
+
+    def _covered(self, compat_id: bytes, replicas: Sequence[Replica], now_ms: int) -> bool:
+        """Whether replicas together hold every layer of the block."""
+        if any(is_whole(replica) for replica in replicas):
+            return True
+        descriptor = self.descriptor(compat_id) if replicas else None
+        if descriptor is None:
+            return False
+        return covers((brief_record(replica, now_ms) for replica in replicas), descriptor.layers)
+
+    def _estimates(
+        self, request: LookupRequest, answer: Lookup, now_ms: int
+    ) -> list[TargetEstimate]:
+        descriptor = self.descriptor(request.compat_id)
+        records = answer.records()
+        return [
+            self._estimate(self.board.get(target, now_ms), target, records, descriptor)
+            for target in request.targets or ()
+        ]
+
+    def _estimate(
+        self,
+        status: InstanceStatus | None,
+        target: str,
+        records: Sequence[Sequence[ReplicaRecord]],
+        descriptor: Descriptor | None,
+    ) -> TargetEstimate:
+        if status is None or descriptor is None:
+            return TargetEstimate(target, None, None)
+        tokens = len(records) * descriptor.block_tokens
+        return TargetEstimate(
+            target,
+            costs.fetch_us(target, records, status.links, descriptor.layers),
+            costs.recompute_us(tokens, status.prefill_tokens_per_s),
+        )
+
+    def explain(self, principal: Principal, request: LookupRequest, now_ms: int) -> Explanation:
+        """Why a lookup of the same keys stops where it does. Raises Problem `kvsp-too-large`."""
+        self._check_size(request)
+        if not principal.may(request.scope_id, READ):
+            first = request.block_keys[0] if request.block_keys else None
+            return Explanation(0, first, MissReason.UNAUTHORIZED)
+        matched = self.lookup(principal, request, now_ms)
+        for place, records in enumerate(matched.records()):
+            if all(self.board.is_down(record.holder, now_ms) for record in records):
+                return Explanation(place, request.block_keys[place], MissReason.HOLDER_DOWN)
+        place = len(matched.keys)
+        if place == len(request.block_keys):
+            return Explanation(place)
+        key = request.block_keys[place]
+        return Explanation(place, key, self._miss_reason(request, key, now_ms))
+
+    def _miss_reason(self, request: LookupRequest, key: bytes, now_ms: int) -> MissReason:
+        traces = self.store.traces(request.scope_id, key)
+        same = [replica for compat, replica in traces if compat == request.compat_id]
+        if any(replica.expires_ms > now_ms for replica in same):
+            return MissReason.LAYERS_MISSING
+        if same:
+            return MissReason.EXPIRED
+        return MissReason.OTHER_COMPAT if traces else MissReason.UNKNOWN_KEY
+
+    # --- status ----------------------------------------------------------------------
+
+    def note_status(self, principal: Principal, status: InstanceStatus, now_ms: int) -> None:
+        """Take an Instance Status Record a placement controller passes on.
+
+        Raises Problem `kvsp-forbidden`.
+        """
+        principal.require_role("placement")
+        self.board.put(status, now_ms)
+
+    def instances_without_replicas(self, now_ms: int) -> list[str]:
+        """Reporting instances that publish nothing: none of their caches is ever found."""
+        return [
+            instance
+            for instance in self.board.reporting(now_ms)
+            if not self.store.has_replicas(instance, now_ms)
+        ]
+
+
+def _too_large(what: str, limit: int) -> Problem:
+    detail = f"{what} is over {limit}; ask for fewer keys at a time"
+    return Problem(ProblemName.TOO_LARGE, detail, limit=limit)
+
+
+def _unknown(detail: str) -> Problem:
+    return Problem(ProblemName.UNKNOWN_RESOURCE, detail)

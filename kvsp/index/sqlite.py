@@ -1,0 +1,335 @@
+"""The default store of an Index Service: one SQLite file, nothing else to run.
+
+Write-ahead logging keeps the file whole through any crash; the last moments before a
+power failure may be lost. Memory is bounded by SQLite's page cache, whatever the number
+of records.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from kvsp.index.store import (
+    Entry,
+    Listed,
+    Replica,
+    StoreCounts,
+    StoreError,
+    StoreFull,
+    StoreLimits,
+    listed,
+)
+from kvsp.uris import BlockId
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE scopes (id INTEGER PRIMARY KEY, scope_id BLOB NOT NULL UNIQUE);
+CREATE TABLE compats (id INTEGER PRIMARY KEY, compat_id BLOB NOT NULL UNIQUE);
+CREATE TABLE holders (id INTEGER PRIMARY KEY, uri TEXT NOT NULL UNIQUE);
+CREATE TABLE descriptors (compat_id BLOB PRIMARY KEY, text BLOB NOT NULL);
+CREATE TABLE replicas (
+  id INTEGER PRIMARY KEY, scope INTEGER NOT NULL, block_key BLOB NOT NULL,
+  compat INTEGER NOT NULL, replica_id TEXT NOT NULL, holder INTEGER NOT NULL,
+  expires_ms INTEGER NOT NULL, data BLOB NOT NULL
+);
+CREATE UNIQUE INDEX by_block ON replicas (scope, block_key, compat, replica_id);
+CREATE INDEX by_expiry ON replicas (scope, expires_ms);
+CREATE INDEX by_holder ON replicas (holder, scope);
+"""
+_KEYS_PER_QUERY = 512
+_ROWS_PER_DELETE = 4096
+_INTERNED = 65_536
+
+
+class SqliteStore:
+    """A ReplicaStore in a SQLite file (`:memory:` for a store that dies with the process).
+
+    Used by one thread at a time. Raises StoreError when the file cannot be used.
+    """
+
+    threads = 1
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        limits: StoreLimits | None = None,
+        *,
+        cache_octets: int = 64 << 20,
+    ) -> None:
+        self.limits = limits or StoreLimits()
+        self._path = os.fspath(path)
+        self._evicted = 0
+        self._expired = 0
+        self._ids: dict[tuple[str, bytes | str], int] = {}
+        try:
+            self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+            self._open(cache_octets)
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self._path}: {error}; the index is rebuilt by its holders, so the file can "
+                "be removed"
+            ) from error
+        rows = self._db.execute("SELECT scope, count(*) FROM replicas GROUP BY scope")
+        self._counts: dict[int, int] = dict(rows.fetchall())
+
+    def _open(self, cache_octets: int) -> None:
+        db = self._db
+        # three records of 32 layers fit a page of 8 KiB, one would fit the usual 4 KiB
+        db.execute("PRAGMA page_size = 8192")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA cache_size = -{max(cache_octets >> 10, 256)}")
+        db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"written by another version ({version})")
+        # names that no record uses any more are not kept from run to run
+        db.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM replicas)")
+        db.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM replicas)")
+
+    def put(self, entries: Sequence[Entry], now_ms: int) -> list[bool]:
+        with self._transaction():
+            fresh = [self._put(entry, now_ms) for entry in entries]
+            for scope in {self._id("scopes", "scope_id", e.block.scope_id) for e in entries}:
+                self._evict(scope, self._counts.get(scope, 0) - self.limits.records_per_scope)
+            while (excess := sum(self._counts.values()) - self.limits.records) > 0:
+                largest = max(self._counts, key=lambda scope: self._counts[scope])
+                self._evict(largest, min(excess, _ROWS_PER_DELETE))
+        return fresh
+
+    def _put(self, entry: Entry, now_ms: int) -> bool:
+        block = entry.block
+        scope = self._id("scopes", "scope_id", block.scope_id)
+        compat = self._id("compats", "compat_id", block.compat_id)
+        holder = self._id("holders", "uri", entry.holder)
+        found = self._db.execute(
+            "SELECT id, expires_ms FROM replicas"
+            " WHERE scope = ? AND block_key = ? AND compat = ? AND replica_id = ?",
+            (scope, block.block_key, compat, entry.replica_id),
+        ).fetchone()
+        if found is not None:
+            self._db.execute(
+                "UPDATE replicas SET holder = ?, expires_ms = ?, data = ? WHERE id = ?",
+                (holder, entry.expires_ms, entry.data, found[0]),
+            )
+            return bool(found[1] <= now_ms)
+        self._make_room(scope, block.block_key, compat)
+        self._db.execute(
+            "INSERT INTO replicas (scope, block_key, compat, replica_id, holder, expires_ms, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                scope,
+                block.block_key,
+                compat,
+                entry.replica_id,
+                holder,
+                entry.expires_ms,
+                entry.data,
+            ),
+        )
+        self._counts[scope] = self._counts.get(scope, 0) + 1
+        return True
+
+    def _make_room(self, scope: int, block_key: bytes, compat: int) -> None:
+        """Keep one block below its number of replicas, losing the first to expire."""
+        where = "scope = ? AND block_key = ? AND compat = ?"
+        block = (scope, block_key, compat)
+        (count,) = self._db.execute(
+            f"SELECT count(*) FROM replicas WHERE {where}", block
+        ).fetchone()
+        if count >= self.limits.replicas_per_block:
+            removed = self._delete(
+                f"id IN (SELECT id FROM replicas WHERE {where} ORDER BY expires_ms LIMIT ?)",
+                (*block, count - self.limits.replicas_per_block + 1),
+            )
+            self._evicted += removed
+
+    def _evict(self, scope: int, excess: int) -> None:
+        if excess > 0:
+            self._evicted += self._delete(
+                "id IN (SELECT id FROM replicas WHERE scope = ? ORDER BY expires_ms LIMIT ?)",
+                (scope, excess),
+            )
+
+    def get(
+        self, scope_id: bytes, compat_id: bytes, keys: Sequence[bytes], now_ms: int
+    ) -> list[list[Replica]]:
+        found: dict[bytes, list[Replica]] = {}
+        scope = self._id("scopes", "scope_id", scope_id, create=False)
+        compat = self._id("compats", "compat_id", compat_id, create=False)
+        for first in range(0, len(keys), _KEYS_PER_QUERY):
+            part = keys[first : first + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            with self._errors():
+                rows = self._db.execute(
+                    # left alone, the planner takes the index by expiry and reads the scope
+                    "SELECT block_key, expires_ms, data FROM replicas INDEXED BY by_block"
+                    f" WHERE scope = ? AND block_key IN ({marks}) AND compat = ?"
+                    " AND expires_ms > ?",
+                    (scope, *part, compat, now_ms),
+                )
+                for key, expires_ms, data in rows:
+                    found.setdefault(key, []).append(Replica(expires_ms, data))
+        return [found.get(key, []) for key in keys]
+
+    def list_keys(self, scope_id: bytes, compat_id: bytes, after: bytes, limit: int) -> Listed:
+        scope = self._id("scopes", "scope_id", scope_id, create=False)
+        compat = self._id("compats", "compat_id", compat_id, create=False)
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT block_key, compat = ? FROM replicas INDEXED BY by_block"
+                " WHERE scope = ? AND block_key > ? ORDER BY block_key LIMIT ?",
+                (compat, scope, after, limit),
+            ).fetchall()
+        return listed([(key, bool(wanted)) for key, wanted in rows], limit)
+
+    def delete(self, block: BlockId, replica_id: str, now_ms: int) -> bool:
+        where = "scope = ? AND block_key = ? AND compat = ? AND replica_id = ?"
+        key = (
+            self._id("scopes", "scope_id", block.scope_id, create=False),
+            block.block_key,
+            self._id("compats", "compat_id", block.compat_id, create=False),
+            replica_id,
+        )
+        with self._transaction():
+            row = self._db.execute(f"SELECT expires_ms FROM replicas WHERE {where}", key).fetchone()
+            self._delete(where, key)
+        return row is not None and row[0] > now_ms
+
+    def delete_holder(self, holder: str, scopes: Collection[bytes] | None) -> int:
+        number = self._id("holders", "uri", holder, create=False)
+        if scopes is None:
+            return self._delete_slices("holder = ?", (number,))
+        return sum(
+            self._delete_slices(
+                "holder = ? AND scope = ?",
+                (number, self._id("scopes", "scope_id", scope, create=False)),
+            )
+            for scope in scopes
+        )
+
+    def _delete_slices(self, where: str, values: tuple[int, ...]) -> int:
+        """Delete in transactions of bounded size, so that the log stays small."""
+        total = 0
+        while True:
+            with self._transaction():
+                removed = self._delete(
+                    f"id IN (SELECT id FROM replicas WHERE {where} LIMIT ?)",
+                    (*values, _ROWS_PER_DELETE),
+                )
+            total += removed
+            if removed < _ROWS_PER_DELETE:
+                return total
+
+    def expire(self, now_ms: int, limit: int) -> int:
+        removed = 0
+        with self._transaction():
+            for scope in list(self._counts):
+                if removed >= limit:
+                    break
+                removed += self._delete(
+                    "id IN (SELECT id FROM replicas WHERE scope = ? AND expires_ms <= ? LIMIT ?)",
+                    (scope, now_ms - self.limits.linger_ms, limit - removed),
+                )
+        self._expired += removed
+        return removed
+
+    def traces(self, scope_id: bytes, block_key: bytes) -> list[tuple[bytes, Replica]]:
+        scope = self._id("scopes", "scope_id", scope_id, create=False)
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT compat_id, expires_ms, data FROM replicas"
+                " JOIN compats ON compats.id = replicas.compat"
+                " WHERE scope = ? AND block_key = ?",
+                (scope, block_key),
+            )
+            return [(compat, Replica(expires_ms, data)) for compat, expires_ms, data in rows]
+
+    def has_replicas(self, holder: str, now_ms: int) -> bool:
+        number = self._id("holders", "uri", holder, create=False)
+        with self._errors():
+            row = self._db.execute(
+                "SELECT 1 FROM replicas WHERE holder = ? AND expires_ms > ? LIMIT 1",
+                (number, now_ms),
+            ).fetchone()
+        return row is not None
+
+    def put_descriptor(self, compat_id: bytes, text: bytes) -> bool:
+        if self.descriptor(compat_id) is not None:
+            return False
+        with self._transaction():
+            (count,) = self._db.execute("SELECT count(*) FROM descriptors").fetchone()
+            if count >= self.limits.descriptors:
+                raise StoreFull(f"{count} Compatibility Descriptors are stored, which is the limit")
+            self._db.execute("INSERT INTO descriptors VALUES (?, ?)", (compat_id, text))
+        return True
+
+    def descriptor(self, compat_id: bytes) -> bytes | None:
+        with self._errors():
+            row = self._db.execute(
+                "SELECT text FROM descriptors WHERE compat_id = ?", (compat_id,)
+            ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def counts(self) -> StoreCounts:
+        return StoreCounts(sum(self._counts.values()), self._evicted, self._expired)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _id(self, table: str, column: str, name: bytes | str, *, create: bool = True) -> int:
+        """The row that stands for a long name; -1 when there is none and none is made."""
+        known = self._ids.get((table, name))
+        if known is not None:
+            return known
+        with self._errors():
+            select = f"SELECT id FROM {table} WHERE {column} = ?"
+            row = self._db.execute(select, (name,)).fetchone()
+            if row is None:
+                if not create:
+                    return -1
+                insert = f"INSERT INTO {table} ({column}) VALUES (?) RETURNING id"
+                row = self._db.execute(insert, (name,)).fetchone()
+        if len(self._ids) >= _INTERNED:
+            self._ids.clear()
+        self._ids[table, name] = row[0]
+        return int(row[0])
+
+    def _delete(self, where: str, values: tuple[object, ...]) -> int:
+        """Delete rows inside a transaction and keep the counts of their scopes."""
+        removed = 0
+        with closing(
+            self._db.execute(f"DELETE FROM replicas WHERE {where} RETURNING scope", values)
+        ) as rows:
+            for (scope,) in rows:
+                removed += 1
+                self._counts[scope] -= 1
+                if not self._counts[scope]:
+                    del self._counts[scope]
+        return removed
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        counts = dict(self._counts)
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                self._counts = counts
+                self._ids.clear()
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}") from error

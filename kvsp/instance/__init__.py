@@ -1,0 +1,1 @@
+"""The inference instance: an agent between an engine and the other services of KVSP."""

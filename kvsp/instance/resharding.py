@@ -1,0 +1,133 @@
+"""Carries reshard plans out (KVSP "Sequence-Sharded Caches and Resharding")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from kvsp.codes import ReshardState
+from kvsp.http.problems import Problem, ProblemName
+from kvsp.instance.agent import Agent
+from kvsp.instance.links import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.loading import BlockLoader, LoadError
+from kvsp.instance.machines import MemberState
+from kvsp.instance.shards import Member, blocks_of, fetches
+from kvsp.instance.tasks import Tasks
+from kvsp.sharding import ReshardAbort, ReshardAnswer, ReshardCommit, ReshardPlan
+from kvsp.uris import BlockId
+
+
+class Resharder:
+    """Loads for plans, and keeps, releases or discards as commits and aborts say."""
+
+    def __init__(self, agent: Agent, loader: BlockLoader, clock_ms: Callable[[], int]) -> None:
+        self._agent = agent
+        self._loader = loader
+        self._clock_ms = clock_ms
+        self._tasks = Tasks()
+
+    async def handle(self, request: ReshardPlan | ReshardCommit | ReshardAbort) -> ReshardAnswer:
+        """Answer POST reshard.
+
+        Raises Problem `kvsp-map-version`, `kvsp-reshard-failed`, `kvsp-incompatible`.
+        """
+        shards = self._agent.shards
+        if isinstance(request, ReshardPlan):
+            return await self._prepare(request)
+        if isinstance(request, ReshardCommit):
+            answer, released = shards.commit(request.map, request.commit)
+            self._let_go(request.map, released)
+            self._publish(request.map)
+            return answer
+        answer, discarded = shards.abort(request.map, request.abort)
+        self._let_go(request.map, discarded)
+        return answer
+
+    async def _prepare(self, plan: ReshardPlan) -> ReshardAnswer:
+        member = self._agent.accept_plan(plan, self._clock_ms())
+        if member.state is MemberState.PREPARED:
+            return member.answer(plan.to_version, ReshardState.PREPARED)
+        done = False
+        at = plan.fetch[0].tokens if plan.fetch else range(0)
+        try:
+            async with asyncio.timeout(plan.deadline_ms / 1000):
+                await self._keep(member, plan)
+                for fetch in fetches(plan):
+                    at = fetch.tokens
+                    await self._fetch(member, plan, fetch.block, fetch.source)
+            done = True
+        except TimeoutError:
+            raise _failed(at, "the deadline has passed") from None
+        except LoadError as error:
+            raise _failed(at, str(error)) from None
+        finally:
+            if not done and member.plan is plan:
+                self._let_go(plan.map, self._agent.shards.failed(member))
+        return self._agent.shards.loaded(member)
+
+    async def _keep(self, member: Member, plan: ReshardPlan) -> None:
+        """Hold on to what is retained and, for the others until the commit, released."""
+        retained = blocks_of(plan, plan.retain)
+        for block in sorted(member.held):
+            try:
+                await self._loader.load(block, (), _owner(plan.map), publish=False)
+            except LoadError:
+                if block in retained:
+                    raise
+
+    async def _fetch(self, member: Member, plan: ReshardPlan, block: BlockId, source: str) -> None:
+        fresh = block not in self._agent.pool
+        await self._loader.load(
+            block, (source,), _owner(plan.map), lease_ms=plan.deadline_ms, publish=False
+        )
+        if member.plan is not plan:
+            # aborted meanwhile
+            self._let_go(plan.map, {block} if fresh else ())
+            raise Problem(ProblemName.MAP_VERSION, "the plan was aborted", version=member.version)
+        if fresh:
+            member.fetched.add(block)
+
+    def _let_go(self, name: str, blocks: Iterable[BlockId]) -> None:
+        """Give the memory of blocks back now, and their replicas after the withdrawal."""
+        gone = list(blocks)
+        for block in gone:
+            self._agent.pool.unpin(block, _owner(name))
+        if gone:
+            self._tasks.start(self._forget(gone))
+
+    async def _forget(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            await self._loader.forget(block)
+
+    def _publish(self, name: str) -> None:
+        self._tasks.start(self._store(sorted(self._agent.shards.get(name).held)))
+
+    async def _store(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            if (held := self._agent.pool.get(block)) is not None:
+                await self._loader.store(block, held)
+
+    async def settle(self, placement: PlacementLink) -> None:
+        """Ask what became of plans that neither a commit nor an abort followed."""
+        for name in self._agent.shards.unsettled(self._clock_ms()):
+            try:
+                version = await placement.map_version(name)
+            except (PlacementRefusedError, PlacementUnavailableError):
+                continue
+            self._let_go(name, self._agent.shards.settle(name, version))
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+
+def _owner(name: str) -> str:
+    return f"map {name}"
+
+
+def _failed(tokens: range, why: str) -> Problem:
+    return Problem(
+        ProblemName.RESHARD_FAILED,
+        f"tokens {tokens.start} to {tokens.stop} could not be loaded ({why}); the member keeps "
+        "its version",
+        tokens=[tokens.start, tokens.stop],
+    )

@@ -1,0 +1,98 @@
+"""Index and holders in separate processes: kill, restart, expiry, a full disk."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import time
+
+import pytest
+
+from kvsp.container import Container
+from kvsp.instance.toy import ToyEngine
+from kvsp.uris import block_path, compat_path
+from tests.e2e.kvsp_support import Model, Server, ask, sharing
+from tests.e2e.support import eventually
+
+TOKENS = [(3 * number + 1) % 256 for number in range(40)]
+MOST = 32 << 10
+"""No file of the holder `short` grows beyond this: the kernel refuses, as on a full disk."""
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, MOST))
+
+
+class Deployment:
+    def __init__(self, folder):
+        self.index = Server(folder, "index", "index", shared=True)
+        peers = {"index": self.index.base}
+        self.lasting = Server(folder, "lasting", "holder", shared=True, peers=peers)
+        # in memory like the other's, blocks would not meet the disk
+        settings = {"disk_mib": 16, "record_ttl_ms": 700}
+        self.short = Server(folder, "short", "holder", shared=True, peers=peers, holder=settings)
+        self.all = (self.index, self.lasting, self.short)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    made = Deployment(tmp_path_factory.mktemp("services"))
+    made.index.begin()
+    made.lasting.begin()
+    made.short.begin(preexec_fn=limited)
+    with sharing(*made.all):
+        for server in made.all:
+            server.ready()
+        yield made
+
+
+def test_a_full_disk_refuses_blocks_and_harms_nothing_else(deployment, tmp_path):
+    index, holder, model = deployment.index, deployment.short, Model(tmp_path)
+    keys = model.store(index, holder, TOKENS)
+    big = ToyEngine(layers=8, kv_heads=4, head_dim=32, block_tokens=16)
+    compat = compat_path(big.descriptor.compat_id)
+    assert index.ask("PUT", compat, json.loads(big.descriptor.jcs))[0] == 201
+    context = big.context()
+    context.prefill(range(16))
+    container = Container.build(big.descriptor, context.block(0).sections())
+    assert container.total_octets > MOST
+    block = model.block_id(keys[0])._replace(compat_id=big.descriptor.compat_id)
+    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+    octets = b"".join(bytes(part) for part in container)
+    for _ in range(2):
+        status, problem = holder.ask("PUT", block_path(block), octets, headers=fields)
+        assert status == 507
+        assert problem["type"].endswith("#kvsp-storage-full")
+    assert holder.ask("GET", block_path(block))[0] == 404
+    assert not list((holder.data / "blocks" / "incoming").iterdir())
+    # blocks that were there are served, and others are still taken
+    for key, stored in zip(keys, model.containers(TOKENS), strict=True):
+        assert holder.ask("GET", block_path(model.block_id(key)))[1] == stored
+    small = model.store(index, holder, TOKENS[::-1])
+    eventually(lambda: model.lookup(index, small) == len(small), "the records")
+    assert ask("GET", f"http://127.0.0.1:{holder.port}/healthz")[0] == 200
+    rejected = holder.metric('kvsp_holder_stores_rejected_total{reason="disk-full"}')
+    assert rejected == 2
+
+
+def test_an_index_that_is_killed_keeps_its_records_and_gets_expired_ones_back(deployment, tmp_path):
+    index, lasting, short = deployment.all
+    model, other = Model(tmp_path / "a"), Model(tmp_path / "b")
+    keys = model.store(index, lasting, TOKENS)
+    passing = other.store(index, short, TOKENS)
+    eventually(lambda: model.lookup(index, keys) == len(keys), "the records")
+    eventually(lambda: other.lookup(index, passing) == len(passing), "the records")
+    index.kill()
+    died = time.monotonic()
+    index.begin().ready()
+    eventually(lambda: time.monotonic() - died > 0.7, "the end of the short records")
+    # what SQLite had is there at once
+    assert model.lookup(index, keys) == len(keys)
+    # what expired meanwhile comes back by itself
+    eventually(lambda: other.lookup(index, passing) == len(passing), "the refresh")
+    # SIGTERM withdraws what the process that ends would not serve any more
+    lasting.process.signal(signal.SIGTERM)
+    lasting.process.finish(0)
+    assert model.lookup(index, keys) == 0
+    assert other.lookup(index, passing) == len(passing)

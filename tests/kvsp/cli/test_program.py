@@ -1,0 +1,253 @@
+"""The `kvsp` program against an index, a holder and an instance."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvsp.cli.program import _COMMANDS
+from kvsp.files import KvFile
+from kvsp.index.app import unix_ms
+from kvsp.records import InstanceStatus
+from tests.kvsp.cli.conftest import SESSION
+from tests.kvsp.client.support import DESCRIPTOR, block_of, container, record_at
+
+PROMPT = shlex.split("--scope-key-file scope.json --compat compat.json --tokens tokens.json")
+ACCESS = ["--token-file", "token", "--http-loopback"]
+
+
+def given(done):
+    """The JSON object on standard output."""
+    (line,) = done.stdout.splitlines()
+    return json.loads(line)
+
+
+@pytest.fixture
+def stored(deployment, files, kvsp):
+    """All four blocks are at the holder and in the index."""
+    done = kvsp("put", deployment.index, "--kv", "kv.safetensors", *PROMPT, *ACCESS,
+                "--holder", deployment.holder)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    deployment.do(deployment.world.records(4))
+    yield deployment
+    deployment.do(deployment.world.client.delete_blocks(deployment.holder, map(block_of, range(4))))
+
+
+def test_what_put_stored_get_retrieves_octet_by_octet(stored, files, kvsp):
+    done = kvsp("get", stored.index, *PROMPT, *ACCESS, "--out", "out.safetensors", "--json")
+    assert done.exit_code == 0, done.output
+    result = given(done)
+    assert (result["ok"], result["tokens"], result["missing"]) == (True, 16, [])
+    with (
+        KvFile.open("kv.safetensors", DESCRIPTOR) as sent,
+        KvFile.open("out.safetensors", DESCRIPTOR) as came,
+    ):
+        assert came.tokens == 16
+        for layer in range(DESCRIPTOR.layers):
+            assert np.array_equal(came.k(layer), sent.k(layer)[:16])
+            assert np.array_equal(came.v(layer), sent.v(layer)[:16])
+
+
+def test_get_can_take_some_layers_and_blocks_in_another_codec(stored, kvsp):
+    done = kvsp("get", stored.index, *PROMPT, *ACCESS, "--out", "o.safetensors",
+                "--layers", "1-2", "--blocks", "3", "--codec", "x-zlib")  # fmt: skip
+    assert done.exit_code == 0 and "12 tokens (3 blocks, layers 1-2)" in done.stdout
+    with KvFile.open("o.safetensors", DESCRIPTOR, layers=range(1, 3)) as came:
+        assert came.k(1)[:4].tobytes() == bytes(container(0).sections[1][0])
+
+
+def test_putting_again_stores_nothing_and_is_done(stored, kvsp):
+    done = kvsp("put", stored.index, "--kv", "kv.safetensors", *PROMPT, *ACCESS,
+                "--holder", stored.holder, "--json")  # fmt: skip
+    assert done.exit_code == 0
+    assert (given(done)["created"], given(done)["existing"]) == (0, 4)
+
+
+def test_a_shorter_prefix_is_written_when_a_block_is_gone(stored, files, kvsp):
+    world = stored.world
+    stored.do(world.client.delete(stored.holder, block_of(2)))
+    stale = record_at("https://h9.example/kvsp/", container(2), 2)
+    stored.do(world.client.publish(stale))  # at a holder that cannot be reached
+    done = kvsp("get", stored.index, *PROMPT, *ACCESS, "--out", "out.safetensors", "--json")
+    stored.do(world.client.withdraw(stale))
+    assert done.exit_code == 0 and "shorter than the index promised" in done.stderr
+    assert given(done)["tokens"] == 8
+    with KvFile.open("out.safetensors", DESCRIPTOR) as came:
+        assert came.tokens == 8
+
+
+def test_lookup_says_how_much_is_cached_and_where(stored, kvsp):
+    done = kvsp("lookup", stored.index, *PROMPT, *ACCESS)
+    assert "4 of 4 blocks are cached (16 of 18 tokens)" in done.stdout
+    assert f"4 at {stored.holder}" in done.stdout
+
+
+def test_a_miss_is_exit_code_3_and_explain_says_why(deployment, files, kvsp):
+    done = kvsp("lookup", deployment.index, *PROMPT, *ACCESS, "--json")
+    assert (done.exit_code, given(done)["matched"]) == (3, 0)
+    done = kvsp("get", deployment.index, *PROMPT, *ACCESS, "--out", "out.safetensors")
+    assert done.exit_code == 3 and not (files / "out.safetensors").exists()
+    done = kvsp("explain", deployment.index, *PROMPT, *ACCESS)
+    assert done.exit_code == 0 and "block 0 does not: unknown-key" in done.stdout
+
+
+def test_a_wrong_token_is_exit_code_4_and_is_not_printed(deployment, files, kvsp):
+    (files / "token").write_text("not-a-known-token")
+    for command in ("lookup", "explain"):
+        done = kvsp(command, deployment.index, *PROMPT, *ACCESS, "--json")
+        assert (done.exit_code, given(done)["status"]) == (4, 401)
+        assert "not-a-known-token" not in done.output
+
+
+def test_octets_that_are_not_what_the_record_says_are_exit_code_5(stored, files, kvsp):
+    world = stored.world
+    for number in range(4):
+        stored.do(world.client.delete(stored.holder, block_of(number)))
+    stored.do(world.client.put(stored.holder, block_of(0), container(9)))
+    (published,) = stored.do(world.records(1))
+    # a record that promises other octets than the holder has
+    world.service.store.delete_holder(stored.holder, None)
+    lie = record_at(stored.holder, container(0), 0)
+    principal = world.apps[0].authenticator._by_token["Bearer holder0"]
+    world.service.publish(principal, lie.block, lie.replica_id, lie.to_dict(), unix_ms())
+    done = kvsp("get", stored.index, *PROMPT, *ACCESS, "--out", "out.safetensors", "--json")
+    assert done.exit_code == 5 and "digest-mismatch" in given(done)["error"]
+    assert not (files / "out.safetensors").exists()
+    assert published[0].holder == stored.holder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--layers", "9"], "not a range within 0-3"),
+        (["--layers", "x"], "write A-B"),
+        (["--codec", "gzip"], "known: raw, x-zlib, x-q8"),
+        (["--out", "."], "is a directory"),
+        (["--out", "-"], "standard output"),
+        (["--scope-key-file", "absent.json"], "absent.json"),
+        (["--tokens", "compat.json"], "not a JSON array of token ids"),
+        (["--compat", "tokens.json"], "tokens.json"),
+        (["--cafile", "tokens.json"], "not a file of PEM certificates"),
+        (["--client-cert", "x.pem"], "go together"),
+        (["--token-file", "tokens.json"], "chmod 600"),
+    ],
+)
+def test_a_wrong_argument_or_input_file_is_exit_code_2_and_one_sentence(
+    deployment, files, kvsp, arguments, why
+):
+    done = kvsp("get", deployment.index, *PROMPT, *ACCESS, "--out", "o.safetensors", *arguments)
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvsp: ") and why in line
+
+
+@pytest.mark.parametrize("uri", ["http://is.example/kvsp/", "https://is.example", "ftp://x/"])
+def test_an_index_that_is_no_base_uri_is_exit_code_2(files, kvsp, uri):
+    assert kvsp("lookup", uri, *PROMPT, *ACCESS).exit_code == 2
+
+
+def test_a_prompt_shorter_than_a_block_has_no_key(deployment, files, kvsp):
+    (files / "tokens.json").write_text("[1, 2, 3]")
+    done = kvsp("lookup", deployment.index, *PROMPT, *ACCESS)
+    assert done.exit_code == 2 and "fill no block of 4" in done.stderr
+
+
+def test_an_index_that_is_away_is_exit_code_1(files, kvsp):
+    done = kvsp("lookup", "http://127.0.0.1:9/kvsp/", *PROMPT, *ACCESS)
+    assert done.exit_code == 1 and "127.0.0.1:9" in done.stderr
+
+
+# --- instances and doctor ------------------------------------------------------------
+
+
+def test_prefetch_sends_the_sources_of_every_block_and_waits_for_the_end(stored, kvsp):
+    stored.requests.clear()
+    done = kvsp("prefetch", stored.index, stored.control, *PROMPT, *ACCESS, "--json")
+    assert done.exit_code == 0 and given(done)["state"] == "complete"
+    assert [request.method for request in stored.requests] == ["POST", "GET"]
+
+
+def test_sessions_are_shown_and_ended(deployment, files, kvsp):
+    assert given(kvsp("sessions", deployment.control, *ACCESS)) == {"instances": []}
+    assert given(kvsp("sessions", deployment.control, SESSION, *ACCESS)) == {"epoch": 1}
+    done = kvsp("sessions", deployment.control, SESSION.upper(), "--end", *ACCESS, "--json")
+    assert given(done)["ended"] is True
+    other = SESSION.replace("6", "7")
+    assert kvsp("sessions", deployment.control, other, *ACCESS).exit_code == 3
+    assert kvsp("sessions", deployment.control, "no-uuid", *ACCESS).exit_code == 2
+
+
+def test_doctor_finds_nothing_wrong_where_nothing_is(stored, kvsp):
+    done = kvsp("doctor", stored.index, *PROMPT, *ACCESS, "--json")
+    assert done.exit_code == 0, done.output
+    assert {check["level"] for check in given(done)["checks"]} == {"ok"}
+
+
+def test_doctor_says_what_keeps_caches_from_being_found(deployment, files, kvsp):
+    done = kvsp("doctor", deployment.index, *PROMPT, *ACCESS)
+    assert done.exit_code == 0 and "warning  explain: block 0: unknown-key" in done.stdout
+    (files / "token").write_text("nobody")
+    done = kvsp("doctor", deployment.index, *PROMPT, *ACCESS, "--json")
+    assert done.exit_code == 4 and given(done)["exit_code"] == 4
+
+
+def test_doctor_flags_instances_that_publish_nothing(deployment, files, kvsp):
+    board = deployment.world.service.board
+    silent = "https://ii9.example/kvsp/"
+    status = InstanceStatus(silent, 1, "active", 0, 0, 8, 0.0, 1.0, 1.0, 60_000)
+    board.put(status, unix_ms())
+    (index_app,) = deployment.world.index.services
+    index_app.sweep()
+    try:
+        done = kvsp("doctor", deployment.index, *ACCESS)
+        assert "1 reporting instances have no replica" in done.stdout
+    finally:
+        board.put(InstanceStatus(silent, 2, "active", 0, 0, 8, 0.0, 1.0, 1.0, 1), 0)
+        index_app.sweep()
+
+
+# --- the program as a process --------------------------------------------------------
+
+
+def test_the_examples_of_the_help_work_as_typed(stored, kvsp):
+    for command, _, example in _COMMANDS:
+        text = example.replace("--hold 60", "--hold 0")
+        for made_up, real in (
+            ("https://is.example/kvsp/", stored.index),
+            ("https://ii7.example/kvsp/", stored.control),
+            ("https://pc.example/kvsp/", stored.control),
+        ):
+            text = text.replace(made_up, real)
+        words = [*shlex.split(text), "--http-loopback"]
+        if command.__name__ in ("put", "lease"):
+            words += ["--holder", stored.holder]
+        done = kvsp(*words)
+        assert done.exit_code == 0, f"{text}: {done.output}"
+
+
+def test_a_lease_is_released_on_ctrl_c(stored, files):
+    words = ["lease", stored.index, *PROMPT, *ACCESS, "--holder", stored.holder]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvsp.cli.program", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "4 blocks leased" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and errors == "kvsp: interrupted\n"
+    assert stored.do(stored.world.client.delete(stored.holder, block_of(3)))
+
+
+def test_the_program_does_not_import_what_streams(files):
+    code = (
+        "import sys, kvsp.cli.program as p; "
+        "assert not {'kvcs', 'moqt', 'aioquic', 'starlette'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,100 @@
+"""TLS 1.3, the authorities named, and a client certificate as the credential."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from kvsp.client import Client, NotAuthorizedError, UnreachableError
+from kvsp.errors import FileError
+from kvsp.http.app import App
+from kvsp.http.auth import unauthorized
+from kvsp.index.app import IndexApp
+from kvsp.index.service import IndexService
+from kvsp.index.sqlite import SqliteStore
+from moqt.quic.certs import make_self_signed
+from tests.kvsp.client.support import (
+    DESCRIPTOR,
+    FAST,
+    KEYS,
+    SCOPE,
+    client_principal,
+    serving_app,
+)
+
+WHO = "https://client.example/kvsp/"
+
+
+def client_certificate(folder):
+    """A certificate for the URI name of a principal, which is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "client")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(WHO)]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "client.pem", folder / "client-key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
+
+
+class ByCertificate:
+    def authenticate(self, credentials):
+        if WHO in credentials.certificate_uris:
+            return client_principal()
+        raise unauthorized("a client certificate is needed")
+
+
+async def test_a_client_certificate_is_a_credential_and_the_server_is_verified(tmp_path):
+    certificate, key = make_self_signed(tmp_path / "server", ["127.0.0.1"])
+    pair = client_certificate(tmp_path)
+
+    def index(base):
+        service = IndexService(SqliteStore(tmp_path / "index.db"))
+        return App([IndexApp(service)], base_uri=base, authenticator=ByCertificate())
+
+    async with serving_app(index, certificate=certificate, key=key, client_ca=pair[0]) as app:
+        uri = app.base_uri.replace("http://", "https://")
+
+        async def matched(**access):
+            async with Client(uri, limits=FAST, **access) as client:
+                return (await client.lookup(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS)).matched
+
+        assert await matched(cafile=certificate, client_cert=pair) == 0
+        with pytest.raises(NotAuthorizedError, match="client certificate is needed"):
+            await matched(cafile=certificate)
+        with pytest.raises(UnreachableError, match="certificate is not trusted"):
+            await matched(client_cert=pair)
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path):
+    (tmp_path / "x.pem").write_text("x")
+    for access in (
+        {"cafile": tmp_path / "x.pem"},
+        {"cafile": tmp_path / "absent.pem"},
+        {"client_cert": (tmp_path / "x.pem", tmp_path / "absent.pem")},
+    ):
+        with pytest.raises(FileError, match=r"\.pem: "):
+            Client("https://is.example/kvsp/", **access)

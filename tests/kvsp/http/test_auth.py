@@ -1,0 +1,196 @@
+"""Principals, tokens and certificates."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsp.http.auth import (
+    READ,
+    WRITE,
+    Credentials,
+    LoopbackOnly,
+    Principal,
+    PrincipalsFile,
+    PrincipalsFileError,
+    developer_token,
+    new_token,
+    principal_entry,
+    token_digest,
+)
+from kvsp.http.problems import Problem
+
+SCOPE = bytes(16)
+OTHER = b"\x01" * 16
+URI = "https://h1.example/kvsp/"
+H1 = Principal(
+    "h1",
+    roles=frozenset({"holder"}),
+    uris=frozenset({URI}),
+    scopes={SCOPE.hex(): frozenset({READ})},
+)
+
+
+def write(path: Path, entries: Any, mode: int = 0o600) -> Path:
+    path.write_text(json.dumps({"principals": entries}))
+    path.chmod(mode)
+    return path
+
+
+def bearer(token: str, **more: Any) -> Credentials:
+    return Credentials(authorization=f"Bearer {token}", **more)
+
+
+def refusal(authenticator: Any, credentials: Credentials) -> Problem:
+    with pytest.raises(Problem) as caught:
+        authenticator.authenticate(credentials)
+    return caught.value
+
+
+def test_a_token_leads_to_its_principal_and_the_file_holds_only_its_digest(tmp_path: Path) -> None:
+    token = new_token()
+    path = write(tmp_path / "principals", [principal_entry(H1, [token])])
+    assert token not in path.read_text()
+    assert PrincipalsFile(path).authenticate(bearer(token)) == H1
+
+
+def test_a_token_has_at_least_128_random_bits() -> None:
+    assert len({new_token() for _ in range(64)}) == 64
+    assert len(new_token()) * 6 >= 128
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["Bearer nonsense", "Basic aDE6aDE=", "Bearer", "Bearer a b", "", "Bearer " + "a" * 5000],
+)
+def test_a_bad_credential_is_401_with_invalid_token(tmp_path: Path, field: str) -> None:
+    path = write(tmp_path / "principals", [principal_entry(H1, [new_token()])])
+    problem = refusal(PrincipalsFile(path), Credentials(authorization=field))
+    assert problem.status == 401
+    assert problem.headers["WWW-Authenticate"] == 'Bearer realm="kvsp", error="invalid_token"'
+
+
+def test_no_credential_is_401_without_an_error_code(tmp_path: Path) -> None:
+    path = write(tmp_path / "principals", [])
+    problem = refusal(PrincipalsFile(path, loopback_developer=True), Credentials())
+    assert problem.status == 401
+    assert problem.headers["WWW-Authenticate"] == 'Bearer realm="kvsp"'
+
+
+def test_a_certificate_is_the_principal_of_one_of_its_uri_names(tmp_path: Path) -> None:
+    file = PrincipalsFile(write(tmp_path / "principals", [principal_entry(H1)]))
+    assert file.authenticate(Credentials(certificate_uris=("spiffe://x", URI))) == H1
+    assert refusal(file, Credentials(certificate_uris=("https://h2.example/kvsp/",))).status == 401
+
+
+def test_a_bad_token_is_not_saved_by_a_certificate(tmp_path: Path) -> None:
+    file = PrincipalsFile(write(tmp_path / "principals", [principal_entry(H1)]))
+    assert refusal(file, bearer(new_token(), certificate_uris=(URI,))).status == 401
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    old, new = new_token(), new_token()
+    path = write(tmp_path / "principals", [principal_entry(H1, [old])])
+    file = PrincipalsFile(path)
+    replacement = write(tmp_path / "new", [principal_entry(H1, [new])])
+    os.replace(replacement, path)
+    assert file.authenticate(bearer(new)) == H1
+    assert refusal(file, bearer(old)).status == 401
+
+
+def test_a_file_that_cannot_be_judged_denies_everybody(tmp_path: Path) -> None:
+    token = new_token()
+    path = write(tmp_path / "principals", [principal_entry(H1, [token])])
+    file = PrincipalsFile(path)
+    path.write_text("{")
+    problem = refusal(file, bearer(token))
+    assert problem.status == 503 and "Retry-After" in problem.headers
+    path.unlink()
+    assert refusal(file, bearer(token)).status == 503
+    assert refusal(file, Credentials(certificate_uris=(URI,))).status == 503
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        [{}],
+        [{"principal": 1}],
+        [{"principal": "a", "roles": ["root"]}],
+        [{"principal": "a", "roles": "holder"}],
+        [{"principal": "a", "scopes": {"00": ["read"]}}],
+        [{"principal": "a", "scopes": {"*": ["own"]}}],
+        [{"principal": "a", "scopes": []}],
+        [{"principal": "a", "tokens": ["secret"]}],
+        [{"principal": "a", "uris": ["*"]}],
+        [{"principal": "a"}, {"principal": "a"}],
+        [{"principal": "a", "tokens": ["0" * 64]}, {"principal": "b", "tokens": ["0" * 64]}],
+        [{"principal": "a", "uris": [URI]}, {"principal": "b", "uris": [URI]}],
+    ],
+)
+def test_a_malformed_file_is_refused_at_the_start(tmp_path: Path, entries: Any) -> None:
+    path = write(tmp_path / "principals", entries)
+    with pytest.raises(PrincipalsFileError, match=str(path)):
+        PrincipalsFile(path)
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PrincipalsFileError, match="chmod"):
+        PrincipalsFile(write(tmp_path / "principals", [], 0o622))
+    with pytest.raises(PrincipalsFileError):
+        PrincipalsFile(tmp_path)
+    with pytest.raises(PrincipalsFileError):
+        PrincipalsFile(tmp_path / "missing")
+
+
+def test_no_credential_is_accepted_on_loopback_only_when_switched_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "principals", [])
+    local = Credentials(loopback=True)
+    assert PrincipalsFile(path, loopback_developer=True).authenticate(local).has_role("operator")
+    assert refusal(PrincipalsFile(path), local).status == 401
+    assert refusal(LoopbackOnly(), Credentials()).status == 401
+    assert LoopbackOnly().authenticate(local).is_holder(URI)
+
+
+def test_in_development_a_service_that_says_who_it_is_speaks_for_itself_alone() -> None:
+    a, b = "http://127.0.0.1:1/kvsp/", "http://127.0.0.1:2/kvsp/"
+    header = f"Bearer {developer_token(a)}"
+    named = LoopbackOnly().authenticate(Credentials(header, loopback=True))
+    assert named.is_one_of(a) and not named.is_one_of(b)
+    assert named.has_role("instance") and named.may(SCOPE, WRITE)
+    assert refusal(LoopbackOnly(), Credentials(header)).status == 401
+    for other in ("Bearer %%", "Bearer bm8tdXJp", "Basic bm8tdXJp", "Bearer /w==", "x" * 5000):
+        assert LoopbackOnly().authenticate(Credentials(other, loopback=True)).is_one_of(b)
+
+
+def test_outside_development_the_name_of_a_service_is_no_credential(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.json", [principal_entry(H1)])
+    header = f"Bearer {developer_token(URI)}"
+    for authenticator in (PrincipalsFile(path), PrincipalsFile(path, loopback_developer=True)):
+        assert refusal(authenticator, Credentials(header, loopback=True)).status == 401
+
+
+def test_rights_are_per_scope_and_a_star_is_every_scope() -> None:
+    assert H1.may(SCOPE, READ) and not H1.may(SCOPE, WRITE) and not H1.may(OTHER, READ)
+    everywhere = Principal("x", scopes={"*": frozenset({WRITE})})
+    assert everywhere.may(OTHER, WRITE) and not everywhere.may(OTHER, READ)
+    for call in (
+        lambda: H1.require(OTHER, READ),
+        lambda: H1.require_role("operator"),
+        lambda: H1.require_uri("https://h2.example/kvsp/"),
+        lambda: H1.require_holder("moqt://relay.example/"),
+    ):
+        with pytest.raises(Problem) as caught:
+            call()
+        assert caught.value.status == 403
+    H1.require_uri(URI)
+    H1.require_holder(URI)
+    Principal("p", publishes_for=frozenset({URI})).require_holder(URI)
+
+
+def test_digests_are_sha_256() -> None:
+    assert token_digest("").hex().startswith("e3b0c442")

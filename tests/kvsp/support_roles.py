@@ -1,0 +1,93 @@
+"""Holder, Index Service and placement controller in one application, with real credentials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsp.controller.app import ControllerService
+from kvsp.controller.core import Controller
+from kvsp.controller.journal import Journal
+from kvsp.controller.links import HttpGateway, LocalIndex
+from kvsp.controller.shell import Shell
+from kvsp.holder.app import HolderService
+from kvsp.holder.descriptors import Descriptors
+from kvsp.holder.disk import DiskTier
+from kvsp.holder.holder import Holder, HolderSettings
+from kvsp.holder.publishing import Publisher
+from kvsp.http.app import App
+from kvsp.http.auth import ROLES, Principal, PrincipalsFile, new_token, principal_entry
+from kvsp.http.limits import HttpLimits
+from kvsp.index.app import IndexApp
+from kvsp.index.service import IndexService
+from kvsp.index.sqlite import SqliteStore
+from tests.kvsp.holder.support import OCTETS, OTHER_SCOPE, SCOPE, MemoryIndex
+from tests.kvsp.support_http import BASE, Client
+
+H2 = "https://h2.example/kvsp/"
+II1 = "https://ii1.example/kvsp/"
+BOTH = frozenset({"read", "write"})
+PRINCIPALS = (
+    Principal("owner", scopes={SCOPE.hex(): BOTH}, uris=frozenset({BASE})),
+    Principal("tenant", scopes={OTHER_SCOPE.hex(): BOTH}, uris=frozenset({H2})),
+    Principal("ii1", roles=frozenset({"instance"}), uris=frozenset({II1})),
+    Principal("nobody"),
+    Principal("operator", roles=ROLES, scopes={"*": BOTH}),
+)
+
+
+@dataclass
+class Roles:
+    app: App
+    holder: Holder
+    index: IndexService
+    controller: ControllerService
+    tokens: dict[str, str]
+    """Bearer tokens by principal."""
+
+    folder: Path
+
+    def client(self, name: str) -> Client:
+        return Client(self.app, self.tokens[name])
+
+
+def make_roles(folder: Path, limits: HttpLimits | None = None, **settings: Any) -> Roles:
+    """The roles over files in `folder`; `settings` are the holder's."""
+    tokens = {principal.name: new_token() for principal in PRINCIPALS}
+    entries = [principal_entry(each, [tokens[each.name]]) for each in PRINCIPALS]
+    principals = folder / "principals"
+    principals.write_text(json.dumps({"principals": entries}))
+    principals.chmod(0o600)
+    index = IndexService(SqliteStore(folder / "index.db"))
+    index_app = IndexApp(index, sweep_s=3600)
+    publisher = Publisher(MemoryIndex(), withdraw_s=0.2)
+    holder = Holder(
+        [(DiskTier(folder / "blocks"), 10 * OCTETS)],
+        HolderSettings(base_uri=BASE, **settings),
+        records=publisher,
+    )
+    controller = ControllerService(
+        Shell(Controller(), Journal(folder / "journal.db"), HttpGateway(), LocalIndex(index_app))
+    )
+    app = App(
+        [
+            HolderService(holder, publisher, Descriptors(ask=publisher.descriptor)),
+            index_app,
+            controller,
+        ],
+        base_uri=BASE,
+        authenticator=PrincipalsFile(principals),
+        limits=limits,
+    )
+    return Roles(app, holder, index, controller, tokens, folder)
+
+
+@asynccontextmanager
+async def running_roles(folder: Path, **more: Any) -> AsyncIterator[Roles]:
+    roles = make_roles(folder, **more)
+    async with roles.app._lifespan(None):
+        yield roles

@@ -1,0 +1,92 @@
+"""Servers on sockets of this machine, and certificates for them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from kvsp.http.app import App
+from kvsp.http.server import Server, ServerSettings
+
+
+@asynccontextmanager
+async def serving(app: App, **settings: Any) -> AsyncIterator[Server]:
+    """The application on a free port of this machine."""
+    server = Server(app, ServerSettings(**{"drain_s": 1.0, **settings}))
+    task = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.005)
+        yield server
+    finally:
+        server.should_exit = True
+        await task
+
+
+class Authority:
+    """A certificate authority of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        builder = self._builder(self._name, self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
+        self._certificate = builder.sign(self._key, hashes.SHA256())
+        self.path = folder / "ca.pem"
+        self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, *names: x509.GeneralName) -> tuple[Path, Path]:
+        """A certificate and its key, as files."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            self._builder(subject, key)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        paths = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return paths
+
+    def server(self) -> tuple[Path, Path]:
+        return self.issue("server", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+
+    def client(self, uri: str) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.path))
+        context.load_cert_chain(*self.issue("client", x509.UniformResourceIdentifier(uri)))
+        return context
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+        )
