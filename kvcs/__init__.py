@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvcs.namespace import PublicationNamespace
     from kvcs.publisher import Publication, publish
     from kvcs.retrieval import Mode
+    from kvcs.sessions import Fallback
     from kvsp.errors import DecodeError
     from kvsp.identity import Descriptor, Scope, block_keys
 
@@ -44,6 +45,7 @@ _WHERE = {
     "DecodeError": "kvsp.errors",
     "Descriptor": "kvsp.identity",
     "Destination": "kvcs.assembly",
+    "Fallback": "kvcs.sessions",
     "FileDestination": "kvcs.assembly",
     "FileError": "kvcs.errors",
     "KvFile": "kvcs.files",
@@ -84,6 +86,7 @@ __all__ = [
     "DecodeError",
     "Descriptor",
     "Destination",
+    "Fallback",
     "FileDestination",
     "FileError",
     "KvFile",

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvcs.assembly import Assembly, Destination, Kept, Layer, MemoryDestination, Stats
 from kvcs.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
@@ -30,14 +30,18 @@ from kvcs.errors import (
     RetrievalError,
     RetrievalTimeout,
     VerificationFailed,
+    worse_of,
 )
-from kvcs.fallback import Fallback, HttpPath, Sessions, both
 from kvcs.layers import LayerBuffer
 from kvcs.namespace import PublicationNamespace
 from kvcs.retrieval import Mode, Retrieval
+from kvcs.sessions import Fallback, Sessions
 from kvsp.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 from moqt.errors import MoqtError
+
+if TYPE_CHECKING:  # HTTP is loaded by those who use it
+    from kvcs.fallback import HttpPath
 
 DEFAULT_PATIENCE = 2.0
 """Seconds without anything arriving, after which another publication is tried, if known."""
@@ -144,6 +148,8 @@ class Consumer:
         self._after = fallback.after if fallback is not None else 0.0
         self._path: HttpPath | None = None
         if fallback is not None:
+            from kvcs.fallback import HttpPath
+
             self._path = HttpPath(
                 fallback.client,
                 self._scope_id,
@@ -268,7 +274,7 @@ class Consumer:
                 if not self._left():
                     raise
                 if not late:
-                    raise both(failure, error) from None
+                    raise worse_of(failure, error) from None
                 self._hasty = False  # holders cannot: publications may take their time
 
     async def _over_moqt(self) -> AsyncGenerator[Layer, None]:

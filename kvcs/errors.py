@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvsp.errors import FileError as FileError
 
 
@@ -42,3 +44,28 @@ class PublisherLost(RetrievalError):
 
 class RetrievalTimeout(RetrievalError):
     """The time allowed for the retrieval is over."""
+
+
+_RANKS: Final = (
+    NotFound,
+    RetrievalError,
+    PublisherLost,
+    RetrievalTimeout,
+    NotAuthorized,
+    VerificationFailed,
+)
+"""Of two failures the one that stands later here tells more."""
+
+
+def worse_of(moqt: RetrievalError, http: RetrievalError) -> RetrievalError:
+    """One failure of two ways: of the kind that tells more."""
+    worse = max((moqt, http), key=lambda error: _rank(error))
+    if isinstance(moqt, NotFound) and isinstance(http, NotFound):
+        return NotFound(f"{moqt}; and no holder of them is known to the index service")
+    error = type(worse)(f"{moqt}; over HTTP: {http}")
+    error.__cause__ = worse.__cause__
+    return error
+
+
+def _rank(error: RetrievalError) -> int:
+    return next((i for i, kind in enumerate(_RANKS) if type(error) is kind), 1)

@@ -1,16 +1,14 @@
 """Blocks from holders over HTTP, for what no MOQT path delivered in time (KVCS
 "Verification and Recovery", "Operational Considerations"; KVSP "Lookup").
 
-`Fallback` is what the application gives to a `Consumer`; `HttpPath` is one retrieval's
-view of the index service and the holders. When and what to ask is the consumer's decision.
+`HttpPath` is one retrieval's view of the index service and the holders. When and what to ask
+is the consumer's decision.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvcs.errors import (
@@ -24,50 +22,18 @@ from kvcs.errors import (
 )
 from kvcs.layers import LayerBuffer
 from kvcs.namespace import PublicationNamespace
+from kvcs.sessions import DEFAULT_AFTER as DEFAULT_AFTER
+from kvcs.sessions import Connect as Connect
+from kvcs.sessions import Fallback as Fallback
 from kvsp import uris
 from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
 from kvsp.client.policy import SEVERITY
 from kvsp.errors import KvspError
 from kvsp.identity import Descriptor
 from kvsp.records import LookupResponse, ReplicaRecord, covers
-from moqt.aio import MoqtSession
-
-DEFAULT_AFTER: Final = 2.0
-"""Seconds after which what MOQT has not brought is late, and taken over HTTP."""
 
 ROUND_OCTETS: Final = 64 << 20
 """About how much is asked of holders before it is looked again at what is missing."""
-
-_CLOSE_SECONDS: Final = 1.0
-
-Connect = Callable[[str], Awaitable[MoqtSession]]
-"""Opens a session to a relay, given its URL. Raises MoqtError."""
-
-_RANKS: Final = (
-    NotFound,
-    RetrievalError,
-    PublisherLost,
-    RetrievalTimeout,
-    NotAuthorized,
-    VerificationFailed,
-)
-"""Of two failures the one that stands later here tells more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """How a consumer reaches holders over HTTP, and relays it was not given a session to.
-
-    `client` is open and has an index service. What no MOQT path has brought `after` seconds
-    after it was due is taken from holders. With `relay` and `connect` the consumer opens
-    its session itself, so that it need not wait for a relay that does not answer; `connect`
-    is also used for relays that only the index service names.
-    """
-
-    client: Client
-    after: float = DEFAULT_AFTER
-    relay: str | None = None
-    connect: Connect | None = None
 
 
 class Told(NamedTuple):
@@ -281,72 +247,3 @@ _OF_FAULT: Final[Mapping[Fault, type[RetrievalError]]] = {
     Fault.NOT_AUTHORIZED: NotAuthorized,
     Fault.VERIFICATION: VerificationFailed,
 }
-
-
-def both(moqt: RetrievalError, http: RetrievalError) -> RetrievalError:
-    """One failure of two ways: of the kind that tells more."""
-    worse = max((moqt, http), key=lambda error: _rank(error))
-    if isinstance(moqt, NotFound) and isinstance(http, NotFound):
-        return NotFound(f"{moqt}; and no holder of them is known to the index service")
-    error = type(worse)(f"{moqt}; over HTTP: {http}")
-    error.__cause__ = worse.__cause__
-    return error
-
-
-def _rank(error: RetrievalError) -> int:
-    return next((i for i, kind in enumerate(_RANKS) if type(error) is kind), 1)
-
-
-class Sessions:
-    """The sessions of one retrieval: the one it was given, and those it opens itself."""
-
-    def __init__(
-        self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
-    ) -> None:
-        """Raises ValueError when there is no way to any relay."""
-        self._given = given
-        self._relay = fallback.relay if fallback is not None else None
-        self._own = None if self._relay is None else self._relay.rstrip("/")
-        self._connect = fallback.connect if fallback is not None else None
-        self._changed = changed
-        self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
-        if given is None and (self._relay is None or self._connect is None):
-            raise ValueError("without a session the consumer needs a fallback that connects")
-
-    def reaches(self, url: str | None) -> bool:
-        """Whether a relay can be asked that is not our own."""
-        return url is None or (self._connect is not None and url.rstrip("/") != self._own)
-
-    def dial(self, url: str | None) -> asyncio.Task[MoqtSession]:
-        """The session to a relay, None for our own; one is opened for each, once."""
-        task = self._dialled.get(url)
-        if task is None:
-            task = self._dialled[url] = asyncio.ensure_future(self._open(url))
-            task.add_done_callback(lambda _: self._changed())
-        return task
-
-    async def _open(self, url: str | None) -> MoqtSession:
-        if url is None and self._given is not None:
-            await self._given.wait_established()
-            return self._given
-        target = self._relay if url is None else url
-        assert self._connect is not None
-        assert target is not None
-        return await self._connect(target)
-
-    async def close(self) -> None:
-        """Close the sessions that were opened here."""
-        tasks = list(self._dialled.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for task in tasks:
-            if task.cancelled() or task.exception() is not None:
-                continue
-            session = task.result()
-            if session is not self._given:
-                session.close()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_CLOSE_SECONDS):
-                        await session.wait_closed()

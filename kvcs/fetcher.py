@@ -18,9 +18,9 @@ from typing import Final
 
 from kvcs.assembly import Assembly, Layer, MemoryDestination, Stats
 from kvcs.errors import NotAuthorized, RetrievalError, VerificationFailed
-from kvcs.fallback import Connect
 from kvcs.namespace import PublicationNamespace
 from kvcs.retrieval import Retrieval, not_authorized
+from kvcs.sessions import Connect
 from kvcs.tensors import block_section
 from kvsp import uris
 from kvsp.client import Client, ClientError

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcs.cli.common import InputError, check_cafile, inputs
-from kvsp.client import Client
 from kvsp.files import load_token
+
+if TYPE_CHECKING:
+    from kvsp.client import Client
 
 KvspIndex = Annotated[
     str | None,
@@ -62,6 +64,8 @@ class KvspAccess:
             yield client
 
     def _client(self) -> Client:
+        from kvsp.client import Client  # it takes a while, and not everybody needs it
+
         return Client(
             self.index,
             token=None if self.token_file is None else load_token(self.token_file),

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -39,7 +39,6 @@ from kvcs.cli.common import (
 from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.publisher import Publication, publish
-from kvcs.replicas import Replicas
 from kvsp.identity import Scope, block_keys
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -51,6 +50,9 @@ from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
+
+if TYPE_CHECKING:
+    from kvcs.replicas import Replicas
 
 PROGRAM: Final = "kvcs-publish"
 EXAMPLE: Final = (
@@ -198,6 +200,8 @@ def command(
         async with access.client() as client:
             replicas = None
             if client is not None:
+                from kvcs.replicas import Replicas
+
                 with inputs():
                     replicas = Replicas(
                         client,

@@ -40,9 +40,9 @@ from kvcs.cli.common import (
 from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.consumer import Consumer
 from kvcs.errors import KvcsError, RetrievalTimeout
-from kvcs.fallback import DEFAULT_AFTER, Fallback
 from kvcs.files import load_descriptor, load_tokens
 from kvcs.retrieval import Mode
+from kvcs.sessions import DEFAULT_AFTER, Fallback
 from kvsp.errors import KvspError
 from kvsp.identity import Scope
 from moqt.aio import MoqtSession

@@ -19,6 +19,7 @@ from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
 from kvsp.http.problems import Problem, ProblemName
 from kvsp.identity import parse_hex
+from kvsp.instance.machines import ServingState
 from kvsp.instance.metrics import InstanceMetrics
 from kvsp.instance.sessions import StartSession
 from kvsp.instance.shell import InstanceShell
@@ -272,7 +273,10 @@ class InstanceService(Service):
     async def _tokens(self, call: Call) -> Response:
         name = self._readable(call, READ)
         start = _number(call, "from", 0, 0, 1 << 53)
-        self._agent.sessions.get(name)
+        serving = self._agent.sessions.get(name)
+        if serving.state is ServingState.BROKEN and start >= serving.released:
+            # said at once: there will be no more, however long the front end waits
+            raise Problem.http(500, f"the session cannot go on here: {serving.why}")
         # ends before the server takes it for a stalled one; the front end asks again
         lines = self._lines(name, start, _STREAM_PART * call.limits.stall_s)
         return StreamingResponse(lines, media_type=LINES_MEDIA_TYPE)

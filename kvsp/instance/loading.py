@@ -40,6 +40,8 @@ logger = logging.getLogger("kvsp.instance")
 DIGEST_MISMATCH: Final = "digest-mismatch"
 UNREACHABLE: Final = "unreachable"
 _LINKS_KEPT: Final = 256
+_AWAY_KEPT: Final = 256
+_AWAY_S: Final = 30.0
 _NEWEST: Final = 0.3
 
 WriteLayer = Callable[[int, Octets, Octets], None]
@@ -168,6 +170,7 @@ class BlockLoader:
         base_uri: str,
         client: Client | None = None,
         export_to: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`holder` is the instance's own store. `export_to` are holders that get computed
         blocks too, through `client`, so that these survive the instance."""
@@ -184,6 +187,10 @@ class BlockLoader:
         self._client = client
         self._export_to = tuple(export_to)
         self._locks: dict[BlockId, tuple[asyncio.Lock, int]] = {}
+        self._clock = clock
+        self._away: dict[str, float] = {}
+        """Until when a source that did not answer is asked after the others."""
+
         self._said: set[str] = set()
 
     @property
@@ -201,7 +208,8 @@ class BlockLoader:
         publish: bool = True,
     ) -> KvBlock:
         """A block in the engine's memory, pinned for `owner`; the first source that gives it
-        is used. With `publish` it becomes a replica of this instance, too.
+        is used, those that did not answer lately last. With `publish` it
+        becomes a replica of this instance, too.
 
         Raises LoadError with the reason of the last source.
         """
@@ -237,7 +245,8 @@ class BlockLoader:
 
     async def _fetch(self, block: BlockId, sources: Sequence[str], lease_ms: int) -> KvBlock:
         failure = LoadError(str(ProblemName.UNKNOWN_RESOURCE), "no source is named")
-        for source in sources:
+        now = self._clock()
+        for source in sorted(sources, key=lambda each: self._away.get(each, 0.0) > now):
             if source == self._base_uri:
                 continue
             fetcher = next((each for each in self._fetchers if each.takes(source)), None)
@@ -250,11 +259,22 @@ class BlockLoader:
                 await fetcher.fetch(source, block, self.descriptor, lease_ms, made.write)
             except LoadError as error:
                 failure = error
+                if error.reason in (UNREACHABLE, TIMEOUT):
+                    self._note_away(source)
                 continue
+            self._away.pop(source, None)
             if made.complete:
                 return made
             failure = LoadError(str(ProblemName.LAYERS_UNAVAILABLE), "some layers did not come")
         raise self._failed(failure)
+
+    def _note_away(self, source: str) -> None:
+        """A holder that ended takes as long to fail as its client tries: once, not for each
+        of its blocks."""
+        self._away.pop(source, None)
+        self._away[source] = self._clock() + _AWAY_S
+        if len(self._away) > _AWAY_KEPT:
+            del self._away[next(iter(self._away))]
 
     def _failed(self, error: LoadError) -> LoadError:
         self.counters[f"failed_{error.reason}"] += 1

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from kvsp.client.errors import ClientError
 from kvsp.codes import NAMESPACE_FRAGMENT, DecodeErrorName
@@ -27,6 +28,8 @@ from kvsp.instance.tasks import Tasks, logger
 from kvsp.prefix import usable_blocks
 from kvsp.records import OutputToken, ReplicaRecord, Resume, SessionProgress
 from kvsp.uris import BlockId
+
+T = TypeVar("T")
 
 PREFILL_TOKENS: Final = 64
 """Tokens of one session computed before another session has its turn."""
@@ -54,6 +57,11 @@ class Run:
         """Tokens whose K and V are to be computed next."""
         self.published = 0
         """Blocks, from the first on, that are published (or were loaded)."""
+        self.complete = 0
+        """Blocks, from the first on, that are computed (or were loaded)."""
+        self.made: dict[int, KvBlock] = {}
+        """Computed blocks that are not published yet. Only the engine's thread uses the
+        context: in the middle of a step, some layers lack what others have."""
         self.began = time.monotonic()
         self.ended = False
         self._news = asyncio.Event()
@@ -67,6 +75,10 @@ class Run:
         one was drawn. In the engine's thread."""
         now, self.pending = self.pending[:PREFILL_TOKENS], self.pending[PREFILL_TOKENS:]
         self.context.prefill(now)
+        complete = self.context.tokens // self.serving.block_tokens
+        for place in range(self.complete, complete):
+            self.made[place] = self.context.block(place)
+        self.complete = complete
         if self.pending:
             return len(now), None
         # on a copy: until the token is taken, a checkpoint has the state before it
@@ -191,7 +203,19 @@ class SessionRunner:
             self._leave(before)
         run = Run(serving, self._engine.context())
         self._runs[serving.session] = run
-        self._tasks.start(self._begin(run, found))
+        self._tasks.start(self._guarded(run, self._begin(run, found)))
+
+    async def _guarded(self, run: Run, work: Coroutine[Any, Any, None]) -> None:
+        """Work of one session: where it fails, the session does, which its reader sees."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  (one session, whatever the engine does)
+            self._broken(run, error)
+
+    def _broken(self, run: Run, error: Exception) -> None:
+        logger.error("the engine failed in a session", exc_info=error)
+        self._agent.sessions.fail(run.serving, "the engine failed", self._clock_ms())
+        self._leave(run)
 
     async def _begin(self, run: Run, found: list[list[ReplicaRecord]] | None) -> None:
         serving, agent = run.serving, self._agent
@@ -205,15 +229,18 @@ class SessionRunner:
         if not serving.live:
             self._leave(run)
             return
+        # after an attachment that is still under way
+        tokens = await self._in_engine(lambda: run.context.tokens)
+        run.published = run.complete = tokens // serving.block_tokens
         try:
-            run.pending = serving.known_tokens(run.context.tokens)
+            run.pending = serving.known_tokens(tokens)
         except ValueError:
             agent.sessions.fail(serving, "blocks of the prompt are lost", self._clock_ms())
             logger.warning("a session cannot be resumed: blocks of its prompt are lost")
             self._leave(run)
             return
         agent.sessions.loaded(serving)
-        self._tasks.start(self._publish(run))
+        self._tasks.start(self._guarded(run, self._publish(run)))
         self._work.set()
 
     def _patience(self, serving: Serving) -> float:
@@ -240,16 +267,14 @@ class SessionRunner:
                 return
             if not serving.live:
                 return
-            await self._in_engine(run.context.attach, held)
-            run.published = place + 1
+            await self._in_engine(partial(run.context.attach, held))
 
-    async def _in_engine(self, function: Callable[[KvBlock], None], block: KvBlock) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, function, block)
+    async def _in_engine(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     # --- generating ------------------------------------------------------------------
 
     async def _generate(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             self._work.clear()
             ready = [run for run in self._runs.values() if run.serving.can_generate]
@@ -258,11 +283,9 @@ class SessionRunner:
                     continue
                 started = time.monotonic()
                 try:
-                    computed, token = await loop.run_in_executor(self._thread, run.step)
+                    computed, token = await self._in_engine(run.step)
                 except Exception as error:  # noqa: BLE001  (one session, whatever the engine does)
-                    logger.error("the engine failed in a session", exc_info=error)
-                    self._agent.sessions.fail(run.serving, "the engine failed", self._clock_ms())
-                    self._leave(run)
+                    self._broken(run, error)
                     continue
                 self._stepped(run, computed, token, time.monotonic() - started)
             if not ready:
@@ -304,14 +327,14 @@ class SessionRunner:
 
     async def _publish_blocks(self, run: Run) -> None:
         serving = run.serving
-        complete = min(serving.blocks, run.context.tokens // serving.block_tokens)
+        complete = min(serving.blocks, run.complete)
         if run.published >= complete:
             return
         keys = serving.all_keys()
         while run.published < complete:
             place = run.published
-            held = run.context.block(place)
-            await self._loader.computed(_block(serving, keys[place]), held)
+            await self._loader.computed(_block(serving, keys[place]), run.made[place])
+            del run.made[place]
             run.published += 1
 
     async def _send_checkpoint(self, run: Run) -> bool:

@@ -19,6 +19,7 @@ from kvcs.assembly import Stats
 from kvcs.errors import NotFound
 from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvsp.identity import Scope
+from tests.e2e.kvsp_support import free_port
 from tests.e2e.support import BIN, ROOT, SAMPLE, Process, interrupt
 
 README = (ROOT / "README.md").read_text()
@@ -53,14 +54,16 @@ def port():
         return probe.getsockname()[1]
 
 
-def start(folder, port, command: str) -> Process:
-    program, *arguments = shlex.split(command.replace(":4443", f":{port}"))
+def start(folder, port, command: str, http_port: int = 0) -> Process:
+    command = command.replace(":4443", f":{port}").replace(":8080", f":{http_port}")
+    program, *arguments = shlex.split(command)
     return Process(folder, program, BIN / program, *arguments, cwd=folder)
 
 
 def test_every_command_runs(folder, port):
     seen = set()
     relay = publisher = None
+    http_port = free_port()
     for command in commands():
         if command.startswith("make "):
             assert command in MAKE
@@ -70,8 +73,10 @@ def test_every_command_runs(folder, port):
             subprocess.run(shlex.split(command), cwd=folder, check=True)
             continue
         seen.add(program)
-        process = start(folder, port, command)
-        if program == "kvcs-relay":
+        process = start(folder, port, command, http_port)
+        if program == "kvsp-server":
+            process.wait_for(r"ready http://\S+")
+        elif program == "kvcs-relay":
             relay = process
             assert process.wait_for(r"ready on moqt://\S+ ").group()
             assert process.stdout.count("\n") == 1
@@ -80,15 +85,23 @@ def test_every_command_runs(folder, port):
             process.wait_for("publishing 160 tokens")
         else:
             process.finish(0)
-    assert seen == {"kvcs-keygen", "kvcs-relay", "kvcs-publish", "kvcs-subscribe"}
+    assert seen == {
+        "kvcs-keygen",
+        "kvcs-relay",
+        "kvcs-publish",
+        "kvcs-subscribe",
+        "kvsp",
+        "kvsp-server",
+    }
     descriptor = load_descriptor(folder / "compat.json")
-    with (
-        KvFile.open(folder / "cache.safetensors", descriptor) as sent,
-        KvFile.open(folder / "received.safetensors", descriptor) as received,
-    ):
-        for layer in range(descriptor.layers):
-            assert received.k(layer).tobytes() == sent.k(layer).tobytes()
-            assert received.v(layer).tobytes() == sent.v(layer).tobytes()
+    for name in ("received.safetensors", "again.safetensors"):
+        with (
+            KvFile.open(folder / "cache.safetensors", descriptor) as sent,
+            KvFile.open(folder / name, descriptor) as received,
+        ):
+            for layer in range(descriptor.layers):
+                assert received.k(layer).tobytes() == sent.k(layer).tobytes()
+                assert received.v(layer).tobytes() == sent.v(layer).tobytes()
     interrupt(publisher)
     publisher.finish(0)
     interrupt(relay)

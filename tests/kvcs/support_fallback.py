@@ -45,7 +45,7 @@ class FakeClient:
 
     def __init__(self, cache=CACHE, blocks=BLOCKS, *, error=None, gives=None, gate=None) -> None:
         self.cache = cache
-        self.replicas = [[record(cache, block)] for block in range(blocks)]
+        self.held = [[record(cache, block)] for block in range(blocks)]
         self.error = error
         self.gives = gives or (lambda block, layer: True)
         self.gate = gate
@@ -58,9 +58,9 @@ class FakeClient:
         """The index has the records of a publication."""
         keys = block_keys(SCOPE, DESCRIPTOR, range(1000, 1000 + BLOCK * publication.blocks))
         for block in range(publication.blocks):
-            if block == len(self.replicas):
-                self.replicas.append([])
-            self.replicas[block].append(
+            if block == len(self.held):
+                self.held.append([])
+            self.held[block].append(
                 moqt_record(publication.namespace, keys[block], cache, block, DESCRIPTOR, url)
             )
         return self
@@ -72,7 +72,7 @@ class FakeClient:
             raise self.error
         if (scope_id, compat_id) != (SCOPE.scope_id, DESCRIPTOR.compat_id):
             return LookupResponse(0, ())
-        known = {replicas[0].block_key: tuple(replicas) for replicas in self.replicas}
+        known = {replicas[0].block_key: tuple(replicas) for replicas in self.held}
         found = []
         for key in keys:
             if key not in known:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from typer.testing import CliRunner
 
 from kvcs.assembly import MemoryDestination
+from kvcs.cli.subscribe import app as subscribe
 from kvcs.consumer import Consumer
 from kvcs.errors import (
     NotAuthorized,
@@ -16,8 +18,8 @@ from kvcs.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
-from kvcs.fallback import Fallback
 from kvcs.publisher import Publication
+from kvcs.sessions import Fallback
 from kvsp.client import Fault, NotAuthorizedError, ProblemDetails, UnreachableError
 from kvsp.identity import Scope
 from moqt.codes import RequestErrorCode
@@ -432,3 +434,23 @@ async def test_what_the_destination_raises_ends_the_retrieval():
 
     with pytest.raises(OSError, match="no room"):
         await collect(alone(FakeClient(), destination=Full(DESCRIPTOR)))
+
+
+# --- the programs --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--kvsp-http-loopback"], "give --kvsp"),
+        (["--kvsp", "http://127.0.0.1:9/kvsp/"], "http is for loopback"),
+        (["--kvsp", "https://is.example/kvsp"], "ends in /"),
+        (["--kvsp", "https://is.example/", "--kvsp-token-file", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_an_index_is_a_wrong_usage(options, fault, tmp_path):
+    access = ["--scope-key-file", "s", "--compat", "c", "--tokens", "t"]
+    out = ["--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(subscribe, [RELAY, *access, *out, *options])
+    assert result.exit_code == 2
+    assert fault in result.stderr

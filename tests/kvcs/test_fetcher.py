@@ -34,11 +34,11 @@ class Index(FakeClient):
     index = "https://is.example/kvsp/"
 
     async def replicas(self, block):
-        return [r for replicas in self.replicas for r in replicas if r.block == block]
+        return [r for replicas in self.held for r in replicas if r.block == block]
 
 
 def block_of(client, number) -> BlockId:
-    return client.replicas[number][0].block
+    return client.held[number][0].block
 
 
 async def load(client, link, publication, block, **settings) -> KvBlock:

@@ -17,7 +17,7 @@ from kvsp.holder.tiers import HostTier
 from kvsp.http.problems import ProblemName
 from kvsp.identity import Descriptor, Scope, block_keys
 from kvsp.instance.agent import Agent
-from kvsp.instance.engine import KvBlock
+from kvsp.instance.engine import Engine, KvBlock
 from kvsp.instance.epochs import Epochs
 from kvsp.instance.limits import InstanceLimits
 from kvsp.instance.links import PlacementRefusedError, PlacementUnavailableError
@@ -199,6 +199,7 @@ def make_instance(
     pool_blocks: int = 64,
     store_octets: int = 1 << 20,
     records: Records | None = None,
+    engine: Engine = ENGINE,
     **limits: Any,
 ) -> Instance:
     """An instance that is not started."""
@@ -214,7 +215,7 @@ def make_instance(
         [(HostTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
     )
     placement, source = Placement(), Source()
-    shell = InstanceShell(agent, ENGINE, holder, Client(), placement, Epochs(), fetchers=[source])
+    shell = InstanceShell(agent, engine, holder, Client(), placement, Epochs(), fetchers=[source])
     return Instance(shell, agent, holder, placement, source)
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.instance.app import InstanceService
+from kvsp.instance.toy import ToyEngine
 from kvsp.records import OutputToken, Resume
 from kvsp.release import FrontEnd
 from tests.kvsp.instance.support import (
@@ -146,6 +147,40 @@ async def test_a_front_end_reads_each_token_as_one_json_object_per_line():
         assert [token.index for token in later] == [9, 10, 11]
         answer = await front.get(f"{path}/tokens?from=-1")
         assert (answer.status, answer.json["error"]) == (400, "out-of-range")
+
+
+class Breaking(ToyEngine):
+    """An engine whose contexts fail in a place that a test names."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def context(self):
+        context = super().context()
+
+        def fail(*_):
+            raise RuntimeError("out of memory at token 12345")
+
+        setattr(context, self.place, fail)
+        return context
+
+
+@pytest.mark.parametrize("place", ["prefill", "next_token", "block"])
+async def test_a_session_whose_engine_fails_ends_with_a_problem_at_once_and_the_instance_lives(
+    place,
+):
+    async with serving(engine=Breaking(place)) as (client, instance):
+        front, path = client.as_("front"), f"sessions/{SESSION}"
+        request = start_request(12).to_dict()
+        assert (await front.request("PUT", path, json_body=request)).status == 201
+        # who reads already is let go, and who asks again is told
+        assert (await front.get(f"{path}/tokens")).status in (200, 500)
+        answer = await front.get(f"{path}/tokens")
+        assert answer.status == 500
+        assert "the engine failed" in answer.json["detail"] and b"12345" not in answer.body
+        assert (await front.get("/healthz")).status == 200
+        assert instance.agent.sessions.live == 0
 
 
 async def test_a_prompt_the_model_cannot_read_is_refused_without_telling_the_token():

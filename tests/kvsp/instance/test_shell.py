@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.publishing import Publisher
 from kvsp.http.problems import Problem, ProblemName
 from kvsp.instance.links import PlacementRefusedError
+from kvsp.instance.loading import UNREACHABLE, BlockLoader, LoadError
 from kvsp.instance.machines import MemberState, ServingState
+from kvsp.instance.toy import ToyEngine
 from kvsp.records import ReplicaRecord, Resume
 from kvsp.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
@@ -30,6 +33,7 @@ from tests.kvsp.instance.support import (
     computed,
     directive,
     keys,
+    make_instance,
     running,
     start_request,
     text,
@@ -154,6 +158,49 @@ async def test_a_store_that_is_full_costs_the_replica_and_is_counted():
         assert instance.shell.loader.counters["stores_rejected"] == 3
 
 
+async def test_a_source_that_did_not_answer_is_asked_after_the_others_for_a_while():
+    clock = Clock()
+
+    class Sources:
+        def __init__(self):
+            self.asked = []
+            self.dead = {"https://dead.example/kvsp/"}
+
+        def takes(self, source):
+            return True
+
+        async def fetch(self, source, block, descriptor, lease_ms, write):
+            self.asked.append(source)
+            if source in self.dead:
+                raise LoadError(UNREACHABLE)
+            for layer, (k, v) in enumerate(computed()[block.block_key].sections()):
+                write(layer, k, v)
+
+    instance, sources = make_instance(), Sources()
+    loader = BlockLoader(
+        ENGINE.descriptor,
+        instance.agent.pool,
+        instance.holder,
+        [sources],
+        base_uri=BASE,
+        clock=clock,
+    )
+    (dead,) = sources.dead
+    both = [dead, HOLDER]
+    await loader.load(block_id(keys()[0]), both, "a", publish=False)
+    await loader.load(block_id(keys()[1]), both, "a", publish=False)
+    assert sources.asked == [dead, HOLDER, HOLDER]
+    clock.now += 60
+    await loader.load(block_id(keys()[2]), both, "a", publish=False)
+    assert sources.asked[3:] == [dead, HOLDER]
+    # it is still asked where there is no other
+    instance.agent.pool.unpin_all("a")
+    instance.agent.pool.discard(block_id(keys()[0]))
+    sources.dead.clear()
+    await loader.load(block_id(keys()[0]), [dead], "a", publish=False)
+    assert sources.asked[5:] == [dead]
+
+
 async def test_loading_that_hangs_holds_up_neither_other_loads_nor_generation():
     async with running() as instance:
         instance.source.hanging = {keys()[0]}
@@ -184,6 +231,42 @@ async def test_a_session_gives_the_text_of_its_engine_and_ends_at_the_controller
         stored = keys([*PROMPT, *text(20, sampler)[:-1]])
         await until(lambda: len(instance.holder.store) == len(stored))
         assert {block.block_key for block in instance.holder.store.blocks()} == set(stored)
+
+
+class Watched(ToyEngine):
+    """Notes the threads that use its contexts, which are whole between two calls only."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+
+    def context(self):
+        return Spy(super().context(), self.threads)
+
+
+class Spy:
+    def __init__(self, context, threads):
+        self._context, self._threads = context, threads
+
+    def __getattr__(self, name):
+        if name != "tokens":
+            return lambda *given: self._noted(getattr(self._context, name), *given)
+        return self._noted(lambda: self._context.tokens)
+
+    def _noted(self, function, *given):
+        self._threads.add(threading.current_thread().name)
+        return function(*given)
+
+
+async def test_a_context_is_used_by_the_engines_thread_alone():
+    engine = Watched()
+    async with running(engine=engine) as instance:
+        knows(instance, 0, 1)
+        instance.shell.sessions.start_session(SESSION, start_request(20, TOP_P))
+        assert await instance.tokens() == text(20, TOP_P)
+        stored = keys([*PROMPT, *text(20, TOP_P)[:-1]])
+        await until(lambda: len(instance.holder.store) == len(stored))
+        assert {name.rpartition("_")[0] for name in engine.threads} == {"kvsp-engine"}
 
 
 async def test_a_token_is_not_released_before_an_acknowledged_checkpoint_covers_it():

@@ -1,0 +1,93 @@
+"""Ways to relays and holders: what a consumer is given, and the sessions it opens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from moqt.aio import MoqtSession
+
+if TYPE_CHECKING:  # HTTP is loaded by those who use it
+    from kvsp.client import Client
+
+DEFAULT_AFTER: Final = 2.0
+"""Seconds after which what MOQT has not brought is late, and taken over HTTP."""
+
+_CLOSE_SECONDS: Final = 1.0
+
+Connect = Callable[[str], Awaitable[MoqtSession]]
+"""Opens a session to a relay, given its URL. Raises MoqtError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """How a consumer reaches holders over HTTP, and relays it was not given a session to.
+
+    `client` is open and has an index service. What no MOQT path has brought `after` seconds
+    after it was due is taken from holders. With `relay` and `connect` the consumer opens
+    its session itself, so that it need not wait for a relay that does not answer; `connect`
+    is also used for relays that only the index service names.
+    """
+
+    client: Client
+    after: float = DEFAULT_AFTER
+    relay: str | None = None
+    connect: Connect | None = None
+
+
+class Sessions:
+    """The sessions of one retrieval: the one it was given, and those it opens itself."""
+
+    def __init__(
+        self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
+    ) -> None:
+        """Raises ValueError when there is no way to any relay."""
+        self._given = given
+        self._relay = fallback.relay if fallback is not None else None
+        self._own = None if self._relay is None else self._relay.rstrip("/")
+        self._connect = fallback.connect if fallback is not None else None
+        self._changed = changed
+        self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
+        if given is None and (self._relay is None or self._connect is None):
+            raise ValueError("without a session the consumer needs a fallback that connects")
+
+    def reaches(self, url: str | None) -> bool:
+        """Whether a relay can be asked that is not our own."""
+        return url is None or (self._connect is not None and url.rstrip("/") != self._own)
+
+    def dial(self, url: str | None) -> asyncio.Task[MoqtSession]:
+        """The session to a relay, None for our own; one is opened for each, once."""
+        task = self._dialled.get(url)
+        if task is None:
+            task = self._dialled[url] = asyncio.ensure_future(self._open(url))
+            task.add_done_callback(lambda _: self._changed())
+        return task
+
+    async def _open(self, url: str | None) -> MoqtSession:
+        if url is None and self._given is not None:
+            await self._given.wait_established()
+            return self._given
+        target = self._relay if url is None else url
+        assert self._connect is not None
+        assert target is not None
+        return await self._connect(target)
+
+    async def close(self) -> None:
+        """Close the sessions that were opened here."""
+        tasks = list(self._dialled.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if task.cancelled() or task.exception() is not None:
+                continue
+            session = task.result()
+            if session is not self._given:
+                session.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await session.wait_closed()
