@@ -632,5 +632,6 @@ def _not_found() -> NotFound:
     # one sentence for every reason, so that it tells nothing about scopes
     return NotFound(
         "no publication of these tokens, or of a shorter prefix of them, was found; one is found "
-        "only when all of its tokens are the first of these"
+        "only when all of its tokens are the first of these, and scope key, descriptor and the "
+        "path of the URL are its publisher's"
     )

@@ -6,15 +6,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kvcs.cli.common import InputError, check_cafile, inputs
+from kvsp.cli.common import check_switch
 from kvsp.files import load_token
 
 if TYPE_CHECKING:
     from kvsp.client import Client
+
+_HTTP_LOOPBACK: Final = "--kvsp-http-loopback"
 
 KvspIndex = Annotated[
     str | None,
@@ -30,7 +33,7 @@ KvspTokenFile = Annotated[
 ]
 KvspHttpLoopback = Annotated[
     bool,
-    typer.Option("--kvsp-http-loopback", help="Allow http:// to this machine (development)."),
+    typer.Option(_HTTP_LOOPBACK, help="Allow http:// to this machine (development)."),
 ]
 
 
@@ -51,6 +54,7 @@ class KvspAccess:
                 raise InputError("the --kvsp-… options say how to reach an index: give --kvsp URI")
             return
         check_cafile(self.cafile)
+        check_switch(self.index, self.http_loopback, _HTTP_LOOPBACK)
         with inputs():
             self._client()
 

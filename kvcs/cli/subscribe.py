@@ -237,8 +237,8 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
         f"{stats.tokens} tokens ({stats.blocks} blocks, layers {layers.start}-{layers.stop - 1}), "
         f"{stats.octets / 1e6:.1f} MB in {stats.seconds:.2f} s "
         f"({stats.megabytes_per_second:.1f} MB/s), first usable layer after "
-        f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects verified, "
-        f"written to {out}"
+        f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects "
+        f"{'from relays ' if with_sources else ''}verified, written to {out}"
     )
     if stats.discarded or stats.duplicates:
         reasons = [f"{name} {count}" for name, count in stats.discarded.items()]
