@@ -31,7 +31,7 @@ unit: $(STAMP)   ## the tests of the packages
 # compiled once instead of by each of the processes that the tests start
 e2e: $(STAMP)    ## the tests with real processes from end to end
 	$(BIN)/python -m compileall -q moqt kvsp kvcs relay
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest -n 2 tests/e2e
 
 test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'

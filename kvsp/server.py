@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvsp.instance.loading import Fetcher
 
 _DEFAULT_HOST_MIB: Final = 1024
+_DEFAULT_DISK_MIB: Final = 16 * 1024
 _TOKEN_OCTETS: Final = 4096
 FETCHERS: Final = "kvsp.fetchers"
 """Group of entry points that offer a `Fetcher` to instances."""
@@ -148,13 +149,17 @@ class Assembly:
         table, folder = self.settings.holder, self.settings.data_dir
         tiers: list[tuple[TierStorage, int | None]] = []
         host_mib = table.host_mib if role else self.settings.instance.store_mib
+        disk_mib = table.disk_mib if role else None
         if host_mib is None and table.disk_mib is None:
             host_mib = _DEFAULT_HOST_MIB
+            if folder is not None:
+                # who gives a data directory wants blocks to survive a restart
+                disk_mib = _DEFAULT_DISK_MIB
         if host_mib is not None:
             tiers.append((HostTier(), host_mib * MIB))
-        if role and table.disk_mib is not None:
+        if disk_mib is not None:
             assert folder is not None
-            tiers.append((DiskTier(folder / "blocks"), table.disk_mib * MIB))
+            tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
         client, uri = None, self._index_uri
         records: NoIndex | Publisher = NoIndex(table.record_ttl_ms)
         if uri is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 
@@ -52,7 +52,8 @@ class PeersTable(_Table, frozen=True, kw_only=True):
 
 
 class HolderTable(_Table, frozen=True, kw_only=True):
-    """Budgets in MiB; the disk tier needs a data directory."""
+    """Budgets in MiB; the disk tier needs a data directory, and is there by default with one
+    when no budget is given."""
 
     host_mib: Count | None = None
     disk_mib: Count | None = None
@@ -116,6 +117,14 @@ class Settings(_Table, frozen=True, kw_only=True):
     instance: InstanceTable = InstanceTable()
 
 
+TABLES: Final = tuple(
+    name
+    for name, kind in get_type_hints(Settings).items()
+    if isinstance(kind, type) and issubclass(kind, _Table)
+)
+"""Names of the tables of the file."""
+
+
 def load_settings(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     """Read a file and put flags over it: `flags` are members of the file, nested alike;
     None is a flag that was not given. Raises SettingsError."""
@@ -173,7 +182,10 @@ def check_settings(settings: Settings) -> None:
                 "principals, client_ca, base_uri and insecure, or leave out --dev"
             )
     elif listen.base_uri is None:
-        raise SettingsError("the base URI that clients use is missing; give it, or use --dev")
+        raise SettingsError(
+            "the base URI that clients use is missing; set base_uri under [listen] in the "
+            "--config file, or use --dev"
+        )
     if listen.certificate is None and listen.client_ca is not None:
         raise SettingsError("client certificates need TLS: give a certificate and key")
     for name, uri in (

@@ -39,6 +39,7 @@ from kvcs.cli.common import (
 from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.publisher import Publication, publish
+from kvsp.cli.common import warnings_noted
 from kvsp.identity import Scope, block_keys
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -211,7 +212,8 @@ def command(
                         url,
                         keep=kvsp_keep,
                     )
-            await _Program(publication, cache, settings, replicas).run()
+            with warnings_noted(PROGRAM, "kvsp"):
+                await _Program(publication, cache, settings, replicas).run()
 
     run(PROGRAM, main)
 

@@ -32,7 +32,7 @@ from kvsp.cli.session import (
     run,
     with_access,
 )
-from kvsp.client import ArrayDestination, Client, Layer, NotFoundError, RetrievalResult
+from kvsp.client import ArrayDestination, Client, Fault, Layer, NotFoundError, RetrievalResult
 from kvsp.codecs import encode_section
 from kvsp.codes import Codec
 from kvsp.container import Container
@@ -41,7 +41,7 @@ from kvsp.identity import Descriptor
 from kvsp.layout import block_section, octets_of
 from kvsp.prefix import complete_blocks
 from kvsp.records import LookupResponse
-from kvsp.uris import BlockId
+from kvsp.uris import BlockId, is_moqt
 
 Holder = Annotated[
     str | None,
@@ -110,18 +110,22 @@ def explain(
             why = await client.explain(
                 prompt.scope.scope_id, prompt.descriptor.compat_id, prompt.keys
             )
-        if not json:
-            text = f"{why.matched} of {len(prompt.keys)} blocks match"
-            stop = f"; block {why.matched} does not: {why.reason}: {why.detail}"
-            print(text + (stop if why.reason else ", which is all of them"))
+        text = f"{why.matched} of {len(prompt.keys)} blocks match"
+        stop = f"; block {why.matched} does not: {why.reason}: {why.detail}"
+        text += stop if why.reason else ", which is all of them"
         key = None if why.block_key is None else why.block_key.hex()
-        return {
+        result = {
             "blocks": len(prompt.keys),
             "matched": why.matched,
             "block_key": key,
             "reason": why.reason,
             "detail": why.detail,
         }
+        if not why.matched:
+            raise Outcome(ExitCode.NOT_FOUND, text, result)
+        if not json:
+            print(text)
+        return result
 
     run(main, json=json)
 
@@ -176,7 +180,7 @@ def get(
                         allow_lossy=allow_lossy,
                         deadline_s=max(0.0, ends - asyncio.get_running_loop().time()),
                     )
-                _commit(writer, result, out, prompt.descriptor)
+                _commit(writer, result, out, prompt.descriptor, found)
         report = {
             "out": str(out),
             "tokens": result.complete_blocks * prompt.descriptor.block_tokens,
@@ -190,7 +194,7 @@ def get(
                 f"{wanted.start}-{wanted.stop - 1}), verified, written to {out}"
             )
         if not result.complete:
-            note(PROGRAM, f"shorter than the index promised: {_gap(result)}")
+            note(PROGRAM, f"shorter than the index promised: {_gap(result, found)}")
         return report
 
     run(main, json=json)
@@ -235,6 +239,8 @@ def put(
         if not json:
             there = f", {count - created} were there already" if created < count else ""
             print(f"{created} blocks stored at {to}{there}")
+        if not created and stored_as is not Codec.RAW:
+            note(PROGRAM, f"the stored copies keep their codec: --codec {codec} changed nothing")
         return {"holder": to, "blocks": count, "created": created, "existing": count - created}
 
     run(main, json=json)
@@ -333,7 +339,11 @@ def _tensors(writer: KvFileWriter) -> dict[int, tuple[Any, Any]]:
 
 
 def _commit(
-    writer: KvFileWriter, result: RetrievalResult, out: Path, descriptor: Descriptor
+    writer: KvFileWriter,
+    result: RetrievalResult,
+    out: Path,
+    descriptor: Descriptor,
+    found: LookupResponse,
 ) -> None:
     """Give the file its name; a shorter one when only leading blocks came whole."""
     if result.complete:
@@ -342,7 +352,7 @@ def _commit(
     size = result.complete_blocks * descriptor.block_tokens
     if not size:
         reason = result.missing[0].reason
-        raise Outcome(fault_code(reason), f"no block came: {_gap(result)}", result.to_dict())
+        raise Outcome(fault_code(reason), f"no block came: {_gap(result, found)}", result.to_dict())
     with KvFileWriter(out, descriptor, tokens=size, layers=writer.layers) as shorter:
         for layer in writer.layers:
             octets_of(shorter.k(layer))[:] = octets_of(writer.k(layer)[:size])
@@ -350,9 +360,12 @@ def _commit(
         shorter.commit()
 
 
-def _gap(result: RetrievalResult) -> str:
+def _gap(result: RetrievalResult, found: LookupResponse) -> str:
     gap = result.missing[0]
     text = f"block {gap.block}, layers {gap.layers.start}-{gap.layers.stop - 1}: {gap.reason}"
+    holders = sorted({record.holder for record in found.blocks[gap.block].replicas})
+    if gap.reason is Fault.NO_REPLICA and all(map(is_moqt, holders)):
+        return f"{text} (only at {', '.join(holders)}; kvcs-subscribe gets it from there)"
     detail = result.details.get(gap.reason)
     return f"{text} ({detail})" if detail else text
 

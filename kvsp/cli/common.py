@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from kvsp.errors import KvspError
+from kvsp.uris import check_base_uri
 
 _LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 
@@ -44,6 +48,17 @@ def check_cafile(path: Path | None) -> None:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except ValueError:
         raise InputError(f"{path}: not a file of PEM certificates") from None
+
+
+def check_switch(uri: str, allowed: bool, switch: str) -> None:
+    """Raises InputError when `uri` is one that only `switch` allows: http to this machine."""
+    if allowed or not uri.startswith("http://"):
+        return
+    try:
+        check_base_uri(uri, http_loopback=True)
+    except KvspError:
+        return  # something else is wrong with it
+    raise InputError(f"{uri}: http is for loopback hosts, with {switch}; else use https")
 
 
 def check_output(path: Path) -> None:
@@ -83,3 +98,25 @@ def print_json(value: dict[str, Any]) -> None:
 def note(program: str, text: str) -> None:
     """One line on standard error."""
     print(f"{program}: {text}", file=sys.stderr, flush=True)
+
+
+class _Notes(logging.Handler):
+    """Log records as notes of a program."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(logging.WARNING)
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(self._program, record.getMessage())
+
+
+@contextlib.contextmanager
+def warnings_noted(program: str, logger: str) -> Iterator[None]:
+    """What `logger` warns of meanwhile is said as the program says everything."""
+    handler = _Notes(program)
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeHandler(handler)

@@ -150,7 +150,7 @@ def _uuid(session: str | None) -> str | None:
 
 @dataclass(slots=True)
 class _Findings:
-    """What the doctor saw: each with `ok`, `warning` or `failed`."""
+    """What the doctor saw: each with `ok`, `warning`, `skipped` or `failed`."""
 
     items: list[dict[str, str]] = field(default_factory=list)
     worst: ExitCode = ExitCode.DONE
@@ -242,7 +242,7 @@ async def _examine_prompt(client: Client, index: str, prompt: Prompt, findings: 
     replicas = {each.holder: each for block in found.blocks for each in block.replicas}
     for holder, record in replicas.items():
         if record.moqt_namespace is not None:
-            findings.add("ok", f"holder {holder}", "served over MOQT; not examined here")
+            findings.add("skipped", f"holder {holder}", "served over MOQT; not examined here")
             continue
         await _examine_host(client, "holder", holder, findings)
         await _examine_block(client, record, prompt, findings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,21 +13,32 @@ from kvsp.cli.common import ExitCode, note
 from kvsp.errors import KvspError
 from kvsp.http.server import run
 from kvsp.server import Assembly
-from kvsp.server_settings import ROLES, load_settings
+from kvsp.server_settings import ROLES, TABLES, load_settings
 
-_PROGRAM = "kvsp-server"
+_PROGRAM: Final = "kvsp-server"
+_EXAMPLE: Final = (
+    f"{_PROGRAM} --dev --roles index,controller,holder --listen 127.0.0.1:8080 --data-dir kvsp-data"
+)
+_EPILOG: Final = "\n\n".join(
+    (
+        f"Example:  {_EXAMPLE}",
+        "Without --dev a --config file is needed: roles and data_dir, then tables for "
+        f"{', '.join(TABLES)}; README, The HTTP services, has a whole one.",
+        "Exit code: 0 ended by SIGTERM or Ctrl-C, 1 failed at the start, 2 wrong usage, settings "
+        "or files.",
+    )
+)
 
 app = typer.Typer(
     name=_PROGRAM,
     help="Serve KVSP roles: holder, index, controller, instance.",
-    epilog=f"Example:  {_PROGRAM} --dev --roles index,controller,holder --listen 127.0.0.1:8080",
     add_completion=True,
     # a traceback with local variables would show keys
     pretty_exceptions_enable=False,
 )
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def serve(
     roles: Annotated[
         str | None, typer.Option(metavar="ROLE,…", help=f"Any of {', '.join(ROLES)}.")
@@ -36,7 +47,11 @@ def serve(
         str | None, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What is to survive a restart.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keeps records, sessions and, blocks (16 GiB, or holder.disk_mib).",
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings, TOML; flags go before it.")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json
+from kvsp.cli.common import ExitCode, InputError, check_cafile, check_switch, note, print_json
 from kvsp.client import (
     BadAnswerError,
     Client,
@@ -31,6 +31,7 @@ from kvsp.identity import Descriptor, Scope, block_keys
 from kvsp.uris import check_base_uri
 
 PROGRAM: Final = "kvsp"
+_HTTP_LOOPBACK: Final = "--http-loopback"
 EXIT_CODES_HELP: Final = (
     "Exit code: 0 done, 1 failed (timeout, unreachable, refused), 2 wrong usage or a malformed "
     "input file, 3 not found, 4 not authorized, 5 verification failed."
@@ -66,7 +67,7 @@ class Access:
     ] = None
     client_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None
     http_loopback: Annotated[
-        bool, typer.Option("--http-loopback", help="Allow http:// to this machine (development).")
+        bool, typer.Option(_HTTP_LOOPBACK, help="Allow http:// to this machine (development).")
     ] = False
 
     def client(self, index: str | None) -> Client:
@@ -77,6 +78,8 @@ class Access:
         pair = None
         if self.client_cert is not None and self.client_key is not None:
             pair = (self.client_cert, self.client_key)
+        if index is not None:
+            check_switch(index, self.http_loopback, _HTTP_LOOPBACK)
         with inputs():
             return Client(
                 index,
@@ -88,6 +91,7 @@ class Access:
 
     def check(self, name: str, uri: str) -> None:
         """Raises InputError unless `uri` is a base URI that may be used."""
+        check_switch(uri, self.http_loopback, _HTTP_LOOPBACK)
         try:
             check_base_uri(uri, http_loopback=self.http_loopback)
         except KvspError as error:

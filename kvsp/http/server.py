@@ -243,7 +243,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            roles = ",".join(service.role for service in self.app.services)
+            roles = ",".join(_shown(service.role) for service in self.app.services)
             print(f"ready {self.url} base={self.app.base_uri} roles={roles}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -270,6 +270,11 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _shown(role: str) -> str:
+    """A role as an operator names it; on the wire the controller is the service `placement`."""
+    return "controller" if role == "placement" else role
 
 
 def check_settings(app: App, settings: ServerSettings) -> None:

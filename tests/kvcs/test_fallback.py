@@ -443,7 +443,7 @@ async def test_what_the_destination_raises_ends_the_retrieval():
     ("options", "fault"),
     [
         (["--kvsp-http-loopback"], "give --kvsp"),
-        (["--kvsp", "http://127.0.0.1:9/kvsp/"], "http is for loopback"),
+        (["--kvsp", "http://127.0.0.1:9/kvsp/"], "with --kvsp-http-loopback"),
         (["--kvsp", "https://is.example/kvsp"], "ends in /"),
         (["--kvsp", "https://is.example/", "--kvsp-token-file", "nowhere"], "nowhere"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from kvcs.payload import data_digest
 from kvcs.replicas import Replicas, moqt_record
 from kvcs.tensors import block_section
+from kvsp.cli.common import warnings_noted
 from kvsp.client import Published, RequestRefusedError, UnreachableError
 from kvsp.client.errors import ProblemDetails
 from kvsp.errors import DecodeError
@@ -112,11 +113,15 @@ async def test_records_may_be_left_to_a_relay_that_goes_on():
         ),
     ],
 )
-async def test_an_index_that_is_away_or_has_forgotten_is_told_again(failure):
+async def test_an_index_that_is_away_or_has_forgotten_is_told_again(failure, capsys):
     index = Index([failure])
-    async with running(replicas(index)), asyncio.timeout(10):
-        await index.full.wait()
+    with warnings_noted("kvcs-publish", "kvsp"):
+        async with running(replicas(index)), asyncio.timeout(10):
+            await index.full.wait()
     forgotten = "compat-unknown" in str(failure)
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("kvcs-publish: the index service is away: ") for line in said)
+    assert len(said) == (not forgotten)
     assert index.did.count("descriptor") == 1 + forgotten
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 from typer.testing import CliRunner
 
 from kvsp.cli.server import app as program
+from kvsp.client import Client as KvspClient
 from kvsp.errors import KvspError
 from kvsp.http.auth import Principal, developer_token, principal_entry
 from kvsp.identity import Scope
 from kvsp.server import Assembly
 from kvsp.server_settings import SettingsError, load_settings
 from kvsp.uris import instance_id
+from tests.kvsp.client.support import DESCRIPTOR, block_of, container
 from tests.kvsp.controller.support import SESSION, A, B, checkpoint, status
 from tests.kvsp.support_http import Client, running
+from tests.kvsp.support_server import serving
 
 IS = "https://is.example/kvsp/"
 PC = "https://pc.example/kvsp/"
@@ -62,6 +66,47 @@ async def test_in_development_each_of_two_instances_starts_a_session_by_its_firs
         # the rule is the same as elsewhere: a session is the instance's that it is assigned to
         intruder = await anybody.as_(developer_token(A)).request("PUT", path, json_body=sent)
         assert intruder.problem == "kvsp-forbidden"
+
+
+async def test_blocks_survive_a_restart_when_a_data_directory_is_given(tmp_path):
+    made = container(0)
+    for start in range(2):
+        assembly = Assembly(dev("index,holder", data_dir=str(tmp_path / "data")))
+        base = assembly.base_uri
+        async with (
+            serving(assembly.app, port=assembly.server.port),
+            KvspClient(base, http_loopback=True) as client,
+            asyncio.timeout(20),
+        ):
+            if not start:
+                await client.put_descriptor(DESCRIPTOR)
+                assert (await client.put(base, block_of(0), made)).created
+            # the index hears of it in the background; at the new base URI after a restart
+            while base not in (records := await _replicas(client)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            got = [layer async for layer in client.get(records[base], descriptor=DESCRIPTOR)]
+            assert [(bytes(each.k), bytes(each.v)) for each in got] == [
+                (bytes(k), bytes(v)) for k, v in made.sections
+            ]
+
+
+async def _replicas(client):
+    block = block_of(0)
+    found = await client.lookup(block.scope_id, block.compat_id, [block.block_key])
+    return {each.holder: each for matched in found.blocks for each in matched.replicas}
+
+
+async def test_the_ready_line_names_roles_as_the_option_does(capsys):
+    assembly = Assembly(dev("index,controller"))
+    async with serving(assembly.app, port=assembly.server.port):
+        assert capsys.readouterr().out.strip().endswith(" roles=index,controller")
+
+
+def test_the_table_names_of_the_settings_and_an_example_are_in_the_help():
+    help_text = " ".join(CliRunner().invoke(program, ["--help"]).output.split())
+    assert "listen, peers, holder, index, controller, instance" in help_text
+    assert "kvsp-server --dev --roles index,controller,holder" in help_text
+    assert "Exit code: 0 ended by SIGTERM" in help_text
 
 
 def test_flags_go_before_the_file(tmp_path):
@@ -141,5 +186,6 @@ def test_the_program_says_in_one_line_what_is_wrong(tmp_path):
     result = CliRunner().invoke(program, ["--roles", "index"])
     assert result.exit_code == 2
     assert result.output.splitlines() == [
-        "kvsp-server: the base URI that clients use is missing; give it, or use --dev"
+        "kvsp-server: the base URI that clients use is missing; set base_uri under [listen] in the "
+        "--config file, or use --dev"
     ]

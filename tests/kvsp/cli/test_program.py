@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import signal
@@ -16,7 +17,7 @@ from kvsp.files import KvFile
 from kvsp.index.app import unix_ms
 from kvsp.records import InstanceStatus
 from tests.kvsp.cli.conftest import SESSION
-from tests.kvsp.client.support import DESCRIPTOR, block_of, container, record_at
+from tests.kvsp.client.support import DESCRIPTOR, block_of, client_principal, container, record_at
 
 PROMPT = shlex.split("--scope-key-file scope.json --compat compat.json --tokens tokens.json")
 ACCESS = ["--token-file", "token", "--http-loopback"]
@@ -67,6 +68,10 @@ def test_putting_again_stores_nothing_and_is_done(stored, kvsp):
                 "--holder", stored.holder, "--json")  # fmt: skip
     assert done.exit_code == 0
     assert (given(done)["created"], given(done)["existing"]) == (0, 4)
+    assert "keep their codec" not in done.stderr
+    done = kvsp("put", stored.index, "--kv", "kv.safetensors", *PROMPT, *ACCESS,
+                "--holder", stored.holder, "--codec", "x-zlib")  # fmt: skip
+    assert done.exit_code == 0 and "the stored copies keep their codec" in done.stderr
 
 
 def test_a_shorter_prefix_is_written_when_a_block_is_gone(stored, files, kvsp):
@@ -94,7 +99,9 @@ def test_a_miss_is_exit_code_3_and_explain_says_why(deployment, files, kvsp):
     done = kvsp("get", deployment.index, *PROMPT, *ACCESS, "--out", "out.safetensors")
     assert done.exit_code == 3 and not (files / "out.safetensors").exists()
     done = kvsp("explain", deployment.index, *PROMPT, *ACCESS)
-    assert done.exit_code == 0 and "block 0 does not: unknown-key" in done.stdout
+    assert done.exit_code == 3 and "block 0 does not: unknown-key" in done.stderr
+    done = kvsp("explain", deployment.index, *PROMPT, *ACCESS, "--json")
+    assert (done.exit_code, given(done)["reason"]) == (3, "unknown-key")
 
 
 def test_a_wrong_token_is_exit_code_4_and_is_not_printed(deployment, files, kvsp):
@@ -150,6 +157,36 @@ def test_a_wrong_argument_or_input_file_is_exit_code_2_and_one_sentence(
 @pytest.mark.parametrize("uri", ["http://is.example/kvsp/", "https://is.example", "ftp://x/"])
 def test_an_index_that_is_no_base_uri_is_exit_code_2(files, kvsp, uri):
     assert kvsp("lookup", uri, *PROMPT, *ACCESS).exit_code == 2
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9/kvsp/", "http://[::1]:9/kvsp/"])
+def test_http_to_this_machine_names_the_switch_that_allows_it(files, kvsp, uri):
+    for words in (["lookup", uri, *PROMPT], ["sessions", uri]):
+        done = kvsp(*words)
+        assert done.exit_code == 2 and "with --http-loopback" in done.stderr
+    done = kvsp("sessions", uri.replace("127.0.0.1", "192.0.2.1").replace("::1", "::2"))
+    assert done.exit_code == 2 and "--http-loopback" not in done.stderr
+
+
+def test_blocks_that_only_a_relay_has_are_said_to_be_there(deployment, files, kvsp):
+    relay = "moqt://relay.example:4443/kv"
+    block = block_of(0)
+    fields = (b"kvcs-1", block.scope_id, block.compat_id, block.block_key, bytes(16))
+    octets = b"".join(bytes([len(field)]) + field for field in fields)
+    namespace = base64.urlsafe_b64encode(octets).rstrip(b"=").decode()
+    record = record_at(relay, container(0), moqt_namespace=namespace)
+    principal = client_principal(publishes_for=frozenset({relay}))
+    service = deployment.world.service
+    service.publish(principal, record.block, record.replica_id, record.to_dict(), unix_ms())
+    try:
+        done = kvsp("get", deployment.index, *PROMPT, *ACCESS, "--out", "out.safetensors")
+        assert done.exit_code == 3, done.output
+        assert f"only at {relay}; kvcs-subscribe gets it" in done.stderr
+        done = kvsp("doctor", deployment.index, *PROMPT, *ACCESS, "--json")
+        levels = {check["what"]: check["level"] for check in given(done)["checks"]}
+        assert levels[f"holder {relay}"] == "skipped"
+    finally:
+        service.store.delete_holder(relay, None)
 
 
 def test_a_prompt_shorter_than_a_block_has_no_key(deployment, files, kvsp):
