@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import stat
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -51,6 +52,8 @@ class Assembly:
         host, port = _address(settings.listen.address)
         if settings.dev and not is_loopback(host):
             raise SettingsError(f"--dev listens on this machine only, not on {host}")
+        if settings.data_dir is not None:
+            _check_folder(settings.data_dir)
         # the base URI names the port, so a free one is chosen now
         self._host, self._port = host, port or _free_port(host)
         shown = f"[{host}]" if ":" in host else host
@@ -286,19 +289,27 @@ class Assembly:
 
     def _file(self, name: str) -> str:
         folder = self.settings.data_dir
-        if folder is None:
-            return ":memory:"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingsError(f"{folder}: {error.strerror or error}") from None
-        return str(folder / name)
+        return ":memory:" if folder is None else str(folder / name)
 
 
 def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
     """Ways to blocks besides HTTP: other packages offer them as entry points, each a
     function of the instance's client and the authorities it trusts."""
     return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the data directory, and write to it now rather than when the first block comes.
+    Raises SettingsError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        raise SettingsError(
+            f"{folder}: cannot be written ({error.strerror or error}); name another folder "
+            "with --data-dir"
+        ) from None
 
 
 def _read_token(path: Path) -> str:

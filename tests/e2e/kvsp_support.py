@@ -115,6 +115,11 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         return ask(method, self.base + path, body, **options)
 
+    def health(self, name: str) -> tuple[int, str]:
+        """Status code and status of `healthz` or `readyz`."""
+        status, answer = ask("GET", f"http://127.0.0.1:{self.port}/{name}")
+        return status, answer["status"]
+
     def metric(self, name: str) -> float:
         """The value of a line of /metrics that starts with `name`."""
         _, text = ask("GET", f"http://127.0.0.1:{self.port}/metrics")

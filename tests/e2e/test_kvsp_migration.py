@@ -72,6 +72,10 @@ class Deployment:
         status, answer = at.ask("PUT", f"sessions/{session}", begin)
         assert status == 201, answer
 
+    def _other(self, than: Server) -> Server:
+        (other,) = (each for each in self.instances.values() if each is not than)
+        return other
+
     def survives(self, samplers: Sequence[Sampler], count: int) -> None:
         """Kill the instance of a session for each sampler; another one completes all texts."""
         sessions = [str(uuid.uuid4()) for _ in samplers]
@@ -89,11 +93,35 @@ class Deployment:
             assert [token.index for token in reader.delivered] == list(range(count))
             assert reader.text == self.model.text(PROMPT, count, sampler)
             assert len(reader.epochs) >= 2
-        (second,) = (each for each in self.instances.values() if each is not first)
+        second = self._other(first)
         loaded = second.metric('kvsp_instance_blocks_events_total{event="fetched"}')
         # the prompt's blocks at least: they were not computed again, nobody had the prompt
         assert loaded >= len(PROMPT) // self.model.descriptor.block_tokens
+        self._refuses_what_is_old(second, sessions[0], readers[0])
+        self._outlives_its_controller(second)
         assert "Traceback" not in second.process.stderr
+
+    def _refuses_what_is_old(self, instance: Server, session: str, reader: Reader) -> None:
+        """Who still follows the first epoch is told so, and nothing else happens."""
+        checkpoint = {
+            "session": session,
+            "epoch": 1,
+            "compat_id": self.model.descriptor.compat_id.hex(),
+            "scope_id": self.model.scope.scope_id.hex(),
+            "prompt_blocks": [],
+            "prompt_tail": PROMPT,
+            "generated": reader.text[:1],
+            "output_offset": 1,
+            "sampler": GREEDY.to_dict(),
+        }
+        resume = {"epoch": 1, "checkpoint": checkpoint}
+        status, problem = instance.ask("POST", f"sessions/{session}/resume", resume)
+        assert (status, problem["type"].rpartition("#")[2]) == (409, "kvsp-stale-epoch")
+
+    def _outlives_its_controller(self, instance: Server) -> None:
+        self.core.kill()
+        eventually(lambda: instance.health("readyz") == (200, "degraded"), "it to notice")
+        assert instance.health("healthz") == (200, "alive")
 
 
 def test_sessions_survive_kill_9_of_their_instance_without_a_repeated_or_altered_token(tmp_path):
@@ -111,4 +139,4 @@ def test_a_session_of_a_real_model_survives_kill_9_of_its_instance(tmp_path):
     make_tiny_model(folder, seed=1)
     model = Model(tmp_path, TorchEngine(folder, block_tokens=BLOCK_TOKENS))
     deployment = Deployment(tmp_path, model, {"engine": "torch", "model": str(folder)})
-    deployment.survives([Sampler("greedy", {}, 0, 0, False)], 300)
+    deployment.survives([Sampler("greedy", {}, 0, 0, False)], 200)

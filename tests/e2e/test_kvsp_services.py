@@ -85,6 +85,9 @@ def test_an_index_that_is_killed_keeps_its_records_and_gets_expired_ones_back(de
     eventually(lambda: other.lookup(index, passing) == len(passing), "the records")
     index.kill()
     died = time.monotonic()
+    # health does not depend on others: a holder without its index serves on
+    eventually(lambda: short.health("readyz") == (200, "degraded"), "the holder to notice")
+    assert short.health("healthz") == (200, "alive")
     index.begin().ready()
     eventually(lambda: time.monotonic() - died > 0.7, "the end of the short records")
     # what SQLite had is there at once

@@ -160,6 +160,15 @@ def test_the_development_server_listens_on_this_machine_only():
             Assembly(dev("index", listen={"address": address}))
 
 
+@pytest.mark.parametrize("role", ["index", "holder", "controller,index", "instance"])
+def test_a_data_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, role):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "data"
+    with pytest.raises(SettingsError, match="cannot be written") as caught:
+        Assembly(dev(role, data_dir=str(folder), peers={"placement": PC}))
+    assert str(caught.value).startswith(f"{folder}: ") and "--data-dir" in str(caught.value)
+
+
 def test_files_with_secrets_are_their_owners_only(tmp_path):
     token, principals = tmp_path / "token", tmp_path / "principals.json"
     token.write_text("secret-token")

@@ -350,6 +350,18 @@ async def test_an_index_that_restarted_empty_gets_the_instances_own_records_back
         assert index.descriptors[0] == ENGINE.descriptor
 
 
+async def test_a_reader_that_stops_reading_holds_up_neither_its_session_nor_another():
+    async with running() as instance:
+        for name in (SESSION, OTHER):
+            instance.shell.sessions.start_session(name, start_request(100, TOP_P))
+        stuck = instance.shell.sessions.tokens(SESSION, 0, 30)
+        async with contextlib.aclosing(stuck):
+            await anext(stuck)
+            for name in (SESSION, OTHER):
+                assert await instance.tokens(name) == text(100, TOP_P)
+            assert instance.agent.sessions.get(SESSION).settled
+
+
 async def test_output_can_be_ended_by_the_front_end():
     async with running() as instance:
         instance.shell.sessions.start_session(SESSION, start_request(100_000))
