@@ -45,6 +45,7 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
+	$(BIN)/python -m tools.bench_index --records 1000000
 
 interop: $(STAMP)  ## our client and relay against other implementations; writes interop/results
 	$(BIN)/python -m interop.run

@@ -1,7 +1,8 @@
-"""Bearer tokens for relays, and the records by which a relay knows them.
+"""Bearer tokens, and the records by which relays and KVSP services know them.
 
-A token is 256 random bits in base64url in a file of mode 0600. The relay's file of
-principals holds its SHA-256 digest and the rights it gives, by Scope ID.
+A token is 256 random bits in base64url in a file of mode 0600. A file of
+principals, the same for `kvcs-relay --auth` and for `kvsp-server`, holds its SHA-256 digest and the
+rights it gives, by Scope ID.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,9 +39,23 @@ def make_token(path: Path) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def record(principal: str, digest: str, scope: str, rights: list[str]) -> dict[str, Any]:
-    """What a relay has to know of a token; no secret."""
-    return {"principal": principal, "token_sha256": digest, "scopes": {scope: rights}}
+def record(
+    principal: str,
+    digest: str,
+    scope: str,
+    rights: list[str],
+    *,
+    roles: Sequence[str] = (),
+    uris: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What has to be known of a token; no secret. Only KVSP services look at roles and URIs."""
+    return {
+        "principal": principal,
+        "uris": list(uris),
+        "roles": list(roles),
+        "scopes": {scope: rights},
+        "tokens": [digest],
+    }
 
 
 def check_principals(path: Path) -> dict[str, Any]:

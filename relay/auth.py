@@ -3,7 +3,7 @@
 The unit of authorization is the prefix ("kvcs-1", Scope ID) (KVCS "Track Namespace"). A
 token of type 0 is looked up by its SHA-256 digest; the file never holds a token itself:
 
-    {"principals": [{"principal": "h1", "token_sha256": "<64 hex digits>",
+    {"principals": [{"principal": "h1", "tokens": ["<64 hex digits>"],
                      "scopes": {"<Scope ID, 32 hex digits>": ["read", "write"]}}]}
 
 The scope "*" is every scope, and whatever is not under such a prefix needs it.
@@ -59,7 +59,7 @@ class Principal:
     """One record of the file."""
 
     name: str
-    digest: bytes
+    digests: tuple[bytes, ...]
     scopes: Mapping[str, frozenset[Right]]
 
     def may(self, right: Right, scope: str) -> bool:
@@ -89,7 +89,8 @@ def load_principals(path: Path) -> tuple[Principal, ...]:
     if not isinstance(records, list):
         raise AuthFileError(f'{path}: has no array "principals"')
     found = tuple(_principal(path, at, record) for at, record in enumerate(records))
-    if len({each.digest for each in found}) < len(found):
+    digests = [digest for each in found for digest in each.digests]
+    if len(set(digests)) < len(digests):
         raise AuthFileError(f"{path}: two principals have the same token")
     return found
 
@@ -98,12 +99,13 @@ def _principal(path: Path, at: int, record: Any) -> Principal:
     where = f"{path}: principals[{at}]"
     if not isinstance(record, dict):
         raise AuthFileError(f"{where} is no object")
-    name, digest, scopes = (record.get(key) for key in ("principal", "token_sha256", "scopes"))
+    name, scopes = record.get("principal"), record.get("scopes", {})
+    tokens = record.get("tokens", [])
     if not isinstance(name, str) or not name:
         raise AuthFileError(f'{where} has no "principal"')
-    octets = _hex(digest)
-    if octets is None or len(octets) != hashlib.sha256().digest_size:
-        raise AuthFileError(f'{where}: "token_sha256" is not 64 lower-case hex digits')
+    if not isinstance(tokens, list):
+        raise AuthFileError(f'{where}: "tokens" is no array')
+    digests = tuple(_digest(token, where) for token in tokens)
     if not isinstance(scopes, dict):
         raise AuthFileError(f'{where} has no object "scopes"')
     granted: dict[str, frozenset[Right]] = {}
@@ -115,7 +117,14 @@ def _principal(path: Path, at: int, record: Any) -> Principal:
             granted[scope] = frozenset(Right(right) for right in rights)
         except (TypeError, ValueError):
             raise AuthFileError(f'{where}: rights are "read" and "write", in an array') from None
-    return Principal(name, octets, granted)
+    return Principal(name, digests, granted)
+
+
+def _digest(text: Any, where: str) -> bytes:
+    octets = _hex(text)
+    if octets is None or len(octets) != hashlib.sha256().digest_size:
+        raise AuthFileError(f"{where}: a token's SHA-256 is not 64 lower-case hex digits")
+    return octets
 
 
 def _hex(text: Any) -> bytes | None:
@@ -191,7 +200,9 @@ class TokenPolicy:
         return [
             each
             for each in self._principals
-            if any(hmac.compare_digest(each.digest, digest) for digest in digests)
+            if any(
+                hmac.compare_digest(known, digest) for known in each.digests for digest in digests
+            )
         ]
 
 

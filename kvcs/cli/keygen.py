@@ -68,16 +68,26 @@ def token(
     principal: Annotated[
         str, typer.Option(metavar="NAME", help="Who has it, in the relay's records.")
     ] = "",
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="A role at KVSP services; may be repeated."),
+    ] = None,
+    uri: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URI", help="A holder or instance that it speaks for; may be repeated."
+        ),
+    ] = None,
     principals: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Append its record there instead of printing it."),
     ] = None,
 ) -> None:
-    """Make a token file, which kvcs-publish and kvcs-subscribe show to a relay (--token-file).
+    """Make a token file, which programs show to a relay or a KVSP service (--token-file).
 
     Only its owner may read it (mode 0600), and an existing file is never overwritten. What
-    the relay has to know (kvcs-relay --auth) is no secret: the token's SHA-256 digest and
-    the scope. It is printed, or appended to --principals.
+    they have to know is no secret: the token's SHA-256 digest and the scope. It is printed,
+    or appended to --principals, a file for both kvcs-relay --auth and kvsp-server.
 
     Exit code: 0 done, 1 a file was not made, 2 wrong usage.
     """
@@ -91,7 +101,9 @@ def token(
             check_principals(principals)
         digest = make_token(file)
         rights = ["read"] if read_only else ["read", "write"]
-        entry = record(principal or file.stem, digest, scope, rights)
+        entry = record(
+            principal or file.stem, digest, scope, rights, roles=role or (), uris=uri or ()
+        )
         if principals is not None:
             add_principal(principals, entry)
     except (KvspError, FileError) as error:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvsp.http.auth import Credentials, PrincipalsFile
 from kvsp.identity import Scope
 from moqt.token_file import read_token_file
+from relay.auth import load_principals
 
 
 def keygen(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -51,12 +53,27 @@ def test_a_token_file_is_made_and_its_record_holds_no_secret(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "t").stat().st_mode) == 0o600 and len(token) == 43
     assert json.loads(done.stdout) == {
         "principal": "t",
-        "token_sha256": hashlib.sha256(token).hexdigest(),
+        "uris": [],
+        "roles": [],
         "scopes": {scope_id: ["read", "write"]},
+        "tokens": [hashlib.sha256(token).hexdigest()],
     }
     assert token.decode() not in done.stdout
     again = keygen("token", "t", "--every-scope", folder=tmp_path)
     assert again.returncode == 1 and read_token_file(tmp_path / "t") == token
+
+
+def test_relay_and_kvsp_services_read_the_same_file_of_principals(tmp_path: Path) -> None:
+    holder = "https://h1.example/kvsp/"
+    options = ("--every-scope", "--principals", "p.json", "--role", "instance", "--uri", holder)
+    assert keygen("token", "t", *options, folder=tmp_path).returncode == 0
+    token = read_token_file(tmp_path / "t")
+    (at_relay,) = load_principals(tmp_path / "p.json")
+    assert at_relay.digests == (hashlib.sha256(token).digest(),)
+    principals = PrincipalsFile(tmp_path / "p.json")
+    principal = principals.authenticate(Credentials(authorization=f"Bearer {token.decode()}"))
+    assert principal.name == "t" and principal.may(bytes(16), "write")
+    assert principal.roles == {"instance"} and principal.uris == {holder}
 
 
 def test_records_are_appended_to_a_file_of_principals(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ READER, WRITER, STRANGER, OPERATOR = (
 
 def entry(token, scope, rights, **more):
     digest = hashlib.sha256(token).hexdigest()
-    return {"principal": "p", "token_sha256": digest, "scopes": {scope: rights}, **more}
+    return {"principal": "p", "tokens": [digest], "scopes": {scope: rights}, **more}
 
 
 RECORDS = [
@@ -195,9 +195,10 @@ def test_a_token_of_another_type_gives_no_right(path):
         ('{"principals": {}}', 'no array "principals"'),
         ('{"principals": [1]}', "principals[0] is no object"),
         (json.dumps({"principals": [{}]}), 'no "principal"'),
-        (json.dumps({"principals": [{"principal": "p"}]}), "64 lower-case hex"),
+        (json.dumps({"principals": [{"principal": "p", "tokens": "x"}]}), '"tokens" is no array'),
+        (json.dumps({"principals": [{"principal": "p", "scopes": []}]}), 'no object "scopes"'),
         (
-            json.dumps({"principals": [entry(READER, "*", []) | {"token_sha256": "AB" * 32}]}),
+            json.dumps({"principals": [entry(READER, "*", []) | {"tokens": ["AB" * 32]}]}),
             "64 lower-case hex",
         ),
         (json.dumps({"principals": [entry(READER, "12", [])]}), "32 lower-case hex"),
