@@ -21,6 +21,7 @@ from kvsp.index.sqlite import SqliteStore
 from kvsp.instance.epochs import Epochs
 from kvsp.members import Record
 from kvsp.records import ReplicaRecord
+from tests.kvsp import test_hostile as hostile
 from tests.kvsp.controller.support import B, Desk, refused, status
 from tests.kvsp.holder import support as holding
 from tests.kvsp.index import test_service as indexing
@@ -191,3 +192,27 @@ async def test_exposure_of_cache_metrics_must_be_restricted_to_authorized_cats_c
                 await client.get(f"cats/cache-keys?scope={scope}&compat={compat}"),
             ):
                 assert (answer.status == 200) == (name == "operator")
+
+
+async def test_an_entry_that_is_evicted_is_gone_from_lookups_and_from_cats_metrics_alike(
+    tmp_path: Path,
+) -> None:
+    advertised, scope, compat = hostile.record(), holding.SCOPE.hex(), hostile.record()["compat_id"]
+    keys = {"scope_id": scope, "compat_id": compat, "block_keys": [advertised["block_key"]]}
+    path = hostile.path_of(advertised)
+
+    async with running_roles(tmp_path) as roles:
+        owner, operator = roles.client("owner"), roles.client("operator")
+
+        async def seen() -> tuple[int, list[str]]:
+            """Blocks that a lookup matches, and keys that CATS components see."""
+            found = (await operator.request("POST", "lookup", json_body=keys)).json
+            shown = await operator.get(f"cats/cache-keys?scope={scope}&compat={compat}")
+            return found["matched"], [entry["block_key"] for entry in shown.json["entries"]]
+
+        assert await seen() == (0, [])
+        assert (await hostile.store_descriptor(owner)).status == 201
+        assert (await owner.request("PUT", path, json_body=advertised)).status == 201
+        assert await seen() == (1, [advertised["block_key"]])
+        assert (await owner.request("DELETE", path)).status == 204
+        assert await seen() == (0, [])
