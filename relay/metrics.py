@@ -64,6 +64,7 @@ DELIVERIES = {
     "ranges_unknown": "End of Range entries UNKNOWN sent.",
     "ranges_timed_out": "End of Range entries TIMED_OUT sent.",
 }
+UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
 
 
@@ -78,6 +79,7 @@ class RelayMetrics(Collector):
         self.registry = CollectorRegistry()
         self._gauges: dict[str, int] = {}
         self._counters: dict[str, float] = {}
+        self._updates = 0
         self.update()
         self.registry.register(self)
 
@@ -101,12 +103,16 @@ class RelayMetrics(Collector):
             else getattr(counters, name)
             for name in COUNTERS
         } | asdict(self.scopes.deliveries())
+        self._updates += 1
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
         for name, count in self._counters.items():
             yield CounterMetricFamily(PREFIX + name, (COUNTERS | DELIVERIES)[name], value=count)
+        yield CounterMetricFamily(
+            PREFIX + UPDATES, "Times that these numbers were taken.", value=self._updates
+        )
 
 
 def _numbers(relay: Relay) -> dict[str, int]:

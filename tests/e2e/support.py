@@ -304,7 +304,15 @@ class Relay:
         return self.directory / "tls" / "cert.pem"
 
     def metric(self, name: str) -> float:
-        """The value of kvcs_relay_<name>; the relay renews it every half second."""
+        """The value of kvcs_relay_<name>, taken after this call began.
+
+        The relay takes its numbers every half second; what it shows may be older.
+        """
+        taken = self._shown("metrics_updates_total")
+        eventually(lambda: self._shown("metrics_updates_total") > taken, "fresh metrics")
+        return self._shown(name)
+
+    def _shown(self, name: str) -> float:
         text = self.metrics()
         match = re.search(rf"^kvcs_relay_{name} (\S+)$", text, re.MULTILINE)
         assert match, f"no metric {name} in\n{text}"
@@ -317,7 +325,7 @@ class Relay:
     def reaches(self, deadline: float = DEADLINE, **values: float) -> None:
         """Wait until each metric has its value."""
         for name, value in values.items():
-            eventually(lambda n=name, v=value: self.metric(n) == v, f"{name} {value:g}", deadline)
+            eventually(lambda n=name, v=value: self._shown(n) == v, f"{name} {value:g}", deadline)
 
     def peer(self, what: str, *options: object, name: str | None = None, **popen) -> Process:
         """A program of tests/e2e/peer.py that connects to this relay."""
