@@ -113,6 +113,12 @@ class IncomingRequest(RequestOwner):
         self.stream.send(message, fin=fin)
         return True
 
+    def _accept_for(self, expires_ms: int | None) -> None:
+        """REQUEST_OK with EXPIRES, and the updates that came before it."""
+        if self._accept(RequestOk(Parameters(expires=expires_ms))):
+            self.live_for(expires_ms)
+            self.apply_held_updates()
+
     def live_for(self, lifetime_ms: int | None) -> None:
         """Cancel it that long from now (MOQT "EXPIRES Parameter"); None or 0 for no such end."""
         self.lifetime_ms = lifetime_ms

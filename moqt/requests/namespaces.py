@@ -157,9 +157,7 @@ class IncomingPublishNamespace(IncomingRequest):
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """PUBLISH_NAMESPACE_OK: requests for its tracks may be sent to this peer."""
-        if self._accept(RequestOk(Parameters(expires=expires_ms))):
-            self.live_for(expires_ms)
-            self.apply_held_updates()
+        self._accept_for(expires_ms)
 
 
 class IncomingSubscribeNamespace(IncomingRequest):
@@ -184,9 +182,7 @@ class IncomingSubscribeNamespace(IncomingRequest):
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_NAMESPACE_OK; `add` what is there afterwards."""
-        if self._accept(RequestOk(Parameters(expires=expires_ms))):
-            self.live_for(expires_ms)
-            self.apply_held_updates()
+        self._accept_for(expires_ms)
 
     def add(self, namespace: TrackNamespace) -> None:
         """NAMESPACE, once per namespace."""

@@ -127,9 +127,7 @@ class IncomingSubscribeTracks(IncomingRequest):
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_TRACKS_OK. Offer what is there afterwards."""
-        if self._accept(RequestOk(Parameters(expires=expires_ms))):
-            self.live_for(expires_ms)
-            self.apply_held_updates()
+        self._accept_for(expires_ms)
 
     def matches(self, store: TrackStore) -> bool:
         """Whether the prefix and the TRACK_PROPERTY_FILTERs select the track."""
