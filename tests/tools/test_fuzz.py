@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import time
 from pathlib import Path
@@ -35,10 +36,12 @@ class Slow(Fragile):
 
 class Greedy(Fragile):
     def __init__(self) -> None:
-        self.kept: list[bytearray] = []
+        self.kept: list[mmap.mmap] = []
 
     def run(self, case: Case) -> None:
-        self.kept.append(bytearray(b"x" * 50_000))
+        # new pages: what an earlier test let go would serve an ordinary allocation
+        self.kept.append(mmap.mmap(-1, 50_000))
+        self.kept[-1].write(b"x" * 50_000)
 
 
 def plan(output: Path, *targets: str, **changes) -> fuzz.Plan:

@@ -235,6 +235,7 @@ async def test_what_no_longer_fits_the_budget_is_removed_at_start_up(tmp_path: P
     world = await world_on(tmp_path)
     for number in range(3):
         await world.put(number)
+        os.utime(tmp_path / part_name(block_id(number)), (number, number))
     small = make_world([(DiskTier(tmp_path), 2 * OCTETS)])
     await small.holder.start()
     assert list(small.holder.store.blocks()) == [block_id(1), block_id(2)]
