@@ -29,8 +29,11 @@ from moqt.quic.aioquic_streams import PathNarrowed, Rank, SendingFinished, Strea
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.qlog_trace import StreamingTrace
 
-CLOSED_STATES = frozenset(
-    (QuicConnectionState.CLOSING, QuicConnectionState.DRAINING, QuicConnectionState.TERMINATED)
+# A tuple is searched by identity; a set would call the enum's own, slow hash.
+CLOSED_STATES = (
+    QuicConnectionState.CLOSING,
+    QuicConnectionState.DRAINING,
+    QuicConnectionState.TERMINATED,
 )
 
 

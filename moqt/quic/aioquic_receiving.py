@@ -11,8 +11,14 @@ from collections.abc import Sequence
 
 from aioquic import tls
 from aioquic._buffer import Buffer
-from aioquic.quic.connection import QuicConnectionError, QuicNetworkPath, QuicReceiveContext
+from aioquic.quic.connection import (
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame, decode_packet_number
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
@@ -24,6 +30,28 @@ log = logging.getLogger(__name__)
 
 ACK_EVERY = 32
 """Packets after which an ACK no longer waits for the ACK timer."""
+
+
+def _varint(octets: bytes, pos: int) -> tuple[int, int]:
+    """The integer at `pos` and the position after it, which may lie beyond the end."""
+    first = octets[pos]
+    if first < 0x40:
+        return first, pos + 1
+    if first < 0x80:
+        return (first & 0x3F) << 8 | octets[pos + 1], pos + 2
+    if first < 0xC0:
+        return int.from_bytes(octets[pos : pos + 4], "big") & 0x3FFFFFFF, pos + 4
+    return int.from_bytes(octets[pos : pos + 8], "big") & 0x3FFFFFFFFFFFFFFF, pos + 8
+
+
+def _note_received(space: QuicPacketSpace, start: int, stop: int) -> None:
+    """The packets numbered [start, stop) have come: for ACKs, and to tell duplicates."""
+    space.ack_queue.add(start, stop)
+    if len(space.ack_queue) > 60:  # aioquic keeps 64
+        space.ack_queue.shift()
+    window = space.received_packets
+    window._received.update(range(start, stop - 1))
+    window.add(stop - 1)  # it slides, and prunes what it leaves behind
 
 
 class ReceivingConnection(StreamTable):
@@ -79,13 +107,14 @@ class ReceivingConnection(StreamTable):
         phase = keys.key_phase << 2
         iv, decrypt = keys.aead._iv, keys.aead._aead.decrypt
         space = self._spaces[tls.Epoch.ONE_RTT]
-        received, ack_queue = space.received_packets, space.ack_queue
+        received = space.received_packets
         expected = space.expected_packet_number
         largest = space.largest_received_packet
         base = index
-        accepted = 0
+        accepted = elicited = 0
         gap = False
-        run_start = run_stop = -1  # packet numbers received but not yet in the ACK queue
+        spin = self._spin_bit
+        run_start = run_stop = -1  # packet numbers received and noted nowhere else yet
 
         try:
             while index < stop:
@@ -99,7 +128,10 @@ class ReceivingConnection(StreamTable):
                     truncated = (data[cid_end] ^ masks[offset + 1]) << 8 | (
                         data[cid_end + 1] ^ masks[offset + 2]
                     )
-                    number = decode_packet_number(truncated, 16, expected)
+                    if truncated == expected & 0xFFFF:
+                        number = expected
+                    else:
+                        number = decode_packet_number(truncated, 16, expected)
                     header = b"%c%b%c%c" % (first, cid, truncated >> 8, truncated & 0xFF)
                 else:
                     length = (first & 0x03) + 1
@@ -114,7 +146,7 @@ class ReceivingConnection(StreamTable):
                     plain = decrypt((iv ^ number).to_bytes(12, "big"), data[head:], header)
                 except InvalidTag:
                     continue
-                if number in received:
+                if number < expected and (run_start <= number < run_stop or number in received):
                     continue
                 if first & 0x18:
                     self.close(
@@ -124,44 +156,42 @@ class ReceivingConnection(StreamTable):
                     )
                     return count
                 if number >= expected:
-                    expected = space.expected_packet_number = number + 1
+                    expected = number + 1
 
                 try:
                     eliciting = self._frames_received(plain, cid, path, now)
                 except QuicConnectionError as exc:
                     log.warning("%s", exc)
                     self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
-                if self._state in CLOSED_STATES or self._close_pending:
+                if self._close_pending or self._state is not QuicConnectionState.CONNECTED:
                     return count
 
                 accepted += 1
-                received.add(number)
+                elicited += eliciting
                 if number == run_stop:
                     run_stop += 1
                 else:
                     if run_start >= 0:
-                        ack_queue.add(run_start, run_stop)
-                        if len(ack_queue) > 60:  # aioquic keeps 64
-                            ack_queue.shift()
+                        _note_received(space, run_start, run_stop)
                     run_start, run_stop = number, number + 1
                 if number > largest:
                     gap = gap or number != largest + 1
-                    largest = space.largest_received_packet = number
-                    space.largest_received_time = now
-                    self._spin_highest_pn = number
-                    spin = bool(first & 0x20)
-                    self._spin_bit = spin != self._is_client
+                    largest = number
+                    spin = (first & 0x20 != 0) != self._is_client
                 else:
                     gap = True
-                if eliciting:
-                    self._unacknowledged += 1
-                    if space.ack_at is None:
-                        space.ack_at = now + self._ack_delay
         finally:
+            space.expected_packet_number = expected
             if run_start >= 0:
-                ack_queue.add(run_start, run_stop)
-                if len(ack_queue) > 60:
-                    ack_queue.shift()
+                _note_received(space, run_start, run_stop)
+            if largest > space.largest_received_packet:
+                space.largest_received_packet = self._spin_highest_pn = largest
+                space.largest_received_time = now
+                self._spin_bit = spin
+            if elicited:
+                self._unacknowledged += elicited
+                if space.ack_at is None:
+                    space.ack_at = now + self._ack_delay
             if accepted and not self.over:
                 self._close_at = now + self._idle_timeout()
                 self._ack_eliciting_sent_since_receipt = False
@@ -194,21 +224,16 @@ class ReceivingConnection(StreamTable):
                     return eliciting or rest
                 eliciting = True
                 pos += 1
-                size = 1 << (plain[pos] >> 6)
-                stream_id = int.from_bytes(plain[pos : pos + size], "big")
-                stream_id &= (1 << (8 * size - 2)) - 1
-                pos += size
+                stream_id = plain[pos]
+                if stream_id < 0x40:
+                    pos += 1
+                else:
+                    stream_id, pos = _varint(plain, pos)
                 offset = 0
                 if kind & 4:
-                    size = 1 << (plain[pos] >> 6)
-                    offset = int.from_bytes(plain[pos : pos + size], "big")
-                    offset &= (1 << (8 * size - 2)) - 1
-                    pos += size
+                    offset, pos = _varint(plain, pos)
                 if kind & 2:
-                    size = 1 << (plain[pos] >> 6)
-                    length = int.from_bytes(plain[pos : pos + size], "big")
-                    length &= (1 << (8 * size - 2)) - 1
-                    pos += size
+                    length, pos = _varint(plain, pos)
                     stop = pos + length
                     if stop > end:
                         raise IndexError

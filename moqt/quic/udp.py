@@ -28,7 +28,7 @@ PMTUDISC_PROBE = 3  # don't fragment, and let us find out what the path carries
 MAX_SEGMENTS = 64
 MAX_BATCH = 65_000
 RECEIVE_CALLS = 64
-RECEIVE_OCTETS = 256 << 10
+RECEIVE_OCTETS = 512 << 10
 
 _ANCILLARY = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _DROPPED = frozenset(

@@ -792,6 +792,23 @@ def test_a_handshake_that_gets_no_answer_ends_in_time() -> None:
     assert "handshake" in pair.client.record.closed[0][1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_packet_that_comes_again_counts_once_wherever_in_its_batch_it_is(seed: int) -> None:
+    pair = Pair(quic_config(max_datagram_size=1200), quic_config(max_datagram_size=1200))
+    assert pair.run(lambda: connection(pair.client)._handshake_confirmed)
+    client, server = pair.client.live, pair.server.live
+    for number in range(4):  # a packet each; more would be paced
+        assert client.send_datagram(bytes([number]) * 1000)
+    packets = [data for data, _ in client.datagrams_to_send(pair.simulation.now)]
+    random.Random(seed).shuffle(packets)
+    assert len(packets) == 4
+    late = packets.pop()
+    for batch in ([data for data in packets for _ in range(2)], packets + packets, [late, late]):
+        server.receive(batch, pair.client.address, pair.simulation.now)
+        server.deliver()
+    assert sorted(data[0] for data in pair.server.record.datagrams) == list(range(4))
+
+
 def test_garbage_is_ignored() -> None:
     pair = Pair()
     for length in (0, 1, 9, 28, 29, 1200, 1452):
