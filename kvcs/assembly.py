@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvcs.codes import PAYLOAD_HEADER_OCTETS, Component
+from kvcs.codes import Component
 from kvcs.errors import VerificationFailed
 from kvcs.layers import ArrayDestination as ArrayDestination
 from kvcs.layers import Arrival as Arrival
@@ -23,7 +23,7 @@ from kvcs.layers import MemoryDestination as MemoryDestination
 from kvcs.layers import Stats as Stats
 from kvcs.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.namespace import PublicationNamespace
-from kvcs.payload import Octets, check_payload, data_digest
+from kvcs.payload import Octets, PayloadForm, data_digest
 from kvcs.tracks import DataTrack, raw_octets
 from kvsp.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.errors import DecodeError
@@ -56,12 +56,13 @@ class Kept:
     unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
 
 
-class _Facts(NamedTuple):
-    """What is the same for every Object of one track."""
+@dataclass(slots=True)
+class _Facts:
+    """What is known of every Object of one track."""
 
-    codec: Codec
-    raw_octets: int
-    first_block: int
+    form: PayloadForm
+    listed: tuple[bytes, ...] = ()
+    """The digests of each layer that the manifest lists."""
 
 
 class Assembly(LayerBuffer):
@@ -222,13 +223,21 @@ class Assembly(LayerBuffer):
             self._count_bad(error.name)
             return
         self.manifest, self.version = manifest, version
+        digests = self.entry.object_digests
+        for track, facts in self._facts.items():
+            facts.listed = digests[track] if digests is not None else ()
         self._confirm()
         self._hand_over()
 
     def object_received(
-        self, track: DataTrack, location: Location, payload: Octets, *, again: bool = False
+        self,
+        track: DataTrack,
+        location: tuple[int, int],
+        payload: Sequence[Octets],
+        *,
+        again: bool = False,
     ) -> Arrival:
-        """An Object of a data track.
+        """An Object of a data track, its payload in one or more buffers.
 
         `again` is true when it may have been asked for twice, so that it is no duplicate.
         """
@@ -237,42 +246,31 @@ class Assembly(LayerBuffer):
             self._stats.discarded[NOT_NEEDED] += 1
             return Arrival.EXTRA
         held = self._open.get(layer)
-        if not self.needs(layer) or (held is not None and held.has(track.component, block)):
+        if not self.needs(layer) if held is None else held.has(track.component, block):
             if again or (block, layer) in self._stats.over_http:
                 self._stats.discarded[NOT_NEEDED] += 1
             else:
                 self._stats.duplicates += 1
             return Arrival.EXTRA
-        assert self.manifest is not None
         facts = self._facts[track]
-        expected = self.manifest.expected_digest(track, layer, block)
+        expected = None
+        if layer < len(facts.listed):
+            expected = facts.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
         try:
-            data = check_payload(
-                payload,
-                component=track.component,
-                layer=layer,
-                block=block,
-                first_block=facts.first_block,
-                block_tokens=self.descriptor.block_tokens,
-                codec=facts.codec,
-                raw_octets=facts.raw_octets,
-                expected_digest=expected,
-            )
+            data, digest = facts.form.check(payload, layer, block, expected)
         except DecodeError as error:
-            self._bad_object(location, error.name)
+            self._bad_object(Location(layer, block), error.name)
             return Arrival.BAD
         if held is None:
             held = self._held(layer)
-        held.write(track.component, block, data)
-        self._stats.objects_verified += 1
-        self._stats.octets += len(data)
+        held.write(track.component, block, *data)
+        stats = self._stats
+        stats.objects_verified += 1
+        stats.octets += facts.form.raw_octets
         if expected is None:
-            digest = memoryview(payload)[
-                PAYLOAD_HEADER_OCTETS - HASH_OCTETS : PAYLOAD_HEADER_OCTETS
-            ]
             self._remember(track, layer, block, digest)
         else:
-            self._stats.objects_confirmed += 1
+            stats.objects_confirmed += 1
         if held.complete:
             self._hand_over()
         return Arrival.NEW
@@ -358,11 +356,18 @@ class Assembly(LayerBuffer):
     def _facts_of(self, track: DataTrack) -> _Facts:
         codec = track.known_codec
         assert codec is not None
-        return _Facts(codec, raw_octets(self.descriptor, track.component), self.entry.first_block)
+        descriptor = self.descriptor
+        return _Facts(
+            PayloadForm(
+                track.component,
+                codec,
+                self.entry.first_block,
+                descriptor.block_tokens,
+                raw_octets(descriptor, track.component),
+            )
+        )
 
-    def _remember(
-        self, track: DataTrack, layer: int, block: int, digest: bytes | memoryview
-    ) -> None:
+    def _remember(self, track: DataTrack, layer: int, block: int, digest: bytes) -> None:
         """Keep a digest until a manifest lists it."""
         digests = self._unconfirmed.get((track, layer))
         if digests is None:

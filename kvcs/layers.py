@@ -288,7 +288,7 @@ class OpenLayer(LayerAssembly):
         for half in halves(component):
             if self._written[half][block]:
                 self._written[half][block] = 0
-                self._left[half] += 1
+                self._left += 1
 
 
 def halves(component: Component) -> tuple[Component, ...]:

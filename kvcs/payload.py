@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +14,8 @@ from kvsp.errors import DecodeError
 Octets = bytes | bytearray | memoryview
 """Contiguous octets; of a memoryview, the octets in memory whatever its format."""
 
-_HEADER = struct.Struct(">IBBHIIQIHHI32s")
+_FIELDS = struct.Struct(">IBBHIIQIHHI")
+_HEADER = struct.Struct(_FIELDS.format + "32s")
 assert _HEADER.size == PAYLOAD_HEADER_OCTETS
 _MAGIC_OCTETS = PAYLOAD_MAGIC.to_bytes(4)
 
@@ -102,6 +102,62 @@ def decode_header(payload: Octets) -> PayloadHeader:
     return PayloadHeader(*fields)
 
 
+class PayloadForm(NamedTuple):
+    """What is the same in the payload of every Object of one track: see `check_payload`."""
+
+    component: int
+    codec: int
+    first_block: int
+    block_tokens: int
+    raw_octets: int
+
+    def check(
+        self,
+        parts: Sequence[Octets],
+        layer: int,
+        block: int,
+        expected_digest: bytes | None = None,
+    ) -> tuple[list[memoryview], bytes]:
+        """`check_payload` of a payload in `parts`; returns the parts of its Data, and its digest.
+
+        Nothing is copied or joined, but a header cut by the border of two parts.
+        """
+        component, codec, first_block, block_tokens, raw_octets = self
+        if not parts or codec != Codec.RAW:
+            return _check_parts(parts, self, layer, block, expected_digest)
+        head, *rest = [memoryview(part).cast("B") for part in parts]
+        # Nearly every header has exactly the octets that are due: one comparison tells.
+        try:
+            due = _FIELDS.pack(
+                PAYLOAD_MAGIC,
+                PAYLOAD_VERSION,
+                component,
+                0,
+                layer,
+                block,
+                (first_block + block) * block_tokens,
+                block_tokens,
+                codec,
+                0,
+                raw_octets,
+            )
+        except struct.error:  # no header can say that
+            return _check_parts(parts, self, layer, block, expected_digest)
+        data = head[PAYLOAD_HEADER_OCTETS:]
+        if (
+            head[: _FIELDS.size] != due
+            or len(data) + sum(map(len, rest)) != raw_octets
+            or len(head) < PAYLOAD_HEADER_OCTETS
+        ):
+            return _check_parts(parts, self, layer, block, expected_digest)
+        digest = data_digest(data, *rest)
+        if head[_FIELDS.size : PAYLOAD_HEADER_OCTETS] != digest or (
+            expected_digest is not None and digest != expected_digest
+        ):
+            return _check_parts(parts, self, layer, block, expected_digest)
+        return [data, *rest], digest
+
+
 def check_payload(
     payload: Octets | Sequence[Octets],
     *,
@@ -128,15 +184,28 @@ def check_payload(
     `token-start`, `token-count`, `codec-mismatch`, `truncated` or `trailing-octets`,
     `section-length`, `digest-mismatch`. Such an Object is treated as missing.
     """
-    if isinstance(payload, bytes | bytearray | memoryview):
-        head = memoryview(payload).cast("B")
-        rest: list[memoryview] = []
-    else:
-        head, rest = _split(payload)
+    parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
+    form = PayloadForm(component, codec, first_block, block_tokens, raw_octets)
+    data, _ = form.check(parts, layer, block, expected_digest)
+    filled = [piece for piece in data if len(piece)]
+    if len(filled) > 1:
+        return memoryview(b"".join(filled))
+    return filled[0] if filled else data[0]
+
+
+def _check_parts(
+    parts: Sequence[Octets],
+    form: PayloadForm,
+    layer: int,
+    block: int,
+    expected_digest: bytes | None,
+) -> tuple[list[memoryview], bytes]:
+    component, codec, first_block, block_tokens, raw_octets = form
+    head, rest = _split(parts)
     header = decode_header(head)
     if header.component != component:
         raise _mismatch(
-            DecodeErrorName.COMPONENT_MISMATCH, "Component", header.component, int(component)
+            DecodeErrorName.COMPONENT_MISMATCH, "Component", header.component, component
         )
     if header.layer != layer:
         raise _mismatch(DecodeErrorName.LAYER_MISMATCH, "Layer", header.layer, layer)
@@ -162,14 +231,11 @@ def check_payload(
     digest = data_digest(data, *rest)
     if digest != header.data_digest:
         raise DecodeError(DecodeErrorName.DIGEST_MISMATCH, "Data is not what its digest covers")
-    if expected_digest is not None and not hmac.compare_digest(digest, expected_digest):
+    if expected_digest is not None and digest != expected_digest:
         raise DecodeError(
             DecodeErrorName.DIGEST_MISMATCH, "the digest is not the one the manifest lists"
         )
-    if not rest:
-        return data
-    filled = [piece for piece in (data, *rest) if len(piece)]
-    return filled[0] if len(filled) == 1 else memoryview(b"".join(filled))
+    return [data, *rest], digest
 
 
 def _split(parts: Sequence[Octets]) -> tuple[memoryview, list[memoryview]]:

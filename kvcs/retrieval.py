@@ -97,19 +97,25 @@ class _DataReceiver(ObjectReceiver):
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.retrieval.object_too_large(self.state, header.location)
 
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        super().object_part(stream, part)
+        self.retrieval.arrivals += 1
+
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if not header.status:
+            self.data_received(header, parts)
+
+    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
+        self.retrieval.object_received(self.state, header, parts)
+
 
 class _LiveReceiver(_DataReceiver):
     """The subscription to a data track, with its fill."""
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
         self.retrieval.live_accepted(self.state, request.largest)
-
-    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        super().object_part(stream, part)
-        self.retrieval.arrivals += 1
-
-    def object_received(self, received: ReceivedObject) -> None:
-        self.retrieval.object_received(self.state, received)
 
     def stream_opened(self, stream: IncomingStream) -> None:
         self.retrieval.arrivals += 1
@@ -152,12 +158,8 @@ class _FetchReceiver(_DataReceiver):
     def stream_opened(self, stream: IncomingStream) -> None:
         self.opened = True
 
-    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        super().object_part(stream, part)
-        self.retrieval.arrivals += 1
-
-    def object_received(self, received: ReceivedObject) -> None:
-        if self.retrieval.object_received(self.state, received, again=self.again):
+    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
+        if self.retrieval.object_received(self.state, header, parts, again=self.again):
             self.useful = True
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
@@ -584,23 +586,25 @@ class Retrieval:
         self._later(delay, make)
 
     def object_received(
-        self, state: _Track, received: ReceivedObject, *, again: bool = False
+        self, state: _Track, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
     ) -> bool:
-        """An Object of a data track, or a status; True when it was needed and good."""
-        if self._over or received.status is not ObjectStatus.NORMAL:
+        """An Object of a data track; True when it was needed and good."""
+        if self._closed or self.error is not None:
             return False
+        location = header[:2]
         try:
             arrival = self.assembly.object_received(
-                state.track, received.location, received.payload, again=again or state.fetched
+                state.track, location, parts, again=again or state.fetched
             )
         except _LOCAL_ERRORS as error:
             self._fail(error)
             return False
         if arrival is Arrival.BAD:
-            self._lost(state, received.location)
+            self._lost(state, Location(*location))
         elif arrival is Arrival.NEW:
-            state.lost.discard(received.location)
-            if self.assembly.ready or self.assembly.whole:
+            if state.lost:
+                state.lost.discard(Location(*location))
+            if self.assembly.ready:
                 self._changed()
         return arrival is Arrival.NEW
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvcs.codes import Component
 from kvsp.identity import Descriptor
 from kvsp.layout import (
+    Octets,
     Tensor,
     allocate,
     block_section,
@@ -56,7 +57,6 @@ class LayerAssembly:
         self._section = descriptor.section_octets()
         self._views: dict[Component, memoryview] = {}
         self._written: dict[Component, bytearray] = {}
-        self._left: dict[Component, int] = {}
         for component, tensor in ((Component.K, self.k), (Component.V, self.v)):
             check_tensor(tensor, descriptor)
             if tensor.shape[0] < tokens:
@@ -65,38 +65,49 @@ class LayerAssembly:
                 raise ValueError("the array to fill is read-only")
             self._views[component] = octets_of(tensor)
             self._written[component] = bytearray(blocks)
-            self._left[component] = blocks
+        self._left = 2 * blocks
 
-    def write(self, component: Component, block: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, component: Component, block: int, *data: Octets) -> None:
         """Put the raw Data of one Object at its place; `kv` is a K then a V section.
 
-        `block` counts from the assembly's first row. Raises ValueError for Data of
-        another length or a block that was written before, IndexError for a block outside.
+        `data` is one buffer or several that follow each other. `block` counts from the
+        assembly's first row. Raises ValueError for Data of another length or a block that
+        was written before, IndexError for a block outside.
         """
-        view = memoryview(data).cast("B")
-        halves = (Component.K, Component.V) if component is Component.KV else (component,)
-        if len(view) != len(halves) * self._section:
-            raise ValueError(
-                f"{len(view)} octets instead of {len(halves) * self._section} "
-                f"for {component.label} of a block"
-            )
+        parts = [memoryview(part).cast("B") for part in data]
+        length = sum(map(len, parts))
+        section = self._section
+        due = 2 * section if component is Component.KV else section
+        if length != due:
+            raise ValueError(f"{length} octets instead of {due} for {component.label} of a block")
         if not 0 <= block < self.blocks:
             raise IndexError(f"block {block} is outside the {self.blocks} blocks of this layer")
-        for half in halves:
-            if self._written[half][block]:
-                raise ValueError(f"block {block} of {half.label} was written before")
-        start = block * self._section
-        for index, half in enumerate(halves):
-            self._views[half][start : start + self._section] = view[
-                index * self._section : (index + 1) * self._section
-            ]
-            self._written[half][block] = 1
-            self._left[half] -= 1
+        if component is Component.KV:
+            whole = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+            self._claim(Component.V, block)
+            self._put(Component.K, block, [whole[:section]])
+            self._put(Component.V, block, [whole[section:]])
+        else:
+            self._put(component, block, parts)
+
+    def _claim(self, half: Component, block: int) -> None:
+        if self._written[half][block]:
+            raise ValueError(f"block {block} of {half.label} was written before")
+
+    def _put(self, half: Component, block: int, parts: list[memoryview]) -> None:
+        self._claim(half, block)
+        view, start = self._views[half], block * self._section
+        for part in parts:
+            stop = start + len(part)
+            view[start:stop] = part
+            start = stop
+        self._written[half][block] = 1
+        self._left -= 1
 
     @property
     def complete(self) -> bool:
         """Whether every block of K and of V is there."""
-        return not any(self._left.values())
+        return not self._left
 
     def missing(self, component: Component) -> list[int]:
         """The blocks still to be written: of K, of V, or of either for `kv`."""

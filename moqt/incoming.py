@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from moqt.session import Session
 
 _CONTROL_TYPES = frozenset({MessageType.SETUP})
+_PAYLOAD = (bytes, memoryview)
 
 
 class ControlIn:
@@ -308,7 +309,7 @@ class DataIn:
         receiver = owner.receiver
         try:
             for event in events:
-                if isinstance(event, bytes | memoryview):
+                if isinstance(event, _PAYLOAD):
                     header = incoming.header
                     assert header is not None
                     receiver.object_part(incoming, event)

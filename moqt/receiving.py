@@ -130,8 +130,13 @@ class ObjectReceiver(Receiver):
     def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
         parts = stream.state
         stream.state = None
-        if not isinstance(parts, list):
-            return
+        if isinstance(parts, list):
+            self.object_whole(stream, header, parts)
+
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        """All of an Object is there, its payload in `parts`; joins them for `object_received`."""
         self.object_received(
             ReceivedObject(
                 location=Location(header.group, header.object),

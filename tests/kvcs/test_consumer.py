@@ -67,11 +67,10 @@ def count_objects(monkeypatch):
     counts: dict = {}
     original = Retrieval.object_received
 
-    def counted(self, state, received, **more):
-        if not received.status:
-            key = (str(state.track), received.location)
-            counts[key] = counts.get(key, 0) + 1
-        return original(self, state, received, **more)
+    def counted(self, state, header, parts, **more):
+        key = (str(state.track), header.location)
+        counts[key] = counts.get(key, 0) + 1
+        return original(self, state, header, parts, **more)
 
     monkeypatch.setattr(Retrieval, "object_received", counted)
     return counts

@@ -162,6 +162,12 @@ def test_what_i_json_forbids_is_not_i_json(text: str) -> None:
     assert name_of(ijson.loads, text) == "not-i-json"
 
 
+def test_an_integer_of_thousands_of_digits_is_refused_wherever_it_stands() -> None:
+    for spaces in range(0, 1100, 11):
+        text = '{"a":' + " " * spaces + "9" * 4400 + "}"
+        assert name_of(ijson.loads, text) == "not-i-json"
+
+
 def test_nesting_up_to_the_limit_is_read() -> None:
     assert ijson.loads("[" * 64 + "]" * 64) is not None
 

@@ -326,6 +326,17 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
         if flags >= 0x80:
             return self._marker(flags, buffer, position)
         prior = self._location
+        if not flags and prior is not None and self._priority is not None:
+            # Nearly every Object: the next one, like the one before, in Subgroup 0.
+            group, object_id = prior
+            object_id += 1
+            if object_id > MAX_VI64:
+                raise _too_large("Object")
+            length, position = decode_vi64(buffer, position)
+            self._location = Location(group, object_id)
+            self._subgroup = 0
+            self._remaining = length
+            return ObjectHeader(group, object_id, 0, self._priority, b"", length), position
         if prior is None and flags & _FETCH_LOCATION != _FETCH_LOCATION:
             raise protocol_violation("first Object of a fetch stream without Group and Object ID")
 
