@@ -125,7 +125,8 @@ class PayloadForm(NamedTuple):
         component, codec, first_block, block_tokens, raw_octets = self
         if not parts or codec != Codec.RAW:
             return _check_parts(parts, self, layer, block, expected_digest)
-        head, *rest = [memoryview(part).cast("B") for part in parts]
+        head = memoryview(parts[0]).cast("B")
+        rest = [memoryview(part).cast("B") for part in parts[1:]] if len(parts) > 1 else []
         # Nearly every header has exactly the octets that are due: one comparison tells.
         try:
             due = _FIELDS.pack(
@@ -143,13 +144,14 @@ class PayloadForm(NamedTuple):
             )
         except struct.error:  # no header can say that
             return _check_parts(parts, self, layer, block, expected_digest)
-        data = head[PAYLOAD_HEADER_OCTETS:]
+        length = len(head) + sum(map(len, rest)) if rest else len(head)
         if (
-            head[: _FIELDS.size] != due
-            or len(data) + sum(map(len, rest)) != raw_octets
+            length != PAYLOAD_HEADER_OCTETS + raw_octets
             or len(head) < PAYLOAD_HEADER_OCTETS
+            or head[: _FIELDS.size] != due
         ):
             return _check_parts(parts, self, layer, block, expected_digest)
+        data = head[PAYLOAD_HEADER_OCTETS:]
         digest = data_digest(data, *rest)
         if head[_FIELDS.size : PAYLOAD_HEADER_OCTETS] != digest or (
             expected_digest is not None and digest != expected_digest

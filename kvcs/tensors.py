@@ -75,7 +75,7 @@ class LayerAssembly:
         was written before, IndexError for a block outside.
         """
         parts = [memoryview(part).cast("B") for part in data]
-        length = sum(map(len, parts))
+        length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         section = self._section
         due = 2 * section if component is Component.KV else section
         if length != due:

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 ACK_EVERY = 32
 """Packets after which an ACK no longer waits for the ACK timer."""
 
+EAGER_PACKETS = 256
+"""The first packets of a peer are acknowledged by twos (RFC 9000 section 13.2.2): its window is
+still smaller than `ACK_EVERY`, and each time it would wait for the timer."""
+
 
 def _varint(octets: bytes, pos: int) -> tuple[int, int]:
     """The integer at `pos` and the position after it, which may lie beyond the end."""
@@ -73,9 +77,10 @@ class ReceivingConnection(StreamTable):
                 self.path_changes += 1
             self._unacknowledged += 1
             index += 1
-        if self._unacknowledged >= ACK_EVERY and not self.over:
+        if self._unacknowledged >= 2 and not self.over:
             space = self._spaces[tls.Epoch.ONE_RTT]
-            if space.ack_at is not None:
+            eager = space.largest_received_packet < EAGER_PACKETS
+            if space.ack_at is not None and (eager or self._unacknowledged >= ACK_EVERY):
                 space.ack_at = now
 
     def _receive_short(
