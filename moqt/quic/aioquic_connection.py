@@ -70,6 +70,9 @@ class Connection(ReceivingConnection):
             return []
         closing = self._close_pending
         self.capped = False
+        if self._has_nothing(now):
+            self._pacing_at = None
+            return []
         size = self._max_datagram_size
         if self._recovery.wants_small_probes:
             self._max_datagram_size = MIN_DATAGRAM_SIZE
@@ -80,6 +83,18 @@ class Connection(ReceivingConnection):
         if closing and datagrams:
             self.close_datagrams = datagrams
         return datagrams
+
+    def _has_nothing(self, now: float) -> bool:
+        """Whether there is surely nothing to send, which many batches of datagrams end with."""
+        path = self._network_paths[0]
+        return (
+            self._handshake_confirmed
+            and not any(self._queues)
+            and not self.over
+            and path.is_validated
+            and len(self._network_paths) == 1
+            and not self._control_is_pending(self._spaces[tls.Epoch.ONE_RTT], path, now)
+        )
 
     def _write_ack_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, now: float

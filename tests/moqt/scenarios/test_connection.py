@@ -255,7 +255,7 @@ def test_the_event_log_of_a_connection_has_the_events_of_quic_and_of_moqt_in_the
         records = [json.loads(text) for text in file.read_bytes().split(b"\x1e")[1:]]
         events = records[1:]
         times = [event["time"] for event in events]
-        assert times == sorted(times) and times[0] >= 0 and times[-1] < 3000
+        assert times == sorted(times) and times[0] >= 0 and times[-1] < 62_000
         names = {event["name"].partition(":")[0] for event in events}
         assert {"moqt", "transport"} <= names
         client_side = "client" in file.name

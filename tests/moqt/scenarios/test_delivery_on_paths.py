@@ -160,7 +160,7 @@ def test_a_subscriber_that_joins_in_the_middle_gets_the_past_by_a_fill_and_the_r
             # not a moment's rest: the fill and the live Objects run side by side
         for object_id in range(3):
             store.append(group, object_id, bytes(700), priority=group)
-            simulation.advance(0.02)
+            simulation.advance(0.05)  # so that SUBSCRIBE may be lost twice
         store.finish_subgroup(group, 0)
     end(store, 12)
     assert simulation.run(lambda: got.done is not None)
