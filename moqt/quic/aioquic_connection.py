@@ -93,6 +93,7 @@ class Connection(ReceivingConnection):
             and not self.over
             and path.is_validated
             and len(self._network_paths) == 1
+            and self._remote_preferred_address is None  # else it is to be probed
             and not self._control_is_pending(self._spaces[tls.Epoch.ONE_RTT], path, now)
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,11 @@ SEED = VECTORS["compat_id"][0]["descriptor"]
 SMALL = Descriptor.parse(
     SEED | {"kv_heads": 2, "head_dim": 3, "block_tokens": 4, "kv_dtype": "fp16", "layers": 2}
 )
+
+
+def parts_of(data: bytes | memoryview, cuts: Sequence[int]) -> list[memoryview]:
+    view = memoryview(data)
+    return [view[start:stop] for start, stop in pairwise((0, *cuts, len(view)))]
 
 
 def numbered(tokens: int, dtype: Any = "<f2") -> Any:
@@ -138,6 +145,32 @@ def test_a_kv_object_is_a_k_section_and_a_v_section() -> None:
         data = bytes(block_section(k, block, 4)) + bytes(block_section(v, block, 4))
         layer.write(Component.KV, block, data)
     assert layer.complete and (layer.k == k).all() and (layer.v == v).all()
+
+
+@pytest.mark.parametrize("cuts", [(24,), (48,), (0, 5, 48, 48, 61, 96), range(1, 96)])
+def test_data_that_comes_in_parts_is_written_as_if_it_came_whole(cuts: Sequence[int]) -> None:
+    k, v = numbered(8), -numbered(8)
+    layer, halves = LayerAssembly(SMALL, 2), LayerAssembly(SMALL, 2)
+    for block in range(2):
+        sections = block_section(k, block, 4), block_section(v, block, 4)
+        layer.write(Component.KV, block, *parts_of(b"".join(sections), cuts))
+        for half, section in zip((Component.K, Component.V), sections, strict=True):
+            halves.write(half, block, *parts_of(section, [cut // 2 for cut in cuts]))
+    for written in (layer, halves):
+        assert written.complete and (written.k == k).all() and (written.v == v).all()
+    with pytest.raises(ValueError, match="octets"):
+        LayerAssembly(SMALL, 2).write(Component.KV, 0, *parts_of(bytes(97), cuts))
+
+
+@pytest.mark.parametrize("half", [Component.K, Component.V])
+def test_a_kv_object_of_which_a_half_is_there_changes_nothing(half: Component) -> None:
+    layer = LayerAssembly(SMALL, 1)
+    layer.write(half, 0, bytes(48))
+    with pytest.raises(ValueError, match="written before"):
+        layer.write(Component.KV, 0, b"\xff" * 48, b"\xff" * 48)
+    assert not layer.k.any() and not layer.v.any()
+    other = Component.V if half is Component.K else Component.K
+    assert layer.missing(other) == [0] and layer.missing(half) == [] and not layer.complete
 
 
 def test_a_block_is_written_once_and_whole() -> None:

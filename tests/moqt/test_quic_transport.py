@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aioquic.quic.packet import QuicPreferredAddress
 
 from moqt.quic import aioquic_connection
 from moqt.quic.aioquic_streams import StreamSender
@@ -808,6 +809,42 @@ def test_a_packet_that_comes_again_counts_once_wherever_in_its_batch_it_is(seed:
         server.receive(batch, pair.client.address, pair.simulation.now)
         server.deliver()
     assert sorted(data[0] for data in pair.server.record.datagrams) == list(range(count))
+
+
+@pytest.mark.parametrize("sender", ["client", "server"])
+def test_the_first_packet_under_new_keys_counts_once_too(sender: str) -> None:
+    """It is read by another path than the run of packets that its copy is in."""
+    pair = Pair(quic_config(max_datagram_size=1200), quic_config(max_datagram_size=1200))
+    assert pair.run(lambda: connection(pair.client)._handshake_confirmed)
+    pair.run(limit=1.0)
+    sides = (pair.client, pair.server) if sender == "client" else (pair.server, pair.client)
+    near, far = sides
+    for number in range(3):
+        connection(near).request_key_update()
+        assert near.live.send_datagram(bytes([number]))
+        packets = [data for data, _ in near.live.datagrams_to_send(pair.simulation.now)]
+        assert packets
+        for batch in (packets + packets, packets):
+            far.live.receive(batch, near.address, pair.simulation.now)
+            far.live.deliver()
+        pair.run(limit=1.0)  # until the update is acknowledged
+    assert far.record.datagrams == [b"\0", b"\1", b"\2"]
+
+
+def test_a_client_with_nothing_to_send_probes_the_servers_preferred_address() -> None:
+    pair = Pair()
+    client = connection(pair.client)
+    assert pair.run(lambda: client._handshake_confirmed)
+    pair.run(limit=1.0)
+    assert not pair.client.live.datagrams_to_send(pair.now)
+    preferred = ("192.0.2.50", 4433)
+    client._remote_preferred_address = QuicPreferredAddress(
+        ipv4_address=preferred,
+        ipv6_address=None,
+        connection_id=bytes(8),
+        stateless_reset_token=bytes(16),
+    )
+    assert [to for _, to in pair.client.live.datagrams_to_send(pair.now)] == [preferred]
 
 
 def test_garbage_is_ignored() -> None:
