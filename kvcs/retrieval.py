@@ -2,7 +2,8 @@
 
 Sans-IO over a `moqt` session (KVCS "Retrieval during Production", "Retrieval of Completed
 Caches", "Verification and Recovery"): callbacks of the session only take note, `poll(now)`
-acts. What arrives is judged and put together by `kvcs.assembly`.
+acts. The callbacks are in `kvcs.receivers`; what arrives is judged and put together by
+`kvcs.assembly`.
 """
 
 from __future__ import annotations
@@ -13,27 +14,26 @@ from enum import StrEnum
 from typing import Final
 
 from kvcs.assembly import SEGMENT, Arrival, Assembly, Layer, Stats
-from kvcs.codes import MAX_MANIFEST_OCTETS, PAYLOAD_HEADER_OCTETS, ManifestTrack
+from kvcs.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.tracks import DataTrack, raw_octets
+from kvcs.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackState
+from kvcs.tracks import DataTrack
 from kvsp.codes import DecodeErrorName
 from kvsp.errors import KvspError
 from moqt.codes import (
     GroupOrder,
-    ObjectStatus,
     ParameterType,
-    PublishDoneCode,
     RequestErrorCode,
     StreamErrorCode,
     code_name,
 )
-from moqt.errors import MoqtError, RequestError, SessionClosed, escaped
+from moqt.errors import MoqtError, RequestError, SessionClosed
 from moqt.messages import LocationFilter, Parameters, RangeFilter
 from moqt.names import FullTrackName, Location
-from moqt.receiving import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from moqt.receiving import IncomingStream, ReceivedObject, Via
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session
-from moqt.store import Buffer
+from moqt.stored import Buffer
 from moqt.wire.objects import ObjectHeader
 
 RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
@@ -84,172 +84,6 @@ def not_authorized(error: MoqtError) -> bool:
     return isinstance(error, RequestError) and error.code in _AUTHORIZATION
 
 
-class _DataReceiver(ObjectReceiver):
-    """A request for Objects of a data track: longer ones than they can be are not kept."""
-
-    def __init__(self, retrieval: Retrieval, state: _Track) -> None:
-        self.retrieval = retrieval
-        self.state = state
-        self.max_object_octets = PAYLOAD_HEADER_OCTETS + raw_octets(
-            retrieval.assembly.descriptor, state.track.component
-        )
-
-    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.object_too_large(self.state, header.location)
-
-    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        super().object_part(stream, part)
-        self.retrieval.arrivals += 1
-
-    def object_whole(
-        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
-    ) -> None:
-        if not header.status:
-            self.data_received(header, parts)
-
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        self.retrieval.object_received(self.state, header, parts)
-
-
-class _LiveReceiver(_DataReceiver):
-    """The subscription to a data track, with its fill."""
-
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
-        self.retrieval.live_accepted(self.state, request.largest)
-
-    def stream_opened(self, stream: IncomingStream) -> None:
-        self.retrieval.arrivals += 1
-        if stream.subgroup is not None:
-            self.state.broken.discard(stream.subgroup.group)
-        else:
-            self.state.fill_open = True
-
-    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        self.retrieval.live_stream_ended(self.state, stream, error)
-
-    def subscription_done(self, code: int, reason: str) -> None:
-        why = f"the subscription ended with {code_name(PublishDoneCode, code)}"
-        self.retrieval.live_over(self.state, f"{why}: {escaped(reason)}" if reason else why)
-
-    def request_failed(self, error: MoqtError) -> None:
-        self.retrieval.live_failed(self.state, error)
-
-
-class _FetchReceiver(_DataReceiver):
-    """A FETCH of a part of a data track, [start, end]."""
-
-    def __init__(
-        self, retrieval: Retrieval, state: _Track, start: Location, end: Location, *, again: bool
-    ) -> None:
-        super().__init__(retrieval, state)
-        self.start = start
-        self.end = end
-        self.again = again
-        self.useful = False
-        """It brought an Object that was needed."""
-        self.answered = False
-        self.opened = False
-
-    def fetch_accepted(self, request: OutgoingFetch) -> None:
-        self.answered = True
-        self.retrieval.arrivals += 1
-        self.retrieval.wake()
-
-    def stream_opened(self, stream: IncomingStream) -> None:
-        self.opened = True
-
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        if self.retrieval.object_received(self.state, header, parts, again=self.again):
-            self.useful = True
-
-    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if error is None:
-            self.retrieval.fetch_over(self, "the fetch ended without them")
-        else:
-            name = code_name(StreamErrorCode, error)
-            self.retrieval.fetch_over(self, f"the fetch was reset with {name}")
-
-    def request_failed(self, error: MoqtError) -> None:
-        self.retrieval.fetch_failed(self, error)
-
-
-class _ManifestReceiver(ObjectReceiver):
-    """The manifest track, subscribed to or fetched."""
-
-    max_object_octets = MAX_MANIFEST_OCTETS
-
-    def __init__(self, retrieval: Retrieval, *, fetched: bool) -> None:
-        self.retrieval = retrieval
-        self.fetched = fetched
-
-    def object_received(self, received: ReceivedObject) -> None:
-        if received.status is ObjectStatus.NORMAL:
-            self.retrieval.manifest_received(received)
-
-    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.manifest_too_large(header.length)
-
-    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if self.fetched or stream.via is Via.FILL:
-            self.retrieval.manifest_stream_ended("its stream ended without it", self.fetched)
-
-    def subscription_done(self, code: int, reason: str) -> None:
-        name = code_name(PublishDoneCode, code)
-        self.retrieval.manifest_over(f"its subscription ended with {name}", self.fetched)
-
-    def request_failed(self, error: MoqtError) -> None:
-        self.retrieval.manifest_failed(error, self.fetched)
-
-
-class _Track:
-    """What is asked for on one data track, and so, what is nobody's to bring any more."""
-
-    def __init__(self, track: DataTrack, name: FullTrackName, first_layer: int) -> None:
-        self.track = track
-        self.name = name
-        self.first = Location(first_layer, 0)
-        self.subscribed = False
-        """There is a subscription, answered or not."""
-        self.answered = False
-        self.largest: Location | None = None
-        """Largest Object at the time of the subscription: up to it is the fill's part."""
-        self.fill_open = False
-        self.fill_over = False
-        self.closed: set[int] = set()
-        """Groups of which the subscription has brought all that it will."""
-        self.broken: set[int] = set()
-        """Groups whose subscription stream was reset and not continued so far."""
-        self.lost: set[Location] = set()
-        """Objects that came and were bad: nobody sends them again unasked."""
-        self.suspects: set[int] = set()
-        """Layers in which Objects may be missing that nobody is going to bring."""
-        self.fetch: _FetchReceiver | None = None
-        self.fetched = False
-        """Something was asked for again: what comes twice is no fault of the peer."""
-        self.failures = 0
-        self.delay = 0.0
-        self.due = 0.0
-        self.cause = ""
-
-    def accepted(self, largest: Location | None) -> None:
-        self.answered = True
-        self.largest = largest
-        if largest is None or largest < self.first:
-            self.fill_over = True
-
-    def is_coming(self, location: Location) -> bool:
-        """Whether somebody is still to bring the Object."""
-        if location in self.lost:
-            return False
-        if not self.subscribed:
-            return False
-        if not self.answered:
-            return True
-        if self.largest is not None and location <= self.largest:
-            return not self.fill_over
-        return location.group not in self.closed and location.group not in self.broken
-
-
 class Retrieval:
     """One publication, asked for on one session.
 
@@ -282,7 +116,7 @@ class Retrieval:
         self._require_listed = require_listed
         self._changed = changed
         self._closed = False
-        self._tracks: dict[DataTrack, _Track] = {}
+        self._tracks: dict[DataTrack, TrackState] = {}
         self._new: list[tuple[float, Callable[[], None]]] = []
         self._waiting: list[tuple[float, Callable[[], None]]] = []
         self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
@@ -428,7 +262,7 @@ class Retrieval:
         self._manifest_requests.append(
             self.session.subscribe(
                 self._manifest_name(),
-                _ManifestReceiver(self, fetched=False),
+                ManifestReceiver(self, fetched=False),
                 Parameters(
                     location_filter=LocationFilter.next_object(),
                     fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
@@ -440,7 +274,7 @@ class Retrieval:
         self._manifest_requests.append(
             self.session.fetch(
                 self._manifest_name(),
-                _ManifestReceiver(self, fetched=True),
+                ManifestReceiver(self, fetched=True),
                 Parameters(
                     location_filter=LocationFilter.absolute_start(self.assembly.version + 1),
                     group_order=GroupOrder.ASCENDING,
@@ -529,21 +363,21 @@ class Retrieval:
         self.stats.mode = (Mode.FETCH if fetch else Mode.LIVE).value
         for track in assembly.tracks:
             name = FullTrackName(assembly.namespace.fields, track.name)
-            state = self._tracks[track] = _Track(track, name, needed[0])
+            state = self._tracks[track] = TrackState(track, name, needed[0])
             if fetch:
                 end = Location(needed[-1], assembly.blocks - 1)
                 self._fetch(state, state.first, end, again=False)
             else:
                 self._subscribe(state)
 
-    def _subscribe(self, state: _Track, delay: float = 0.0) -> None:
+    def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
 
         def make() -> None:
             self._data_requests.append(
                 self.session.subscribe(
                     state.name,
-                    _LiveReceiver(self, state),
+                    LiveReceiver(self, state),
                     Parameters(
                         location_filter=LocationFilter.next_object(),
                         fill_parameters=Parameters(
@@ -558,9 +392,9 @@ class Retrieval:
         self._later(delay, make)
 
     def _fetch(
-        self, state: _Track, start: Location, end: Location, *, again: bool, delay: float = 0.0
+        self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
     ) -> None:
-        receiver = state.fetch = _FetchReceiver(self, state, start, end, again=again)
+        receiver = state.fetch = FetchReceiver(self, state, start, end, again=again)
         whole_groups = start.object == 0 and end.object == self.assembly.blocks - 1
 
         def make() -> None:
@@ -586,7 +420,7 @@ class Retrieval:
         self._later(delay, make)
 
     def object_received(
-        self, state: _Track, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
+        self, state: TrackState, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
     ) -> bool:
         """An Object of a data track; True when it was needed and good."""
         if self._closed or self.error is not None:
@@ -608,7 +442,7 @@ class Retrieval:
                 self._changed()
         return arrival is Arrival.NEW
 
-    def object_too_large(self, state: _Track, location: Location) -> None:
+    def object_too_large(self, state: TrackState, location: Location) -> None:
         """An Object that cannot be one of this track has begun, and is thrown away."""
         if self._over:
             return
@@ -620,14 +454,16 @@ class Retrieval:
         if refused:
             self._lost(state, location)
 
-    def live_accepted(self, state: _Track, largest: Location | None) -> None:
+    def live_accepted(self, state: TrackState, largest: Location | None) -> None:
         state.accepted(largest)
         self.arrivals += 1
         if state.fill_over and not self._over:
             self._suspect(state, self.assembly.layers)  # a fill may be faster than the answer
         self._changed()
 
-    def live_stream_ended(self, state: _Track, stream: IncomingStream, error: int | None) -> None:
+    def live_stream_ended(
+        self, state: TrackState, stream: IncomingStream, error: int | None
+    ) -> None:
         if self._over:
             return
         if stream.via is Via.FILL:
@@ -647,7 +483,7 @@ class Retrieval:
                 state.cause = f"the stream of layer {group} was reset with {name}"
             self._suspect(state, (group,))
 
-    def live_over(self, state: _Track, why: str) -> None:
+    def live_over(self, state: TrackState, why: str) -> None:
         """The subscription has ended, in whatever way: what is missing is asked for."""
         if self._over:
             return
@@ -656,14 +492,14 @@ class Retrieval:
         state.cause = why
         self._suspect(state, self.assembly.layers)
 
-    def live_failed(self, state: _Track, error: MoqtError) -> None:
+    def live_failed(self, state: TrackState, error: MoqtError) -> None:
         if not self._refused(error):
             if self._filter_refused(error) or _may_repeat(error):
                 self._subscribe(state, _retry_delay(error))
             else:
                 self.live_over(state, str(error))
 
-    def fetch_failed(self, receiver: _FetchReceiver, error: MoqtError) -> None:
+    def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
         if self._refused(error):
             return
         state = receiver.state
@@ -679,7 +515,7 @@ class Retrieval:
         else:
             self.fetch_over(receiver, str(error))
 
-    def fetch_over(self, receiver: _FetchReceiver, why: str) -> None:
+    def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
         """A FETCH brought what it will bring."""
         state = receiver.state
         if self._over or state.fetch is not receiver:
@@ -693,15 +529,15 @@ class Retrieval:
 
     # -- recovery ------------------------------------------------------------------------
 
-    def _lost(self, state: _Track, location: Location) -> None:
+    def _lost(self, state: TrackState, location: Location) -> None:
         state.lost.add(location)
         self._suspect(state, (location.group,))
 
-    def _suspect(self, state: _Track, layers: Iterable[int]) -> None:
+    def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
         state.suspects.update(layer for layer in layers if self.assembly.needs(layer))
         self._changed()
 
-    def _recover(self, state: _Track, now: float) -> float | None:
+    def _recover(self, state: TrackState, now: float) -> float | None:
         """Fetch what is missing and nobody is going to bring; returns when to come back."""
         if state.delay:
             state.due, state.delay = max(state.due, now + state.delay), 0.0
@@ -721,7 +557,7 @@ class Retrieval:
         self._open_requests(now)
         return min((due for due, _ in self._waiting), default=None)
 
-    def _notice_silence(self, state: _Track, now: float) -> float | None:
+    def _notice_silence(self, state: TrackState, now: float) -> float | None:
         """Ask again for what exists and does not come; returns when to look again."""
         fetch = state.fetch
         if fetch is not None:
@@ -744,7 +580,7 @@ class Retrieval:
             self._suspect(state, self.assembly.layers)
         return None
 
-    def _uncovered(self, state: _Track) -> tuple[Location, Location] | None:
+    def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
         """First and last Object of the first run of layers with Objects to be asked for."""
         first = last = None
         for layer in sorted(state.suspects):
@@ -763,7 +599,7 @@ class Retrieval:
             last = Location(layer, missing[-1])
         return None if first is None or last is None else (first, last)
 
-    def _give_up(self, state: _Track, missing: Location) -> None:
+    def _give_up(self, state: TrackState, missing: Location) -> None:
         if self.assembly.bad:
             self._fail(VerificationFailed(self.assembly.describe_bad()))
             return

@@ -16,7 +16,7 @@ from moqt.codes import (
     ObjectStatus,
     StreamErrorCode,
 )
-from moqt.errors import protocol_violation
+from moqt.errors import MalformedTrack, protocol_violation
 from moqt.receiving import IncomingStream, Via
 from moqt.requests import (
     ObjectOwner,
@@ -25,7 +25,6 @@ from moqt.requests import (
     RequestStream,
     SubscriberSide,
 )
-from moqt.store import MalformedTrack
 from moqt.wire.codec import FetchDecoder, SubgroupDecoder
 from moqt.wire.objects import (
     FetchHeader,

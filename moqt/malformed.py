@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from moqt.codes import MAX_VI64, ObjectStatus, RequestErrorCode
 from moqt.errors import MalformedTrack, RequestError
 from moqt.gaps import read_gaps
+from moqt.intervals import IntervalSet
 from moqt.names import FullTrackName, Location
-from moqt.store import IntervalSet
 from moqt.wire.objects import ObjectHeader
 
 MAX_GROUPS = 256

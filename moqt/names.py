@@ -21,6 +21,20 @@ class Location(NamedTuple):
 MAX_LOCATION = Location(MAX_VI64, MAX_VI64)
 
 
+def location_after(location: Location) -> Location:
+    """The Location that comes next."""
+    if location.object < MAX_VI64:
+        return Location(location.group, location.object + 1)
+    return Location(location.group + 1, 0)
+
+
+def location_before(location: Location) -> Location:
+    """The Location that comes directly before; there must be one."""
+    if location.object:
+        return Location(location.group, location.object - 1)
+    return Location(location.group - 1, MAX_VI64)
+
+
 class FullTrackName(NamedTuple):
     namespace: TrackNamespace
     name: bytes

@@ -10,7 +10,7 @@ from moqt.codes import ObjectStatus
 from moqt.errors import MoqtError
 from moqt.malformed import TrackChecker
 from moqt.names import Location
-from moqt.store import Buffer, buffer_length
+from moqt.stored import Buffer, buffer_length
 
 if TYPE_CHECKING:
     from moqt.requests import OutgoingFetch, OutgoingSubscribe
@@ -45,7 +45,7 @@ class Receiver:
     """Takes what one SUBSCRIBE or FETCH brings. Every method is optional.
 
     All are called synchronously from the session and must neither block nor raise,
-    except `moqt.store.MalformedTrack`, which cancels the request.
+    except `moqt.errors.MalformedTrack`, which cancels the request.
     """
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None: ...

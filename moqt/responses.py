@@ -24,7 +24,7 @@ from moqt.requests import (
     OutgoingSubscribeTracks,
     RequestOwner,
 )
-from moqt.store import buffer_length
+from moqt.stored import buffer_length
 from moqt.wire.objects import ObjectHeader, RangeMarker
 
 QUEUE_OCTETS = 8 << 20

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from moqt.codes import MessageType, RequestErrorCode, SessionErrorCode
 from moqt.errors import MisuseError, RequestError, SessionError, protocol_violation
 from moqt.filters import RangeFilters, check_range_filters
+from moqt.intervals import IntervalSet
 from moqt.messages import AuthorizationToken, Goaway, Parameters, RequestErrorMessage
 from moqt.names import Location
-from moqt.store import IntervalSet
 from moqt.tokens import SentTokens, Token, TokenCache
 
 if TYPE_CHECKING:

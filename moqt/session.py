@@ -21,6 +21,7 @@ from moqt.codes import (
 from moqt.config import SessionConfig, SessionCounters
 from moqt.deadlines import Deadline, Deadlines
 from moqt.delivery import FetchDelivery, StreamDelivery
+from moqt.early import EarlyStreams
 from moqt.errors import (
     MisuseError,
     MoqtError,
@@ -83,10 +84,6 @@ logger = logging.getLogger("moqt.session")
 
 WRITE_QUANTUM = 64 * 1024
 """Octets one delivery may hand over before the priorities are looked at again."""
-MAX_EARLY = 4096
-"""Pieces of streams held before the peer's SETUP."""
-MAX_STREAM_TYPE = 9
-"""Octets that the type of a unidirectional stream takes at most."""
 
 
 class SessionState(IntEnum):
@@ -159,8 +156,7 @@ class Session:
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
-        self._early: list[tuple[int, bytes, bool]] = []
-        self._early_octets = 0
+        self._early = EarlyStreams(transport, self.config.max_held_octets)
         self._incoming: dict[int, IncomingRequest] = {}
         self._outgoing: dict[int, OutgoingRequest] = {}
         self.queue = RequestQueue(self)
@@ -313,8 +309,7 @@ class Session:
         self.send_message(
             self._control_out, Setup(setup_options(self.config, self.transport)), False
         )
-        early, self._early, self._early_octets = self._early, [], 0
-        for stream_id, data, fin in early:
+        for stream_id, data, fin in self._early.take_all():
             self.transport.resume_receiving(stream_id)
             self.stream_data(stream_id, data, fin)
 
@@ -323,7 +318,7 @@ class Session:
             return
         try:
             if self.state is SessionState.CONNECTING:
-                self._hold_early(stream_id, data, fin)
+                self._early.hold(stream_id, data, fin)
                 return
             stream = self._streams.get(stream_id)
             if stream is None:
@@ -664,8 +659,7 @@ class Session:
             return
         for observer in tuple(self.observers):
             observer(None)
-        early, self._early, self._early_octets = self._early, [], 0
-        for stream_id, data, fin in early:
+        for stream_id, data, fin in self._early.take_all():
             stream = self._streams.get(stream_id)
             if stream is not None and self.closed is None:
                 self.transport.resume_receiving(stream_id)
@@ -685,29 +679,13 @@ class Session:
     ) -> None:
         """Hold what overtook the peer's SETUP; find the control stream among it."""
         if isinstance(stream, DataIn):
-            head = b""
-            for early_id, early, _ in self._early:
-                if early_id == stream_id:
-                    head += early[:MAX_STREAM_TYPE]
-                    if len(head) >= MAX_STREAM_TYPE:
-                        break
-            found = self.codec.data_stream_type(head + data[:MAX_STREAM_TYPE])
+            found = self.codec.data_stream_type(self._early.head(stream_id, data))
             if found is not None and found[0] is StreamKind.CONTROL:
-                held = b"".join(d for s, d, _ in self._early if s == stream_id)
-                self._early = [e for e in self._early if e[0] != stream_id]
-                self._early_octets -= len(held)
+                held = self._early.take(stream_id)
                 self.transport.resume_receiving(stream_id)
                 stream.data(held + data, fin)
                 return
-        self._hold_early(stream_id, data, fin)
-
-    def _hold_early(self, stream_id: int, data: bytes, fin: bool) -> None:
-        self._early.append((stream_id, data, fin))
-        self._early_octets += len(data)
-        if self._early_octets > self.config.max_held_octets or len(self._early) > MAX_EARLY:
-            raise SessionError(SessionErrorCode.INTERNAL_ERROR, "too much was sent before SETUP")
-        if not stream_id & 2 or self._early_octets > 65536:
-            self.transport.pause_receiving(stream_id)
+        self._early.hold(stream_id, data, fin)
 
     def _violated(self, error: SessionError) -> None:
         logger.info("closing the session: %s", error)
@@ -719,7 +697,6 @@ class Session:
         self.move(SessionState.CLOSED)
         self.closed = closed
         self._early.clear()
-        self._early_octets = 0
         for reader in self._streams.values():
             if isinstance(reader, DataIn):
                 reader.discard = True

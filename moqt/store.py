@@ -9,223 +9,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from moqt.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
-from moqt.errors import MalformedTrack as MalformedTrack
-from moqt.errors import MisuseError
-from moqt.gaps import Gaps, immutable_properties, read_gaps, with_gaps
+from moqt.errors import MalformedTrack, MisuseError
+from moqt.gaps import Gaps, read_gaps, with_gaps
+from moqt.intervals import IntervalSet
 from moqt.messages import Properties, property_value
 from moqt.names import MAX_LOCATION, FullTrackName, Location
-from moqt.wire.primitives import iter_key_values, track_properties_fault, with_immutable
-
-Buffer = bytes | bytearray | memoryview
+from moqt.stored import Buffer, GroupLog, StoredObject, SubgroupLog, buffer_length
+from moqt.wire.primitives import track_properties_fault
 
 MAX_INTERVALS = 4096
 """Separate ranges of knowledge a store keeps about groups it holds nothing of."""
 
-MAX_IDS = 16384
-"""Object IDs a Subgroup's log keeps; beyond, the oldest whose Objects are gone are forgotten."""
-
-
-def buffer_length(buffer: Buffer) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
-
-
-def location_after(location: Location) -> Location:
-    """The Location that comes next."""
-    if location.object < MAX_VI64:
-        return Location(location.group, location.object + 1)
-    return Location(location.group + 1, 0)
-
-
-def location_before(location: Location) -> Location:
-    """The Location that comes directly before; there must be one."""
-    if location.object:
-        return Location(location.group, location.object - 1)
-    return Location(location.group - 1, MAX_VI64)
-
-
-@dataclass(slots=True, eq=False)
-class StoredObject:
-    """An Object, possibly still growing. `subgroup` None means Delivery Mode Datagram.
-
-    `parts` are buffers whose lengths add up to `received`; `ends` their running sums.
-    `follows` is the Object ID that came directly before on the stream that brought it.
-    """
-
-    location: Location
-    subgroup: int | None
-    priority: int
-    status: ObjectStatus
-    properties: bytes
-    length: int
-    follows: int | None = None
-    arrived: float = 0.0
-    parts: list[Buffer] = field(default_factory=list, repr=False)
-    ends: list[int] = field(default_factory=list, repr=False)
-    received: int = 0
-    gone: bool = False
-    """Aborted or evicted: no longer in the store."""
-    retired: bool = False
-    """Too old to be begun while it still grows: who reads it goes on, nobody else finds it."""
-    again: bool = False
-    """Its ID was in the Subgroup's log before: it was evicted and has come back."""
-    live: bool = True
-    """It was published, or came through a subscription; else a fetch brought it."""
-    number: int = 0
-    """How many Objects the store had been given when it came, this one included."""
-
-    @property
-    def complete(self) -> bool:
-        return self.received == self.length
-
-    @property
-    def payload(self) -> Buffer:
-        """The payload in one piece; copies only when it is held in several."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        return b"".join(self.parts)
-
-    def read(self, offset: int, limit: int) -> Buffer:
-        """Up to `limit` octets at `offset`, by reference; empty when none are there yet."""
-        index = bisect_right(self.ends, offset)
-        if index == len(self.parts):
-            return b""
-        part = self.parts[index]
-        begin = offset - (self.ends[index - 1] if index else 0)
-        if begin == 0 and self.ends[index] - offset <= limit:
-            return part
-        return memoryview(part).cast("B")[begin : begin + limit]
-
-
-class IntervalSet:
-    """A set of Locations kept as closed intervals, so that ranges cost one entry."""
-
-    __slots__ = ("_ends", "_starts")
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-
-    @staticmethod
-    def _key(location: Location) -> int:
-        return location.group << 64 | location.object
-
-    @staticmethod
-    def _location(key: int) -> Location:
-        return Location(key >> 64, key & MAX_VI64)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def add(self, start: Location, end: Location) -> None:
-        low, high = self._key(start), self._key(end)
-        first = bisect_left(self._ends, low - 1)
-        last = bisect_right(self._starts, high + 1)
-        if first < last:
-            low = min(low, self._starts[first])
-            high = max(high, self._ends[last - 1])
-        self._starts[first:last] = [low]
-        self._ends[first:last] = [high]
-
-    def remove(self, start: Location, end: Location) -> None:
-        low, high = self._key(start), self._key(end)
-        first = bisect_left(self._ends, low)
-        last = bisect_right(self._starts, high)
-        if first >= last:
-            return
-        starts: list[int] = []
-        ends: list[int] = []
-        if self._starts[first] < low:
-            starts.append(self._starts[first])
-            ends.append(low - 1)
-        if self._ends[last - 1] > high:
-            starts.append(high + 1)
-            ends.append(self._ends[last - 1])
-        self._starts[first:last] = starts
-        self._ends[first:last] = ends
-
-    def first_missing(self, start: Location, end: Location) -> Location | None:
-        """The smallest Location of [start, end] outside the set."""
-        low = self._key(start)
-        index = bisect_left(self._ends, low)
-        if index < len(self._starts) and self._starts[index] <= low:
-            low = self._ends[index] + 1
-        return self._location(low) if low <= self._key(end) else None
-
-    def last_missing(self, start: Location, end: Location) -> Location | None:
-        """The largest Location of [start, end] outside the set."""
-        high = self._key(end)
-        index = bisect_right(self._starts, high) - 1
-        if index >= 0 and self._ends[index] >= high:
-            high = self._starts[index] - 1
-        return self._location(high) if high >= self._key(start) else None
-
-    def missing_end(self, start: Location, end: Location) -> Location:
-        """The last Location of the hole that begins at `start`, not beyond `end`."""
-        index = bisect_right(self._starts, self._key(start))
-        if index < len(self._starts):
-            return min(end, self._location(self._starts[index] - 1))
-        return end
-
-    def missing_start(self, start: Location, end: Location) -> Location:
-        """The first Location of the hole that ends at `end`, not before `start`."""
-        index = bisect_left(self._ends, self._key(end)) - 1
-        if index >= 0:
-            return max(start, self._location(self._ends[index] + 1))
-        return start
-
-    def coarsen(self, limit: int) -> None:
-        """Keep at most `limit` intervals, by counting the lowest holes as in the set."""
-        extra = len(self._starts) - limit
-        if extra > 0:
-            del self._starts[1 : extra + 1]
-            del self._ends[:extra]
-
-    def __contains__(self, location: Location) -> bool:
-        return self.first_missing(location, location) is None
-
-
-@dataclass(slots=True, eq=False)
-class SubgroupLog:
-    """One Subgroup: its Object IDs in ascending order, and whether it has ended."""
-
-    group: int
-    subgroup: int
-    priority: int
-    ids: list[int] = field(default_factory=list)
-    """Ascending; an id without an entry in `GroupLog.objects` was evicted."""
-    first_id: int | None = None
-    """The first Object ever published in the Subgroup, when known."""
-    finished: bool = False
-    """Every Object of the Subgroup is known: the stream ended with FIN."""
-    broken: bool = False
-    """The upstream stream was reset: more Objects may exist."""
-    end_of_group: bool = False
-    """It holds the largest Object of its group."""
-    readers: int = 0
-    """Deliveries that still need this log; it is not forgotten before they are done."""
-    forgotten: int = -1
-    """Up to here Object IDs may be missing from `ids`: there were too many."""
-    max_ids: int = MAX_IDS
-    number: int = 0
-    """`StoredObject.number` of the Object that came last."""
-    timeouts: tuple[int, int, int] | None = None
-    """(Object ID, OBJECT_DELIVERY_TIMEOUT, SUBGROUP_DELIVERY_TIMEOUT in ms, 0 = none) of the
-    first Object that came, when it has such properties."""
-
-
-@dataclass(slots=True, eq=False)
-class GroupLog:
-    objects: dict[int, StoredObject] = field(default_factory=dict)
-    ids: list[int] = field(default_factory=list)
-    subgroups: dict[int, SubgroupLog] = field(default_factory=dict)
-    end: int | None = None
-    """No Object ID of this group is, or will be, this large."""
-    prior_gap: int | None = None
-    """PRIOR_GROUP_ID_GAP of its Objects, the same on all that have one."""
+MAX_JOINED = 16 << 20
+"""Octets up to which the payload of a whole Object is joined; larger ones stay in parts."""
 
 
 class StoreListener(Protocol):
@@ -438,13 +237,8 @@ class TrackStore:
 
     def complete(self, stored: StoredObject) -> None:
         """The payload is whole: join its parts so that they are held without overhead."""
-        if stored.length <= 16 << 20 and (
-            len(stored.parts) > 1
-            # A view would keep the whole datagram or chunk it was cut from.
-            or any(isinstance(part, memoryview) for part in stored.parts)
-        ):
-            stored.parts = [b"".join(stored.parts)]
-            stored.ends = [stored.length]
+        if stored.length <= MAX_JOINED:
+            stored.join()
         self._finish(stored)
 
     def abort(self, stored: StoredObject) -> None:
@@ -726,7 +520,11 @@ class TrackStore:
             )
         existing = group.objects.get(location.object)
         if existing is not None:
-            self._compare(existing, subgroup, priority, status, properties, length)
+            # A duplicate must be the same Object (MOQT "Malformed Tracks").
+            if not existing.is_alike(subgroup, priority, status, properties, length):
+                raise MalformedTrack(
+                    f"{self.name}: Object {location.group}/{location.object} came twice and differs"
+                )
             return None
         if normal and self.gaps and location in self.gaps:
             raise MalformedTrack(
@@ -751,13 +549,15 @@ class TrackStore:
                         f"final Object of its subgroup"
                     )
             if not ids:
-                self._begin_log(log, location.object, properties)
+                if self.authoritative and log.first_id is None:
+                    log.first_id = location.object
+                log.begin(location.object, properties)
             log.priority = priority
             at = bisect_left(ids, location.object)
             if at == len(ids) or ids[at] != location.object:
                 ids.insert(at, location.object)
                 if len(ids) > log.max_ids:
-                    _trim(log, group)
+                    log.trim(group.objects)
             else:
                 stored.again = True
             log.number = self.placed + 1
@@ -775,48 +575,6 @@ class TrackStore:
         self.statuses += more
         if more and self.on_statuses is not None:
             self.on_statuses(more)
-
-    def _begin_log(self, log: SubgroupLog, object_id: int, properties: bytes) -> None:
-        """The first Object of a Subgroup has come; only its delivery timeouts count."""
-        if self.authoritative and log.first_id is None:
-            log.first_id = object_id
-        if not properties:
-            return
-        found = {
-            type_: value
-            for type_, value in with_immutable(iter_key_values(properties))
-            if isinstance(value, int)
-        }
-        timeouts = (
-            found.get(PropertyType.OBJECT_DELIVERY_TIMEOUT, 0),
-            found.get(PropertyType.SUBGROUP_DELIVERY_TIMEOUT, 0),
-        )
-        if any(timeouts):
-            log.timeouts = (object_id, *timeouts)
-
-    def _compare(
-        self,
-        existing: StoredObject,
-        subgroup: int | None,
-        priority: int,
-        status: ObjectStatus,
-        properties: bytes,
-        length: int,
-    ) -> None:
-        """A duplicate must be the same Object (MOQT "Malformed Tracks")."""
-        if (existing.length, existing.status, existing.subgroup, existing.priority) != (
-            length,
-            status,
-            subgroup,
-            priority,
-        ) or (
-            existing.properties != properties
-            and immutable_properties(existing.properties) != immutable_properties(properties)
-        ):
-            at = existing.location
-            raise MalformedTrack(
-                f"{self.name}: Object {at.group}/{at.object} came twice and differs"
-            )
 
     def _declare_gaps(self, group: GroupLog, location: Location, properties: bytes) -> None:
         gaps = read_gaps(location, properties)
@@ -868,15 +626,3 @@ class TrackStore:
         del group.objects[stored.location.object]
         del group.ids[bisect_left(group.ids, stored.location.object)]
         self.known.remove(stored.location, stored.location)
-
-
-def _trim(log: SubgroupLog, group: GroupLog) -> None:
-    """Forget the lower IDs whose Objects are gone, so that an endless Subgroup costs no more
-    than what is held of it. Who still needs one of them is told by `forgotten`."""
-    half = len(log.ids) // 2
-    low = log.ids[:half]
-    kept = [object_id for object_id in low if object_id in group.objects]
-    if len(kept) < half:
-        log.forgotten = max(i for i in low if i not in group.objects)
-        log.ids[:half] = kept
-    log.max_ids = max(MAX_IDS, 2 * len(log.ids))

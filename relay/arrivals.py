@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moqt.codes import ObjectStatus
+from moqt.errors import MalformedTrack
 from moqt.names import Location
-from moqt.store import (
-    Buffer,
-    MalformedTrack,
-    StoredObject,
-    SubgroupLog,
-    TrackStore,
-    buffer_length,
-)
+from moqt.store import TrackStore
+from moqt.stored import Buffer, StoredObject, SubgroupLog, buffer_length
 from moqt.wire.objects import ObjectHeader
 from relay.cache import OBJECT_OVERHEAD
 from relay.home import Home

@@ -16,7 +16,8 @@ from collections import OrderedDict
 from moqt.codes import PropertyType
 from moqt.names import Location
 from moqt.requests import track_property
-from moqt.store import StoredObject, TrackStore
+from moqt.store import TrackStore
+from moqt.stored import StoredObject
 
 OBJECT_OVERHEAD = 768
 """Octets billed per Object beyond its payload and properties: CPython needs about 550.
@@ -129,12 +130,13 @@ class Cache:
         self.count_statuses(-store.statuses)
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
-        """`stored` is whole, and from now on may go."""
+        """`stored` is whole, and from now on may go. With a payload it ages since it began."""
         self._used[stored] = store
-        self.age(store, stored)
+        if not stored.length:
+            self.age(store, stored)
 
     def age(self, store: TrackStore, stored: StoredObject) -> None:
-        """It has arrived, or begun to: MAX_CACHE_DURATION counts from then."""
+        """It has arrived, or begun to, once: MAX_CACHE_DURATION counts from then."""
         if max_cache_duration(store) is not None:
             aging = self._aging.setdefault(store, [])
             heapq.heappush(aging, (stored.arrived, stored.location))

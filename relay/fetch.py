@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from moqt.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
-from moqt.errors import MoqtError, RequestError
+from moqt.errors import MalformedTrack, MoqtError, RequestError
 from moqt.messages import LocationFilter, Parameters
-from moqt.names import MAX_LOCATION, Location
+from moqt.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.receiving import IncomingStream
 from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
-from moqt.store import Buffer, MalformedTrack, StoredObject, location_after, location_before
+from moqt.stored import Buffer, StoredObject
 from moqt.wire.objects import ObjectHeader, RangeMarker
 from relay.intake import Intake, StreamState
 

@@ -8,7 +8,7 @@ from moqt.codes import ObjectStatus
 from moqt.names import Location
 from moqt.receiving import IncomingStream, Receiver
 from moqt.session import Session
-from moqt.store import Buffer
+from moqt.stored import Buffer
 from moqt.wire.objects import ObjectHeader
 from relay.arrivals import Arrival, Arrivals
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moqt.errors import RequestError
-from moqt.names import Location
+from moqt.intervals import IntervalSet
+from moqt.names import Location, location_after
 from moqt.session import Session
-from moqt.store import IntervalSet, StoredObject, TrackStore, location_after
+from moqt.store import TrackStore
+from moqt.stored import StoredObject
 from relay.fetch import Attempt, Unknown, UpstreamFetch
 
 if TYPE_CHECKING:

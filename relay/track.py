@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.errors import MoqtError, RequestError
 from moqt.messages import RequestUpdate
-from moqt.names import FullTrackName, Location
+from moqt.names import FullTrackName, Location, location_after
 from moqt.requests import (
     IncomingFetch,
     PublisherSide,
 )
 from moqt.session import Session
-from moqt.store import StoredObject, TrackStore, location_after
+from moqt.store import TrackStore
+from moqt.stored import StoredObject
 from relay.arrivals import Arrivals
 from relay.audience import Audience, live
 from relay.home import Home, TrackRequest

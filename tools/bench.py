@@ -3,7 +3,9 @@
 For each datagram size: raw UDP, stock aioquic, our endpoint with raw streams, then KVCS
 with every check: direct, through a relay, and from the relay's cache to four consumers.
 All with Objects of 32 KiB on loopback, each side in a process of its own. MB are 10^6
-octets; CPU seconds are those of all processes together, per 10^9 octets delivered.
+octets; CPU seconds are those of all processes together, per 10^9 octets delivered. 512 MB are
+the cache of some 3,900 tokens of a model like the one described here (an 8 billion parameter
+one); with less, discovery and the manifest (15 ms) weigh more.
 
     python -m tools.bench
     python -m tools.bench --sizes 1452 --megabytes 256 --repeat 3 --json
@@ -326,7 +328,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="datagram sizes")
-    parser.add_argument("--megabytes", type=int, default=128, help="payload of each run")
+    parser.add_argument("--megabytes", type=int, default=512, help="payload of each run")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
     parser.add_argument("--role", choices=("publish", "consume"), help=argparse.SUPPRESS)

@@ -126,10 +126,26 @@ def session_config(token_file: Path | None) -> SessionConfig:
         raise InputError(str(error)) from None
 
 
-def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def explained(error: BaseException, token_file: Path | None) -> str:
+    """An error in a sentence; a refusal also says which token was shown."""
+    text = str(error) or type(error).__name__
+    if exit_code(error) is not ExitCode.NOT_AUTHORIZED:
+        return text
+    if token_file is None:
+        return f"{text} (no token was shown: see --token-file)"
+    return f"{text} (the token shown is that of {token_file})"
+
+
+def run(
+    program: str,
+    main: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    token_file: Path | None = None,
+) -> None:
     """Run an asyncio program; errors are one sentence on standard error and an exit code.
 
-    SIGINT and SIGTERM cancel it, so that it cleans up, unless it handles them itself.
+    `token_file` holds the token it shows the relay. SIGINT and SIGTERM cancel it, so that it
+    cleans up, unless it handles them itself.
     """
     signals: list[int] = []
 
@@ -154,5 +170,5 @@ def run(program: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         note(program, "interrupted")
         raise typer.Exit(128 + (signals[0] if signals else signal.SIGINT)) from None
     except (KvcsError, KvspError, MoqtError, OSError, ValueError) as error:
-        note(program, str(error) or type(error).__name__)
+        note(program, explained(error, token_file))
         raise typer.Exit(exit_code(error)) from None

@@ -215,7 +215,7 @@ def command(
             with warnings_noted(PROGRAM, "kvsp"):
                 await _Program(publication, cache, settings, replicas).run()
 
-    run(PROGRAM, main)
+    run(PROGRAM, main, token_file=token_file)
 
 
 class _Program:

@@ -30,6 +30,7 @@ from kvcs.cli.common import (
     check_output,
     check_url,
     exit_code,
+    explained,
     inputs,
     note,
     parse_layers,
@@ -169,6 +170,8 @@ def command(
                 destination.commit()
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
+        if blocks is not None and stats.blocks < blocks:
+            note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
         _report(stats, out, wanted, json, with_sources=kvsp is not None)
 
     async def reported() -> None:
@@ -179,14 +182,14 @@ def command(
                 print_json(
                     {
                         "ok": False,
-                        "error": str(error),
+                        "error": explained(error, token_file),
                         "exit_code": int(exit_code(error)),
                         **stats.as_dict(),
                     }
                 )
             raise
 
-    run(PROGRAM, reported)
+    run(PROGRAM, reported, token_file=token_file)
 
 
 async def _connected(connecting: connect) -> MoqtSession:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moqt.codes import GroupOrder, ObjectStatus
 from moqt.scheduler import Delivery, Progress
-from moqt.store import StoredObject
+from moqt.stored import StoredObject
 from moqt.wire.objects import DatagramObject
 
 if TYPE_CHECKING:

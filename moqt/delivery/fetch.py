@@ -9,16 +9,10 @@ from moqt.deadlines import Deadline
 from moqt.delivery.stream import Outlet, StreamDelivery
 from moqt.filters import matches
 from moqt.messages import RangeFilter
-from moqt.names import Location
+from moqt.names import Location, location_after, location_before
 from moqt.scheduler import Flow, Progress
-from moqt.store import (
-    Assumption,
-    StoredObject,
-    SubgroupLog,
-    TrackStore,
-    location_after,
-    location_before,
-)
+from moqt.store import Assumption, TrackStore
+from moqt.stored import StoredObject, SubgroupLog
 from moqt.wire.objects import ObjectHeader, RangeMarker
 
 

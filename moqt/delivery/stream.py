@@ -7,7 +7,8 @@ from typing import Protocol
 from moqt.codes import StreamErrorCode
 from moqt.quic.base import Transport
 from moqt.scheduler import Delivery, Flow, Progress, Scheduler
-from moqt.store import StoredObject, TrackStore
+from moqt.store import TrackStore
+from moqt.stored import StoredObject
 from moqt.wire.codec import Codec
 
 SHORT_PART = 256

@@ -12,7 +12,7 @@ from moqt.delivery.stream import StreamDelivery
 from moqt.delivery.timeouts import Timeouts
 from moqt.names import Location
 from moqt.scheduler import Progress
-from moqt.store import StoredObject, SubgroupLog
+from moqt.stored import StoredObject, SubgroupLog
 from moqt.wire.objects import SubgroupHeader
 
 if TYPE_CHECKING:

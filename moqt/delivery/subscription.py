@@ -13,18 +13,12 @@ from moqt.delivery.stream import Outlet
 from moqt.delivery.subgroup import SubgroupDelivery
 from moqt.delivery.timeouts import Timeouts, subgroup_timeouts, track_timeouts
 from moqt.filters import matches
+from moqt.intervals import IntervalSet
 from moqt.messages import RangeFilter
-from moqt.names import MAX_LOCATION, Location
+from moqt.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.scheduler import Flow
-from moqt.store import (
-    MAX_INTERVALS,
-    IntervalSet,
-    StoredObject,
-    SubgroupLog,
-    TrackStore,
-    location_after,
-    location_before,
-)
+from moqt.store import MAX_INTERVALS, TrackStore
+from moqt.stored import StoredObject, SubgroupLog
 
 
 class SubscriptionDelivery:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from moqt.codes import PropertyType
 from moqt.messages import Parameters, property_value
-from moqt.store import SubgroupLog, TrackStore
+from moqt.store import TrackStore
+from moqt.stored import SubgroupLog
 
 
 class Timeouts(NamedTuple):

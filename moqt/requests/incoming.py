@@ -24,11 +24,11 @@ from moqt.messages import (
     Subscribe,
     TrackStatus,
 )
-from moqt.names import FullTrackName, Location, TrackNamespace
+from moqt.names import FullTrackName, Location, TrackNamespace, location_after
 from moqt.requests.base import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.scheduler import Flow
-from moqt.store import TrackStore, location_after
+from moqt.store import TrackStore
 
 if TYPE_CHECKING:
     from moqt.deadlines import Deadline

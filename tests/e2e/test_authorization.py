@@ -52,9 +52,12 @@ def test_a_relay_that_wants_tokens_refuses_with_exit_code_4_and_serves_who_shows
                 name="subscribe-stranger",
             ),
         }
-        for process in refused.values():
+        with_token = {"publish-reader", "subscribe-stranger"}
+        for name, process in refused.items():
             process.finish(4)
             assert "UNAUTHORIZED" in process.stderr or "not authorized" in process.stderr.lower()
+            shown = "the token shown is that of" if name in with_token else "see --token-file"
+            assert shown in process.stderr
         consumer = hub.subscribe(cache, tmp_path / "out", "--token-file", tokens["reader"])
         consumer.finish(0)
         cache.check(tmp_path / "out")

@@ -79,6 +79,7 @@ def test_a_part_of_a_completed_cache_is_retrieved(mode, cache, hub, tmp_path):
         "layers": (range(3, 8), None, ["--layers", "3-7"]),
         "blocks": (range(8), 4, ["--blocks", "4"]),
         "both": (range(3, 8), 4, ["--layers", "3-7", "--blocks", "4"]),
+        "more than there are": (range(8), None, ["--blocks", "4000"]),
     }
     consumers = {
         name: hub.subscribe(
@@ -93,6 +94,9 @@ def test_a_part_of_a_completed_cache_is_retrieved(mode, cache, hub, tmp_path):
         assert (result["first_layer"], result["last_layer"]) == (layers[0], layers[-1])
         assert result["recoveries"] == 0
         cache.check(tmp_path / name, layers, blocks)
+    told = f"{cache.blocks} of the 4000 blocks asked for were to be had"
+    for name, consumer in consumers.items():
+        assert (told in consumer.stderr) == (name == "more than there are")
 
 
 def test_two_consumers_at_once_cost_the_publisher_one_subscription_of_each_track(

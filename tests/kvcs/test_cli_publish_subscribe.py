@@ -17,6 +17,7 @@ from kvcs.cli.common import (
     check_cafile,
     check_output,
     exit_code,
+    explained,
     parse_layers,
 )
 from kvcs.cli.publish import CountingPublisher
@@ -223,6 +224,17 @@ def test_a_failure_is_one_json_object_when_asked_for(files):
 )
 def test_every_error_has_its_exit_code(error, code):
     assert exit_code(error) == code
+
+
+def test_a_refusal_says_which_token_was_shown_but_never_the_token(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("c2VjcmV0")
+    refused = RequestError(RequestErrorCode.UNAUTHORIZED, "not yours")
+    assert explained(refused, None).endswith("(no token was shown: see --token-file)")
+    assert explained(refused, token).endswith(f"(the token shown is that of {token})")
+    assert "c2VjcmV0" not in explained(refused, token)
+    assert explained(NotFound("none"), None) == "none"
+    assert explained(NotFound(), token) == "NotFound"
 
 
 def test_an_error_behind_a_connect_error_decides():

@@ -222,8 +222,8 @@ def assert_clean(session: Session) -> None:
     assert session.fetch_receivers == {}
     assert session.waiting_for_alias == {}
     assert session.held_octets == 0
-    assert session._early == []
-    assert session._early_octets == 0
+    assert len(session._early) == 0
+    assert session._early.octets == 0
     assert [type(s).__name__ for s in session._streams.values()] in ([], ["ControlIn"])
     scheduler = session.scheduler
     scheduler.unblock()

@@ -16,7 +16,8 @@ from moqt.names import Location
 from moqt.publisher import Publisher
 from moqt.receiving import Via
 from moqt.session import SessionConfig
-from moqt.store import MAX_IDS, TrackStore
+from moqt.store import TrackStore
+from moqt.stored import MAX_IDS
 from moqt.wire.primitives import iter_key_values
 from tests.moqt.memory import Pair
 from tests.moqt.test_delivery import ALL, Recorder, World, locations

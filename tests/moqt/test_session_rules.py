@@ -16,7 +16,7 @@ from moqt.codes import (
     SetupOptionType,
     StreamErrorCode,
 )
-from moqt.errors import MisuseError, RequestError, SessionClosed, StreamReset
+from moqt.errors import MalformedTrack, MisuseError, RequestError, SessionClosed, StreamReset
 from moqt.messages import (
     AuthorizationToken,
     Fetch,
@@ -45,7 +45,7 @@ from moqt.publisher import Publisher
 from moqt.receiving import Receiver
 from moqt.requests import RequestState
 from moqt.session import SessionConfig, SessionHandler, SessionState
-from moqt.store import MalformedTrack, TrackStore
+from moqt.store import TrackStore
 from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject, ObjectHeader, SubgroupHeader
 from tests.moqt.memory import ALPN, MemoryTransport, Pair, assert_clean

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moqt.codes import MAX_VI64, ObjectStatus, PublishDoneCode
-from moqt.errors import MisuseError
+from moqt.errors import MalformedTrack, MisuseError
+from moqt.intervals import IntervalSet
 from moqt.names import FullTrackName, Location
-from moqt.store import IntervalSet, MalformedTrack, TrackStore
+from moqt.store import TrackStore
 
 NAME = FullTrackName((b"demo",), b"t")
 SIZE = 12

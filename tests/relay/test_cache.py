@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+import relay.cache
 from moqt.codes import PropertyType
 from moqt.messages import KeyValue, LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
@@ -306,6 +307,7 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
         stored = store.begin(
             Location(0, number), subgroup=0, priority=0, properties=b"", length=65536, now=number
         )
+        cache.age(store, stored)
         assert cache.reserve(65536)
         payload = Watched(65536)
         watched.append(weakref.ref(payload))
@@ -318,6 +320,31 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
     alive = [reference for reference in watched if reference() is not None]
     assert alive[0] is watched[0]
     assert 65536 * len(alive) <= cache.budget
+
+
+def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(monkeypatch):
+    looked_at = 0
+    aged = relay.cache._aged
+
+    def counted(store, entry):
+        nonlocal looked_at
+        looked_at += 1
+        return aged(store, entry)
+
+    monkeypatch.setattr(relay.cache, "_aged", counted)
+    properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),)
+    star = Star(cache_octets=1000 * (100 + OBJECT_OVERHEAD))
+    store = TrackStore(NAME, properties)
+    star.publisher(store)
+    star.subscriber(LIVE)
+    for number in range(5000):
+        if number == 2000:
+            assert star.relay.cache.objects == 1000
+            looked_at = 0
+        store.append(0, number, bytes(100))
+        star.run()
+    assert star.relay.cache.objects == 1000
+    assert looked_at < 4 * 3000
 
 
 def test_max_cache_duration_among_the_immutable_properties_counts_as_well():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moqt.codes import MAX_VI64, StreamErrorCode
-from moqt.names import Location
+from moqt.names import Location, location_after, location_before
 from moqt.publisher import Publisher
-from moqt.store import TrackStore, location_after, location_before
+from moqt.store import TrackStore
 from tests.moqt.memory import Pair
 from tests.relay.star import LIVE, NAME, Collector, publish, track
 
