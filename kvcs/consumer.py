@@ -204,6 +204,7 @@ class Consumer:
                     yield layer
         finally:
             self.stats.seconds = self._now() - start
+            self.stats.relay_error = self._sessions.failure
             self.close()
             await self._sessions.close()
             if self._path is not None:

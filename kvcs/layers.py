@@ -87,6 +87,9 @@ class Stats:
     note: str | None = None
     """What is to be said of the index service: that it did not answer, for example."""
 
+    relay_error: str | None = None
+    """Why the relay could not be asked, when everything came without it."""
+
     @property
     def megabytes_per_second(self) -> float:
         return self.octets / self.seconds / 1e6 if self.seconds else 0.0
@@ -169,6 +172,7 @@ class Stats:
             "mode": self.mode,
             "sources": self.sources,
             "note": self.note,
+            "relay_error": self.relay_error,
         }
 
 

@@ -224,7 +224,7 @@ class Retrieval:
             try:
                 make()
             except SessionClosed as error:
-                self._fail(PublisherLost(str(error)))
+                self._fail(_relay_lost(error))
                 return
             except RequestError as error:
                 if error.code != RequestErrorCode.EXCESSIVE_LOAD:
@@ -322,7 +322,7 @@ class Retrieval:
             again = self._fetch_manifest if fetched else self._subscribe_manifest
             self._later(_retry_delay(error), again)
         elif isinstance(error, SessionClosed):
-            self._fail(PublisherLost(str(error)))
+            self._fail(_relay_lost(error))
         else:
             self.manifest_over(str(error), fetched)
 
@@ -603,10 +603,16 @@ class Retrieval:
         if self.assembly.bad:
             self._fail(VerificationFailed(self.assembly.describe_bad()))
             return
+        if self.assembly.entry.complete:
+            why = "no publisher is left to bring what the relay does not have"
+        elif self._mode is Mode.FETCH:
+            why = "it is still being produced: retrieve it live"
+        else:
+            why = "its publisher stopped or was lost before it was complete"
         self._fail(
             PublisherLost(
                 f"{self._publication}: {state.track} has no layer {missing.group}, "
-                f"block {missing.object}, and it is not to be had: {state.cause}"
+                f"block {missing.object}: {why} ({state.cause})"
             )
         )
 
@@ -623,7 +629,7 @@ class Retrieval:
         if not_authorized(error):
             self._fail(NotAuthorized(f"the data is refused: {error}"))
         elif isinstance(error, SessionClosed):
-            self._fail(PublisherLost(str(error)))
+            self._fail(_relay_lost(error))
         elif isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
             self._fail(VerificationFailed(f"{self._publication}: {error}"))
         return self.error is not None
@@ -642,6 +648,10 @@ class Retrieval:
         if not self._over:
             self.error = error
             self._changed()
+
+
+def _relay_lost(error: SessionClosed) -> PublisherLost:
+    return PublisherLost(f"the relay was lost: {error}")
 
 
 def _may_repeat(error: MoqtError) -> bool:

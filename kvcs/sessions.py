@@ -75,6 +75,15 @@ class Sessions:
         assert target is not None
         return await self._connect(target)
 
+    @property
+    def failure(self) -> str | None:
+        """Why there is no session to our own relay, when opening one has failed."""
+        task = self._dialled.get(None)
+        if task is None or not task.done() or task.cancelled():
+            return None
+        error = task.exception()
+        return None if error is None else str(error) or type(error).__name__
+
     async def close(self) -> None:
         """Close the sessions that were opened here."""
         tasks = list(self._dialled.values())

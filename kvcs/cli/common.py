@@ -73,6 +73,9 @@ EXIT_CODES_HELP: Final = (
     "malformed input file, 3 not found, 4 not authorized, 5 verification failed."
 )
 
+IDLE_TIMEOUT: Final = 10.0
+"""Seconds of silence after which the relay counts as gone."""
+
 
 def exit_code(error: BaseException) -> ExitCode:
     """The exit code that an error ends a program with."""
@@ -106,6 +109,13 @@ def check_url(url: str) -> None:
     """Raises InputError unless `url` is a moqt:// or https:// URI of an endpoint."""
     with inputs():
         parse_uri(url)
+
+
+def check_not_input(out: Path, *read: Path | None) -> None:
+    """Raises InputError when writing `out` would replace a file that is read."""
+    for path in read:
+        if path is not None and path.exists() and out.exists() and out.samefile(path):
+            raise InputError(f"--out {out}: that is one of the files to read; choose another name")
 
 
 def check_logs(quic: QuicConfig) -> None:

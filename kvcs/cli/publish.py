@@ -14,6 +14,7 @@ import typer
 
 from kvcs.cli.common import (
     EXIT_CODES_HELP,
+    IDLE_TIMEOUT,
     Backoff,
     Cafile,
     Compat,
@@ -60,9 +61,6 @@ EXAMPLE: Final = (
     "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --kv cache.safetensors"
 )
-IDLE_TIMEOUT: Final = 10.0
-"""Seconds of silence after which the relay counts as gone."""
-
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
 LEAVE_AFTER: Final = 1.0

@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvcs.assembly import FileDestination, Layer, Stats
+from kvcs.assembly import NOT_NEEDED, FileDestination, Layer, Stats
 from kvcs.cli.common import (
     EXIT_CODES_HELP,
+    IDLE_TIMEOUT,
     Cafile,
     Compat,
     KeylogFile,
@@ -27,6 +28,7 @@ from kvcs.cli.common import (
     Url,
     check_cafile,
     check_logs,
+    check_not_input,
     check_output,
     check_url,
     exit_code,
@@ -117,6 +119,7 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
+        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file)
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
         with inputs():
@@ -126,7 +129,11 @@ def command(
             ids = load_tokens(tokens)
             wanted = parse_layers(layers, descriptor.layers)
         quic = QuicConfig(
-            cafile=cafile, max_datagram_size=mtu, qlog_dir=qlog_dir, keylog_file=keylog_file
+            cafile=cafile,
+            max_datagram_size=mtu,
+            idle_timeout=IDLE_TIMEOUT,
+            qlog_dir=qlog_dir,
+            keylog_file=keylog_file,
         )
         check_logs(quic)
         within = min(timeout, CONNECT_TIMEOUT)
@@ -166,10 +173,19 @@ def command(
                     fallback=fallback,
                 )
                 consumer.stats = stats
-                await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
+                try:
+                    await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
+                except RetrievalTimeout:
+                    # connecting took a part of the time
+                    raise RetrievalTimeout(
+                        f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
+                        f"of --timeout"
+                    ) from None
                 destination.commit()
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
+        if stats.relay_error is not None:
+            note(PROGRAM, f"without the relay {url}: {stats.relay_error}")
         if blocks is not None and stats.blocks < blocks:
             note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
         _report(stats, out, wanted, json, with_sources=kvsp is not None)
@@ -243,8 +259,9 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
         f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects "
         f"{'from relays ' if with_sources else ''}verified, written to {out}"
     )
-    if stats.discarded or stats.duplicates:
-        reasons = [f"{name} {count}" for name, count in stats.discarded.items()]
+    # what came beyond the layers and blocks asked for is no fault
+    reasons = [f"{name} {n}" for name, n in stats.discarded.items() if name != NOT_NEEDED]
+    if reasons or stats.duplicates:
         text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
     if with_sources:
         text += f"; {stats.described_sources()}"

@@ -15,6 +15,7 @@ from kvcs.cli.common import (
     ExitCode,
     InputError,
     check_cafile,
+    check_not_input,
     check_output,
     exit_code,
     explained,
@@ -255,6 +256,17 @@ def test_layers_are_written_inclusively(text, expected):
 def test_layers_that_are_none_are_refused(text):
     with pytest.raises(InputError):
         parse_layers(text, 6)
+
+
+def test_an_output_file_that_is_also_read_is_refused(tmp_path):
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[1]")
+    (tmp_path / "link").symlink_to(tokens)
+    for out in (tokens, tmp_path / "link"):
+        with pytest.raises(InputError, match="one of the files to read"):
+            check_not_input(out, None, tmp_path / "other", tokens)
+    check_not_input(tmp_path / "out", tokens, tmp_path / "-")
+    assert tokens.read_text() == "[1]"
 
 
 def test_inputs_are_checked_before_anything_is_connected(tmp_path):

@@ -92,6 +92,16 @@ async def test_without_any_relay_everything_comes_from_holders():
     assert consumer.octets_held == 0
 
 
+async def test_why_the_relay_could_not_be_asked_is_told_although_holders_have_it_all():
+    async def refused(url):
+        raise ConnectError(f"cannot connect to {url}: connection refused")
+
+    consumer = alone(FakeClient(), refused)
+    check(await collect(consumer))
+    assert consumer.stats.relay_error == f"cannot connect to {RELAY}: connection refused"
+    assert consumer.stats.as_dict()["relay_error"] == consumer.stats.relay_error
+
+
 async def test_a_relay_that_does_not_answer_is_not_waited_for_longer_than_patience():
     async def never(url):
         await asyncio.Event().wait()
