@@ -7,7 +7,6 @@ rights it gives, by Scope ID.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -16,27 +15,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvcs.errors import FileError
+from kvsp.http.auth import check_principals, read_principals
 
 EVERY_SCOPE: Final = "*"
-TOKEN_OCTETS: Final = 32
 
 
-def make_token(path: Path) -> str:
-    """Write a fresh token to `path`; returns its SHA-256 digest in hexadecimal.
+def write_token(path: Path, token: str) -> None:
+    """Write a token file, whole or not at all.
 
     Raises FileError when the file exists or cannot be written.
     """
-    token = secrets.token_urlsafe(TOKEN_OCTETS)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(descriptor)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                os.fchmod(descriptor, 0o600)
+                file.write(token + "\n")
+                file.flush()
+                os.fsync(descriptor)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from None
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def record(
@@ -58,32 +59,29 @@ def record(
     }
 
 
-def check_principals(path: Path) -> dict[str, Any]:
-    """The content of a file of principals, an empty one if there is none. Raises FileError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {"principals": []}
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from None
-    except ValueError:
-        raise FileError(f"{path}: is no JSON") from None
-    if not isinstance(value, dict) or not isinstance(value.get("principals"), list):
-        raise FileError(f'{path}: has no array "principals"')
-    return value
-
-
-def add_principal(path: Path, entry: dict[str, Any]) -> None:
-    """Append `entry` to the file of principals, whole or not at all. Raises FileError."""
-    value = check_principals(path)
+def principals_with(path: Path | None, entry: dict[str, Any]) -> bytes:
+    """The text of the file of principals (None, or one that is not there: an empty one) with
+    `entry` appended. Raises PrincipalsFileError for what a KVSP service would not take."""
+    value: dict[str, Any] = {"principals": []}
+    where: Path | str = "the record"
+    if path is not None and os.path.lexists(path):
+        text = read_principals(path)
+        check_principals(text, path)
+        value, where = json.loads(text), f"{path} with the new record"
     value["principals"].append(entry)
+    text = json.dumps(value, indent=2).encode() + b"\n"
+    check_principals(text, where)
+    return text
+
+
+def replace_principals(path: Path, text: bytes) -> None:
+    """Write the file of principals, whole or not at all. Raises FileError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(value, file, indent=2)
-                file.write("\n")
+            with open(descriptor, "wb") as file:
+                file.write(text)
                 file.flush()
                 os.fsync(descriptor)
             if path.exists():

@@ -202,7 +202,7 @@ class Descriptor:
         if element is None:
             raise DecodeError(
                 DecodeErrorName.CODEC_UNSUPPORTED,
-                f"{self.kv_dtype!r} is no registered element type "
+                f"'kv_dtype': {self.kv_dtype!r} is no registered element type "
                 f"(known: {', '.join(ElementType)})",
             )
         return element
@@ -225,7 +225,7 @@ class Descriptor:
         """
         if self.layout != LAYOUT_1:
             raise DecodeError(
-                DecodeErrorName.CODEC_UNSUPPORTED, f"layout {self.layout!r} is not {LAYOUT_1}"
+                DecodeErrorName.CODEC_UNSUPPORTED, f"'layout': {self.layout!r} is not {LAYOUT_1}"
             )
         count = self.block_tokens if tokens is None else tokens
         return count * self.kv_heads * self.head_dim * self.element_octets

@@ -247,6 +247,29 @@ def _checked(
     return Kind(decode, encode, schema={"type": "string", **schema})
 
 
+_USER = re.compile(r"^((?:[A-Za-z][A-Za-z0-9+.-]*:)?//)?[^/?#]*@")
+_SHOWN_CHARACTERS = 200
+
+
+def shown_uri(text: str) -> str:
+    """A URI for messages: without what may be a credential in it, and not too long."""
+    text, query, _ = _USER.sub(r"\1", text).partition("?")
+    text += "?…" if query else ""
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
+
+
+def _uri(check: Callable[..., Any], pattern: str) -> Kind:
+    """A URI that `check` takes; a refusal says which one it was."""
+
+    def checked(text: str, reading: Reading) -> Any:
+        try:
+            return check(text, http_loopback=reading.http_loopback)
+        except DecodeError as error:
+            raise DecodeError(error.name, f"{shown_uri(text)}: {error.detail}") from None
+
+    return _checked(checked, pattern=pattern)
+
+
 def _digest(text: str, reading: Reading) -> bytes:
     if not text.startswith(DIGEST_PREFIX):
         raise DecodeError(DecodeErrorName.BAD_HEX, f"a digest starts with {DIGEST_PREFIX}")
@@ -441,18 +464,9 @@ DIGEST = _checked(
     _digest, lambda octets: DIGEST_PREFIX + octets.hex(), pattern=f"^{DIGEST_PREFIX}[0-9a-f]{{64}}$"
 )
 UUID = _checked(lambda text, _: uris.check_uuid(text), format="uuid")
-BASE_URI = _checked(
-    lambda text, r: uris.check_base_uri(text, http_loopback=r.http_loopback),
-    pattern="^https?://[^?#]+/$",
-)
-HOLDER_URI = _checked(
-    lambda text, r: uris.check_holder_uri(text, http_loopback=r.http_loopback),
-    pattern="^(https?|moqt)://[^?#]+$",
-)
-SOURCE_URI = _checked(
-    lambda text, r: uris.check_source_uri(text, http_loopback=r.http_loopback),
-    pattern="^(https?|moqt)://[^?]+$",
-)
+BASE_URI = _uri(uris.check_base_uri, "^https?://[^?#]+/$")
+HOLDER_URI = _uri(uris.check_holder_uri, "^(https?|moqt)://[^?#]+$")
+SOURCE_URI = _uri(uris.check_source_uri, "^(https?|moqt)://[^?]+$")
 TEXT = _checked(lambda text, _: text)
 BOOLEAN = Kind(_boolean, schema={"type": "boolean"})
 JSON_OBJECT = Kind(_json_object, schema={"type": "object"})

@@ -6,6 +6,9 @@ time that all of them take.
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import socket
 import ssl
 import stat
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvsp.http.app import App, Service, is_loopback
 from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile, developer_token
-from kvsp.http.server import ServerSettings
+from kvsp.http.server import CannotStartError, ServerSettings
 from kvsp.identity import Descriptor, Scope
 from kvsp.records import Link
 from kvsp.server_settings import MIB, Settings, SettingsError
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from kvsp.instance.engine import Engine
     from kvsp.instance.loading import Fetcher
 
+logger = logging.getLogger("kvsp.server")
+
 _DEFAULT_HOST_MIB: Final = 1024
 _DEFAULT_DISK_MIB: Final = 16 * 1024
 _TOKEN_OCTETS: Final = 4096
@@ -47,13 +52,15 @@ class Assembly:
     """One process: its application and how it listens."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises SettingsError and what the files and stores of the roles raise."""
+        """Raises SettingsError, CannotStartError while another process has the data directory,
+        and what the files and stores of the roles raise."""
         self.settings = settings
         host, port = _address(settings.listen.address)
         if settings.dev and not is_loopback(host):
             raise SettingsError(f"--dev listens on this machine only, not on {host}")
         if settings.data_dir is not None:
             _check_folder(settings.data_dir)
+            _claim(settings.data_dir)
         # the base URI names the port, so a free one is chosen now
         self._host, self._port = host, port or _free_port(host)
         shown = f"[{host}]" if ":" in host else host
@@ -79,7 +86,14 @@ class Assembly:
 
     def _who(self) -> Authenticator:
         path = self.settings.listen.principals
-        return LoopbackOnly() if path is None else PrincipalsFile(path)
+        if path is not None:
+            return PrincipalsFile(path)
+        if not self.settings.dev:
+            logger.warning(
+                "no principals file is given: every client on this machine may do everything, "
+                "with no credential, and no other client anything; set principals under [listen]"
+            )
+        return LoopbackOnly()
 
     def _services(self) -> list[Service]:
         roles = self.settings.roles
@@ -310,6 +324,26 @@ def _check_folder(folder: Path) -> None:
             f"{folder}: cannot be written ({error.strerror or error}); name another folder "
             "with --data-dir"
         ) from None
+
+
+def _claim(folder: Path) -> None:
+    """Keep other processes out of the data directory for as long as this one lives: two
+    would take each other's blocks, records and epochs. Raises CannotStartError."""
+    path = folder / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+    except BlockingIOError:
+        raise CannotStartError(
+            f"{folder}: another process uses this data directory; stop it, or name another "
+            "folder with --data-dir"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror or error}") from None
 
 
 def _read_token(path: Path) -> str:

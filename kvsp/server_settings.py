@@ -186,6 +186,9 @@ def check_settings(settings: Settings) -> None:
             "the base URI that clients use is missing; set base_uri under [listen] in the "
             "--config file, or use --dev"
         )
+    for name, table in (("listen", listen), ("peers", peers)):
+        if (table.certificate is None) != (table.key is None):
+            raise SettingsError(f"{name}: TLS needs both a certificate and its key")
     if listen.certificate is None and listen.client_ca is not None:
         raise SettingsError("client certificates need TLS: give a certificate and key")
     for name, uri in (

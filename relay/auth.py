@@ -16,6 +16,7 @@ import hmac
 import json
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,7 +76,15 @@ class AuthFileError(Exception):
 def load_principals(path: Path) -> tuple[Principal, ...]:
     """Raises AuthFileError."""
     try:
-        with path.open("rb") as file:
+        # a pipe must not hold the caller up, so it is looked at before it is read
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise AuthFileError(f"{path}: not a regular file")
+            if mode & 0o022:
+                raise AuthFileError(
+                    f"{path}: others than its owner may write it; run: chmod go-w {path}"
+                )
             text = file.read(MAX_FILE_OCTETS + 1)
     except OSError as error:
         raise AuthFileError(f"cannot read {path}: {error.strerror or error}") from None
@@ -89,6 +98,10 @@ def load_principals(path: Path) -> tuple[Principal, ...]:
     if not isinstance(records, list):
         raise AuthFileError(f'{path}: has no array "principals"')
     found = tuple(_principal(path, at, record) for at, record in enumerate(records))
+    names = [each.name for each in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise AuthFileError(f"{path}: the principal {twice!r} is given twice")
     digests = [digest for each in found for digest in each.digests]
     if len(set(digests)) < len(digests):
         raise AuthFileError(f"{path}: two principals have the same token")
@@ -171,12 +184,13 @@ class TokenPolicy:
         logger.info("%s: %d principals", self.path, len(self._principals))
         return True
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> tuple[int, ...] | None:
         try:
             status = os.stat(self.path)
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        # who may write it is no change of its content, but one of ctime
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
     def allow(
         self,

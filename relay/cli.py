@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar, cast
 
@@ -16,7 +17,7 @@ import typer
 
 from moqt.config import SessionConfig
 from moqt.errors import MoqtError
-from moqt.quic.certs import DEFAULT_NAMES, check_key_pair, make_self_signed
+from moqt.quic.certs import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 PROGRAM = "kvcs-relay"
 FAILED, USAGE = 1, 2
+_MAX_NAMES = 32
+"""Of a certificate: it has to fit into the first packets."""
 
 EPILOG = """
 Example: kvcs-relay --listen 127.0.0.1:4443 --self-signed ./relay-cert
@@ -90,8 +93,8 @@ def relay_command(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Make (or use again) a self-signed certificate in DIR, for localhost, this "
-            "host's name and the address of --listen.",
+            help="Use the self-signed certificate in DIR; make it unless there is one for "
+            "localhost, this host's name and the address of --listen.",
         ),
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
@@ -162,19 +165,10 @@ def relay_command(
         raise _Usage("give either --cert and --key, or --self-signed DIR")
     if self_signed is not None and (cert is not None or key is not None):
         raise _Usage("--self-signed excludes --cert and --key")
-    if self_signed is not None:
-        cert, key = _self_signed(self_signed, host)
-    assert cert is not None and key is not None
-    try:
-        check_key_pair(cert, key)
-    except OSError as error:
-        raise _Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise _Usage(str(error)) from None
+    if cert is not None and key is not None:
+        _check_pair(cert, key)
     try:
         quic = QuicConfig(
-            certfile=cert,
-            keyfile=key,
             max_datagram_size=mtu,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
@@ -198,11 +192,18 @@ def relay_command(
     if upstream is not None and _is_here(upstream, host, port):
         raise _Usage("--upstream is this relay itself: it would ask itself for what it has not")
     above = _upstream(upstream, upstream_cafile, upstream_token_file, announce_upstream, mtu)
+    if self_signed is not None:
+        # Last of all: what ends here must not have taken the certificate of a relay that runs.
+        _check_free(listen, host, port, socket.SOCK_DGRAM)
+        if metrics is not None and exporter is not None:
+            _check_free(metrics, *exporter, socket.SOCK_STREAM)
+        cert, key = _self_signed(self_signed, host)
+        _check_pair(cert, key)
     scopes = Scopes(RelayConfig(cache_octets=cache_octets), policy)
     config = DaemonConfig(
         host=host,
         port=port,
-        quic=quic,
+        quic=replace(quic, certfile=cert, keyfile=key),
         metrics=exporter,
         drain_timeout=drain_timeout,
         policy=policy,
@@ -213,13 +214,18 @@ def relay_command(
         line = f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {cert}"
         if exporter is not None and metrics_port is not None:
             line += f" metrics http://{show_address(exporter[0], metrics_port)}/metrics"
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except OSError as error:
+            raise _Failure(
+                f"cannot write to standard output that it is ready: {error.strerror or error}"
+            ) from error
 
     try:
         asyncio.run(run(scopes, config, ready=ready))
     except OSError as error:
         wanted = f"{listen} or {metrics}" if metrics else listen
-        raise _Failure(f"cannot listen on {wanted}: {error.strerror or error}") from error
+        raise _cannot_listen(wanted, error) from error
     except (ValueError, MoqtError) as error:
         raise _Failure(f"cannot use {cert} with {key}: {error}") from error
 
@@ -266,20 +272,87 @@ def _usage(parse: Callable[[str], T], text: str, option: str) -> T:
         raise _Usage(f"{option}: {error}") from None
 
 
+def _check_pair(cert: Path, key: Path) -> None:
+    try:
+        check_key_pair(cert, key)
+    except OSError as error:
+        raise _Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _Usage(str(error)) from None
+
+
+def _cannot_listen(wanted: str, error: OSError) -> _Failure:
+    return _Failure(f"cannot listen on {wanted}: {error.strerror or error}")
+
+
+def _check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> None:
+    """Raises _Failure when no socket can be bound there."""
+    failure: OSError | None = None
+    try:
+        places = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
+        for family, *_, address in places:
+            try:
+                with socket.socket(family, kind) as probe:
+                    if kind is socket.SOCK_STREAM:  # as the server of the metrics does
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+                return
+            except OSError as error:
+                failure = failure or error
+    except UnicodeError:
+        raise _Failure(f"cannot listen on {wanted}: no host can have that name") from None
+    except OSError as error:
+        failure = error
+    if failure is not None:
+        raise _cannot_listen(wanted, failure) from None
+
+
 def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
-    names = [*DEFAULT_NAMES, socket.gethostname()]
+    """The pair in `directory`; a new one, which is said, when it does not do for `host`."""
+    names = [*DEFAULT_NAMES, *_own_names()]
     try:
         wildcard = ipaddress.ip_address(host).is_unspecified
     except ValueError:
         wildcard = False
-    if host not in names and not wildcard:
-        names.append(host)
+    names += _own_addresses() if wildcard else [host]
+    # A new certificate is for the old names, too: relays that listen on several addresses
+    # and share a directory would else replace one another's at each start.
+    names = list(dict.fromkeys([*names, *names_of(directory / "cert.pem")]))[:_MAX_NAMES]
+
+    def replaced(why: str) -> None:
+        text = (
+            f"{PROGRAM}: made a new certificate in {directory}, because {why}; clients need "
+            f"the new {directory / 'cert.pem'}, and other relays that use it a restart"
+        )
+        print(" ".join(text.split()), file=sys.stderr, flush=True)
+
     try:
-        return make_self_signed(directory, names)
+        return make_self_signed(directory, names, replaced=replaced)
     except OSError as error:
         raise _Usage(
             f"cannot make a certificate in {directory}: {error.strerror or error}"
         ) from error
+    except ValueError:
+        raise _Usage(f"--listen: no certificate can be made for the name {host!r}") from None
+
+
+def _own_names() -> list[str]:
+    """The host's name, when certificates can have it."""
+    name = socket.gethostname()
+    return [name] if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name) else []
+
+
+def _own_addresses() -> list[str]:
+    """The IPv4 address by which other machines reach this one, if there is one.
+
+    IPv6 addresses are left out: many change daily, and the certificate with them.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks for the route
+            return [str(probe.getsockname()[0])]
+    except OSError:
+        return []
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

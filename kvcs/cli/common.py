@@ -20,6 +20,7 @@ from kvcs.errors import (
     NothingToPublish,
     VerificationFailed,
 )
+from kvcs.files import load_descriptor
 from kvcs.retrieval import not_authorized
 from kvsp.cli.common import ExitCode as ExitCode
 from kvsp.cli.common import InputError as InputError
@@ -28,7 +29,8 @@ from kvsp.cli.common import check_output as check_output
 from kvsp.cli.common import note as note
 from kvsp.cli.common import parse_layers as parse_layers
 from kvsp.cli.common import print_json as print_json
-from kvsp.errors import KvspError
+from kvsp.errors import DecodeError, KvspError
+from kvsp.identity import Descriptor
 from moqt.backoff import Backoff as Backoff
 from moqt.codes import SessionErrorCode
 from moqt.config import SessionConfig
@@ -103,6 +105,16 @@ def inputs() -> Iterator[None]:
         yield
     except (FileError, NothingToPublish, KvspError, MisuseError, ValueError) as error:
         raise InputError(str(error)) from None
+
+
+def readable_descriptor(compat: Path) -> Descriptor:
+    """A descriptor whose blocks can be read. Raises FileError or KvspError naming the file."""
+    descriptor = load_descriptor(compat)
+    try:
+        descriptor.section_octets()
+    except DecodeError as error:
+        raise error.within(str(compat)) from None
+    return descriptor
 
 
 def check_url(url: str) -> None:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from kvcs.errors import FileError
-from kvcs.principals import EVERY_SCOPE, add_principal, check_principals, make_token, record
-from kvsp.errors import KvspError
+from kvcs.principals import (
+    EVERY_SCOPE,
+    principals_with,
+    record,
+    replace_principals,
+    write_token,
+)
+from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.errors import DecodeError, KvspError
+from kvsp.http.auth import ROLES, new_token, token_digest
 from kvsp.identity import Scope
+from kvsp.uris import check_holder_uri
+
+_ROLES: Final = ", ".join(sorted(ROLES))
 
 app = typer.Typer(
+    cls=PlainGroup,
     name="kvcs-keygen",
     help="Make the keys that the producers and consumers of a scope share.",
     epilog="Example:  kvcs-keygen scope scope.json",
@@ -29,7 +43,7 @@ def _program() -> None:
     """Make the keys that the producers and consumers of a scope share."""
 
 
-@app.command(epilog="Example:  kvcs-keygen scope scope.json")
+@app.command(cls=PlainCommand, epilog="Example:  kvcs-keygen scope scope.json")
 def scope(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The scope file to make.")],
 ) -> None:
@@ -45,14 +59,14 @@ def scope(
     try:
         fresh.save(file)
     except KvspError as error:
-        typer.echo(f"kvcs-keygen: {error}", err=True)
-        raise typer.Exit(1) from None
+        _fail(str(error), 1)
     typer.echo(fresh.scope_id.hex())
 
 
 @app.command(
+    cls=PlainCommand,
     epilog="Example:  kvcs-keygen token token.txt --scope-key-file scope.json "
-    "--principals principals.json"
+    "--principals principals.json",
 )
 def token(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The token file to make.")],
@@ -70,12 +84,16 @@ def token(
     ] = "",
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROLE", help="A role at KVSP services; may be repeated."),
+        typer.Option(
+            metavar="ROLE",
+            help=f"A role at KVSP services: {_ROLES} (a controller's); may be repeated.",
+        ),
     ] = None,
     uri: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="URI", help="A holder or instance that it speaks for; may be repeated."
+            metavar="URI",
+            help="A holder or instance that it speaks for, by base URI; may be repeated.",
         ),
     ] = None,
     principals: Annotated[
@@ -89,28 +107,59 @@ def token(
     they have to know is no secret: the token's SHA-256 digest and the scope. It is printed,
     or appended to --principals, a file for both kvcs-relay --auth and kvsp-server.
 
-    Exit code: 0 done, 1 a file was not made, 2 wrong usage.
+    Exit code: 0 done, 1 a file was not made, 2 wrong usage or input files. Nothing is left
+    of what was not done.
     """
     if (scope_key_file is None) is not every_scope:
         raise typer.BadParameter("give either --scope-key-file FILE or --every-scope")
+    if principals is not None and os.path.realpath(principals) == os.path.realpath(file):
+        _fail(f"{file}: a token and its record go to different files", 2)
+    _check_names(role or (), uri or ())
+    secret = new_token()
+    rights = ["read"] if read_only else ["read", "write"]
     try:
         scope = EVERY_SCOPE
         if scope_key_file is not None:
             scope = Scope.load(scope_key_file).scope_id.hex()
-        if principals is not None:
-            check_principals(principals)
-        digest = make_token(file)
-        rights = ["read"] if read_only else ["read", "write"]
+        digest = token_digest(secret).hex()
         entry = record(
             principal or file.stem, digest, scope, rights, roles=role or (), uris=uri or ()
         )
-        if principals is not None:
-            add_principal(principals, entry)
-    except (KvspError, FileError) as error:
-        typer.echo(f"kvcs-keygen: {error}", err=True)
-        raise typer.Exit(1) from None
-    if principals is None:
-        typer.echo(json.dumps(entry))
+        text = principals_with(principals, entry)
+    except KvspError as error:
+        _fail(str(error), 2)
+    try:
+        write_token(file, secret)
+        try:
+            if principals is None:
+                typer.echo(json.dumps(entry))
+            else:
+                replace_principals(principals, text)
+        except BaseException:
+            # nobody would know it, and a next try would find it in its way
+            file.unlink(missing_ok=True)
+            raise
+    except FileError as error:
+        _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"the record cannot be printed: {error.strerror or error}", 1)
+
+
+def _check_names(roles: Sequence[str], uris: Sequence[str]) -> None:
+    """Exits unless these are roles and URIs that a service can have."""
+    for role in roles:
+        if role not in ROLES:
+            _fail(f"--role: {role!r} is none of {_ROLES}", 2)
+    for uri in uris:
+        try:
+            check_holder_uri(uri)
+        except DecodeError as error:
+            _fail(f"--uri: {uri!r}: {error.detail}; for example https://h1.example/kvsp/", 2)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.echo(f"kvcs-keygen: {text}", err=True)
+    raise typer.Exit(code)
 
 
 def main() -> None:

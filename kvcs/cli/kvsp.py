@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvcs.cli.common import InputError, check_cafile, inputs
+from kvcs.cli.common import InputError, check_cafile
 from kvsp.cli.common import check_switch
+from kvsp.errors import KvspError
 from kvsp.files import load_token
+from kvsp.members import shown_uri
 
 if TYPE_CHECKING:
     from kvsp.client import Client
@@ -55,8 +57,10 @@ class KvspAccess:
             return
         check_cafile(self.cafile)
         check_switch(self.index, self.http_loopback, _HTTP_LOOPBACK)
-        with inputs():
+        try:
             self._client()
+        except (KvspError, ValueError, OSError) as error:
+            raise InputError(f"--kvsp {shown_uri(self.index)}: {error}") from None
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client | None]:

@@ -34,13 +34,15 @@ from kvcs.cli.common import (
     inputs,
     note,
     print_json,
+    readable_descriptor,
     run,
     session_config,
 )
 from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
-from kvcs.files import KvFile, load_descriptor, load_tokens
+from kvcs.files import KvFile, load_tokens
 from kvcs.publisher import Publication, publish
 from kvsp.cli.common import warnings_noted
+from kvsp.cli.plain import PlainCommand
 from kvsp.identity import Scope, block_keys
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -122,7 +124,11 @@ class _Settings:
     json: bool
 
 
-@app.command(help=f"Publish the KV cache of a prompt.\n\n{EXIT_CODES_HELP}", epilog=EXAMPLE)
+@app.command(
+    cls=PlainCommand,
+    help=f"Publish the KV cache of a prompt.\n\n{EXIT_CODES_HELP}",
+    epilog=EXAMPLE,
+)
 def command(
     url: Url,
     scope_key_file: ScopeKeyFile,
@@ -166,7 +172,7 @@ def command(
         shown = session_config(token_file)
         with inputs():
             scope = Scope.load(scope_key_file)
-            descriptor = load_descriptor(compat)
+            descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             publication = Publication(scope, descriptor, ids)
             cache = KvFile.open(kv, descriptor)

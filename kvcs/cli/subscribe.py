@@ -37,15 +37,17 @@ from kvcs.cli.common import (
     note,
     parse_layers,
     print_json,
+    readable_descriptor,
     run,
     session_config,
 )
 from kvcs.cli.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.consumer import Consumer
 from kvcs.errors import KvcsError, RetrievalTimeout
-from kvcs.files import load_descriptor, load_tokens
+from kvcs.files import load_tokens
 from kvcs.retrieval import Mode
 from kvcs.sessions import DEFAULT_AFTER, Fallback
+from kvsp.cli.plain import PlainCommand
 from kvsp.errors import KvspError
 from kvsp.identity import Scope
 from moqt.aio import MoqtSession
@@ -71,6 +73,7 @@ app = typer.Typer(
 
 
 @app.command(
+    cls=PlainCommand,
     help=(
         "Retrieve the KV cache of a prompt, or of the longest prefix of it that is published, "
         f"verified, into a KV file.\n\n{EXIT_CODES_HELP}"
@@ -124,8 +127,7 @@ def command(
         access.check()
         with inputs():
             scope = Scope.load(scope_key_file)
-            descriptor = load_descriptor(compat)
-            descriptor.section_octets()
+            descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             wanted = parse_layers(layers, descriptor.layers)
         quic = QuicConfig(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,9 +28,16 @@ from kvsp.cli.session import (
     run,
     with_access,
 )
-from kvsp.client import Client, ClientError, NotFoundError, RequestRefusedError
-from kvsp.codes import NAMESPACE_FRAGMENT, DirectiveState
+from kvsp.client import (
+    Client,
+    ClientError,
+    NotAuthorizedError,
+    NotFoundError,
+    RequestRefusedError,
+)
+from kvsp.codes import HASH_OCTETS, NAMESPACE_FRAGMENT, DirectiveState
 from kvsp.errors import KvspError
+from kvsp.identity import Descriptor
 from kvsp.records import DirectiveBlock, PrefetchDirective, PrefetchStatus, ReplicaRecord
 from kvsp.uris import check_uuid
 
@@ -147,6 +155,13 @@ def _uuid(session: str | None) -> str | None:
 
 # --- doctor --------------------------------------------------------------------------
 
+_Replicas = Sequence[tuple[int, ReplicaRecord]]
+"""Replicas at one holder, with the number of their block in the prompt."""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
 
 @dataclass(slots=True)
 class _Findings:
@@ -176,6 +191,12 @@ def doctor(
     tokens: Annotated[
         str | None, typer.Option(metavar="FILE", help="JSON array of token ids; - is stdin.")
     ] = None,
+    every_layer: Annotated[
+        bool,
+        typer.Option(
+            "--every-layer", help="Read every layer of every block, not one layer at each holder."
+        ),
+    ] = False,
     timeout: Timeout = 30,
     json: Json = False,
 ) -> None:
@@ -185,17 +206,20 @@ def doctor(
             prompt = Prompt.load(scope_key_file, compat, tokens, None)
         elif any(each is not None for each in (scope_key_file, compat, tokens)):
             raise InputError("--scope-key-file, --compat and --tokens go together")
+        elif every_layer:
+            raise InputError("--every-layer: needs --scope-key-file, --compat and --tokens")
         findings = _Findings()
         async with access.client(index) as client, deadline(timeout):
             await _examine_host(client, "index", index, findings)
             if prompt is not None and not findings.worst:
-                await _examine_prompt(client, index, prompt, findings)
+                await _examine_prompt(client, prompt, findings, every_layer)
         if not json:
             for item in findings.items:
                 print(f"{item['level']:8} {item['what']}: {item['text']}")
         if findings.worst:
             failures = sum(item["level"] == "failed" for item in findings.items)
-            raise Outcome(findings.worst, f"{failures} checks failed", {"checks": findings.items})
+            text = f"{_count(failures, 'check')} failed"
+            raise Outcome(findings.worst, text, {"checks": findings.items})
         return {"checks": findings.items}
 
     run(main, json=json)
@@ -206,21 +230,38 @@ async def _examine_host(client: Client, role: str, uri: str, findings: _Findings
     what = f"{role} {uri}"
     try:
         services = (await client.discover(uri)).services
+        if services.get(role) != uri:
+            other = services.get(role)
+            says = f"its host says it is {other}" if other else f"its host has no {role}"
+            findings.add("warning", what, f"{says}; records and requests must use one base URI")
+        await _ask_below(client, uri)
         state = await client.ready(uri)
     except ClientError as error:
         findings.failed(what, error)
         return
-    if services.get(role) != uri:
-        other = services.get(role)
-        says = f"its host says it is {other}" if other else f"its host has no {role}"
-        findings.add("warning", what, f"{says}; records and requests must use one base URI")
     status = state.get("status")
     reasons = [str(each) for each in state.get("reasons") or ()]
     level = "ok" if status == "ready" else "warning"
     findings.add(level, what, "; ".join([str(status), *reasons]))
 
 
-async def _examine_prompt(client: Client, index: str, prompt: Prompt, findings: _Findings) -> None:
+async def _ask_below(client: Client, uri: str) -> None:
+    """Raises ClientError unless a service answers below this very URI.
+
+    What a host says of itself is said by the host, whatever the path.
+    """
+    try:
+        await client.get_descriptor(bytes(HASH_OCTETS), source=uri)  # which nobody has
+    except NotAuthorizedError:
+        return  # what the credential is good for is seen with a prompt
+    except NotFoundError as error:
+        if error.problem.name is None:
+            raise  # no service of this protocol said so
+
+
+async def _examine_prompt(
+    client: Client, prompt: Prompt, findings: _Findings, every_layer: bool
+) -> None:
     """The credential, the descriptor, the lookup, and every holder of the matched blocks."""
     scope_id, compat_id = prompt.scope.scope_id, prompt.descriptor.compat_id
     try:
@@ -239,13 +280,19 @@ async def _examine_prompt(client: Client, index: str, prompt: Prompt, findings: 
     findings.add(level, "lookup", f"{found.matched} of {len(prompt.keys)} blocks are cached")
     if found.matched < len(prompt.keys):
         await _examine_miss(client, prompt, findings)
-    replicas = {each.holder: each for block in found.blocks for each in block.replicas}
-    for holder, record in replicas.items():
-        if record.moqt_namespace is not None:
+    replicas: dict[str, list[tuple[int, ReplicaRecord]]] = {}
+    for number, block in enumerate(found.blocks):
+        for record in block.replicas:
+            replicas.setdefault(record.holder, []).append((number, record))
+    for holder, records in replicas.items():
+        if any(record.moqt_namespace is not None for _, record in records):
             findings.add("skipped", f"holder {holder}", "served over MOQT; not examined here")
             continue
         await _examine_host(client, "holder", holder, findings)
-        await _examine_block(client, record, prompt, findings)
+        if every_layer:
+            await _read_all(client, holder, records, prompt.descriptor, findings)
+        else:
+            await _read_one(client, holder, records, prompt.descriptor, findings)
 
 
 async def _examine_miss(client: Client, prompt: Prompt, findings: _Findings) -> None:
@@ -260,19 +307,65 @@ async def _examine_miss(client: Client, prompt: Prompt, findings: _Findings) -> 
     findings.add("warning", "explain", f"block {why.matched}: {why.reason}: {why.detail}")
 
 
-async def _examine_block(
-    client: Client, record: ReplicaRecord, prompt: Prompt, findings: _Findings
+async def _read_one(
+    client: Client,
+    holder: str,
+    records: _Replicas,
+    descriptor: Descriptor,
+    findings: _Findings,
 ) -> None:
-    """One layer of one block, verified."""
-    what = f"block at {record.holder}"
-    first = record.held_layers(prompt.descriptor.layers)[0].start
-    layers = range(first, first + 1) if record.layer_digests is not None else None
+    """The first layer of the first block at a holder, verified, and what that leaves out."""
+    number, record = records[0]
+    what = f"block {number} at {holder}"
+    first = _parts(record, descriptor)[0].start
+    by_layer = record.layer_digests is not None
+    layers = range(first, first + 1) if by_layer else range(descriptor.layers)
     try:
-        async for _ in client.get(
-            record, layers=layers, descriptor=prompt.descriptor, allow_lossy=True
-        ):
-            pass
+        await _read(client, record, layers, descriptor)
     except ClientError as error:
         findings.failed(what, error)
         return
-    findings.add("ok", what, f"layer {first} came and is what the record says")
+    read = f"layer {first}" if by_layer else "all of it"
+    unread = ((descriptor.layers - len(layers), "layer"), (len(records) - 1, "replica"))
+    rest = [_count(number, f"other {noun}") for number, noun in unread if number]
+    text = f"{read} came and is what the record says"
+    if rest:
+        text += f"; not read: {' and '.join(rest)} (see --every-layer)"
+    findings.add("ok", what, text)
+
+
+async def _read_all(
+    client: Client,
+    holder: str,
+    records: _Replicas,
+    descriptor: Descriptor,
+    findings: _Findings,
+) -> None:
+    """Every layer a holder has of the matched blocks, verified."""
+    good = 0
+    for number, record in records:
+        try:
+            for layers in _parts(record, descriptor):
+                await _read(client, record, layers, descriptor)
+        except ClientError as error:
+            findings.failed(f"block {number} at {holder}", error)
+        else:
+            good += 1
+    if good:
+        text = f"every layer of {good} of {_count(len(records), 'replica')} came and is what"
+        findings.add("ok", f"blocks at {holder}", f"{text} the record says")
+
+
+def _parts(record: ReplicaRecord, descriptor: Descriptor) -> list[range]:
+    """The layers that can be read; a block without digests of them is verified as a whole."""
+    whole = [range(descriptor.layers)]
+    return whole if record.layer_digests is None else record.held_layers(descriptor.layers)
+
+
+async def _read(
+    client: Client, record: ReplicaRecord, layers: range, descriptor: Descriptor
+) -> None:
+    arriving = client.get(record, layers=layers, descriptor=descriptor, allow_lossy=True)
+    async with contextlib.aclosing(arriving):
+        async for _ in arriving:
+            pass

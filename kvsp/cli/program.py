@@ -8,6 +8,7 @@ from typing import Final
 import typer
 
 from kvsp.cli import blocks, operations
+from kvsp.cli.plain import PlainCommand, PlainGroup
 from kvsp.cli.session import EXIT_CODES_HELP, PROGRAM
 
 _INDEX: Final = "https://is.example/kvsp/"
@@ -17,6 +18,7 @@ _TOKEN: Final = "--token-file token"
 
 app = typer.Typer(
     name=PROGRAM,
+    cls=PlainGroup,
     help="Store, find and retrieve the KV caches of language models (KVSP).",
     epilog=f"Example:  kvsp lookup {_INDEX} {_PROMPT} {_TOKEN}",
     no_args_is_help=True,
@@ -69,9 +71,11 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], str, str], ...]] = (
 )
 
 for _command, _help, _example in _COMMANDS:
-    app.command(help=f"{_help}\n\n{EXIT_CODES_HELP}", epilog=f"Example:  {PROGRAM} {_example}")(
-        _command
-    )
+    app.command(
+        cls=PlainCommand,
+        help=f"{_help}\n\n{EXIT_CODES_HELP}",
+        epilog=f"Example:  {PROGRAM} {_example}",
+    )(_command)
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from kvsp.cli.common import ExitCode, note
+from kvsp.cli.plain import PlainCommand
 from kvsp.errors import KvspError
-from kvsp.http.server import run
+from kvsp.http.server import CannotStartError, run
 from kvsp.server import Assembly
 from kvsp.server_settings import ROLES, TABLES, load_settings
 
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 
 
-@app.command(epilog=_EPILOG)
+@app.command(cls=PlainCommand, epilog=_EPILOG)
 def serve(
     roles: Annotated[
         str | None, typer.Option(metavar="ROLE,…", help=f"Any of {', '.join(ROLES)}.")
@@ -80,6 +81,9 @@ def serve(
     try:
         assembly = Assembly(load_settings(config, flags))
         run(assembly.app, assembly.server)
+    except CannotStartError as error:
+        note(_PROGRAM, str(error))
+        sys.exit(ExitCode.FAILED)
     except KvspError as error:
         note(_PROGRAM, str(error))
         sys.exit(ExitCode.USAGE)

@@ -25,9 +25,10 @@ from kvsp.client import (
     NotFoundError,
     VerificationError,
 )
-from kvsp.errors import KvspError
+from kvsp.errors import DecodeError, KvspError
 from kvsp.files import load_descriptor, load_token, load_tokens
 from kvsp.identity import Descriptor, Scope, block_keys
+from kvsp.members import shown_uri
 from kvsp.uris import check_base_uri
 
 PROGRAM: Final = "kvsp"
@@ -79,7 +80,7 @@ class Access:
         if self.client_cert is not None and self.client_key is not None:
             pair = (self.client_cert, self.client_key)
         if index is not None:
-            check_switch(index, self.http_loopback, _HTTP_LOOPBACK)
+            self.check("INDEX", index)
         with inputs():
             return Client(
                 index,
@@ -95,7 +96,10 @@ class Access:
         try:
             check_base_uri(uri, http_loopback=self.http_loopback)
         except KvspError as error:
-            raise InputError(f"{name}: {uri}: {error}") from None
+            text = f"{name}: {shown_uri(uri)}: {error}"
+            if not uri.startswith(("https:", "http:")):
+                text += f", or http:// to this machine with {_HTTP_LOOPBACK}"
+            raise InputError(text) from None
 
 
 def with_access(command: Callable[..., None]) -> Callable[..., None]:
@@ -138,7 +142,10 @@ class Prompt:
         with inputs():
             scope = Scope.load(scope_key_file)
             descriptor = load_descriptor(compat)
-            descriptor.section_octets()
+            try:
+                descriptor.section_octets()
+            except DecodeError as error:
+                raise error.within(str(compat)) from None
             ids = load_tokens(tokens)
             keys = tuple(block_keys(scope, descriptor, ids)[:limit])
         if not keys:

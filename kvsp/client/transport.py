@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -224,7 +226,7 @@ class Transport:
             # aiohttp's own: no connection, or no octet for too long
             raise RequestTimeoutError(source, "it stopped answering") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UnreachableError(source, _why(error)) from error
+            raise UnreachableError(source, _why(source, error)) from error
 
     def _url(self, source: str, path: str, absolute: bool) -> str:
         check_base_uri(source, http_loopback=self._http_loopback)
@@ -277,13 +279,45 @@ async def read_whole(response: aiohttp.ClientResponse, limit: int) -> bytes | No
     return bytes(parts)
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "its certificate is not trusted; name the authority that signed it"
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
-        return "the answer broke off"
-    text = getattr(error, "strerror", None)
-    return plain(text if isinstance(text, str) and text else type(error).__name__)
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+"""What OpenSSL finds in octets that are no TLS."""
+
+
+def _why(source: str, error: Exception) -> str:
+    """Why there is no answer, without what only a Python programmer can read."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return _distrust(error.certificate_error, error.host)
+        case aiohttp.ClientConnectorDNSError():
+            return f"no address is known for the host {plain(error.host)}"
+        case aiohttp.ServerDisconnectedError():
+            hint = " (is it https://?)" if source.startswith("http:") else ""
+            return f"the answer broke off{hint}"
+        case aiohttp.ClientPayloadError():
+            return "the answer broke off"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ssl.SSLError):
+        reason = cause.reason or "no reason is given"
+        if reason in _NO_TLS:
+            return "the server does not speak TLS (is it http://?)"
+        return f"TLS failed: {plain(reason.replace('_', ' ').lower())}"
+    number = getattr(cause, "errno", None)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        at = f"[{error.host}]:{error.port}" if ":" in error.host else f"{error.host}:{error.port}"
+        if number == errno.ECONNREFUSED:
+            return f"connection refused: nobody listens on {at}"
+        return f"no connection to {at}: {os.strerror(number) if number else 'no reason is given'}"
+    return os.strerror(number) if number else type(error).__name__
+
+
+def _distrust(error: Exception, host: str) -> str:
+    """Why the certificate of `host` was not accepted."""
+    match getattr(error, "verify_code", None):
+        case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
+            return "its certificate is not trusted: it has expired"
+        case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+            return f"its certificate is not trusted: it is not for {plain(host)}"
+    return "its certificate is not trusted (does cafile name the authority that signed it?)"
 
 
 def tls_context(

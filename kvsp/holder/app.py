@@ -350,8 +350,12 @@ class HolderService(Service):
         try:
             descriptor = await self._descriptors.get(compat_id)
         except (IndexUnavailableError, IndexRefusedError) as error:
+            why = "refused" if isinstance(error, IndexRefusedError) else "could not be reached"
             raise Problem.http(
-                503, "the descriptor cannot be asked for now", retry_after=_BUSY_RETRY_S
+                503,
+                f"the index service {why} when this holder asked it for the descriptor; "
+                "the holder's log says why",
+                retry_after=_BUSY_RETRY_S,
             ) from error
         if descriptor is None:
             raise Problem(

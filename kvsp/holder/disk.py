@@ -89,7 +89,12 @@ class DiskTier:
         self._verify_digests = verify_digests
 
     async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
-        return await _in_thread(self._start)
+        try:
+            return await uninterrupted(self._start)
+        except OSError as error:
+            # who starts it has to know which file it is; whoever asks for a block has not
+            where = error.filename or self.root
+            raise TierUnavailableError(f"{where}: {error.strerror or error}") from error
 
     async def create(self) -> PartWriter:
         return _DiskWriter(self, self.root / _INCOMING / secrets.token_hex(16))

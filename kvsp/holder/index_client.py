@@ -10,7 +10,7 @@ import aiohttp
 
 from kvsp import ijson
 from kvsp.codes import JSON_MEDIA_TYPE
-from kvsp.errors import DecodeError
+from kvsp.errors import DecodeError, KvspError
 from kvsp.holder.publishing import (
     CompatUnknownError,
     IndexRefusedError,
@@ -87,7 +87,10 @@ class HttpIndexClient:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         headers = {"Content-Type": JSON_MEDIA_TYPE} if body is not None else {}
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token()}"
+            try:
+                headers["Authorization"] = f"Bearer {self._token()}"
+            except KvspError as error:
+                raise IndexUnavailableError(f"no token to show it: {error}") from error
         try:
             async with self._session.request(
                 method,
@@ -101,10 +104,23 @@ class HttpIndexClient:
                 while len(answer) < _ANSWER_OCTETS and (more := await response.content.readany()):
                     answer += more
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise IndexUnavailableError(f"{self._base_uri}: {type(error).__name__}") from error
+            raise IndexUnavailableError(f"{self._base_uri}: {_reason(error)}") from error
         if response.status >= 500 or response.status in (408, 429):
             raise IndexUnavailableError(f"{self._base_uri}: status {response.status}")
         return response.status, answer
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, for the log."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        detail = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        return (
+            f"its certificate is not trusted ({detail}); set cafile under [peers] to the "
+            "authority that signed it, or to itself when it is self-signed"
+        )
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 def _refused(status: int, body: bytes) -> IndexRefusedError:

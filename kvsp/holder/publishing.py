@@ -35,6 +35,8 @@ _FIRST_DELAY_S: Final = 0.5
 _LONGEST_DELAY_S: Final = 30.0
 _CONCURRENT: Final = 8
 _PENDING_WITHDRAWALS: Final = 4096
+_AWAY: Final = "the index service is away"
+_NO_DESCRIPTOR: Final = "the index service cannot be asked for descriptors"
 
 
 class IndexUnavailableError(KvspError):
@@ -254,6 +256,7 @@ class Publisher:
         self._pending: dict[str, float] = {}
         self._loop: asyncio.Task[None] | None = None
         self._draining = False
+        self._warned: dict[str, str] = {}
 
     @property
     def unavailable(self) -> bool:
@@ -296,7 +299,10 @@ class Publisher:
             async with asyncio.timeout(self._withdraw_s):
                 await self._index.withdraw(path)
             self.withdrawn += 1
-        except (IndexUnavailableError, TimeoutError):
+            self._warned.pop(_AWAY, None)
+        except (IndexUnavailableError, TimeoutError) as error:
+            # running out of the time for this is no other reason than the last one
+            self._warn(_AWAY, str(error) or self._warned.get(_AWAY, "no answer in time"))
             self.failures += 1
             self._remember(path, until)
         except IndexRefusedError as error:
@@ -304,8 +310,14 @@ class Publisher:
             logger.warning("the index service refused a withdrawal: %s", error)
 
     async def descriptor(self, compat_id: bytes) -> Descriptor | None:
-        """Raises IndexUnavailableError."""
-        return await self._index.descriptor(compat_id)
+        """Raises IndexUnavailableError, IndexRefusedError."""
+        try:
+            descriptor = await self._index.descriptor(compat_id)
+        except (IndexUnavailableError, IndexRefusedError) as error:
+            self._warn(_NO_DESCRIPTOR, str(error))
+            raise
+        self._warned.pop(_NO_DESCRIPTOR, None)
+        return descriptor
 
     async def start(self) -> None:
         self._loop = asyncio.create_task(self._run())
@@ -380,8 +392,7 @@ class Publisher:
         try:
             answer = await self._told(record)
         except IndexUnavailableError as error:
-            if not self.table.unavailable:
-                logger.warning("the index service is away: %s", error)
+            self._warn(_AWAY, str(error))
             self.failures += 1
             self.table.failed(block, self._clock())
         except IndexRefusedError as error:
@@ -390,6 +401,7 @@ class Publisher:
             self.table.refused(block, self._clock())
         else:
             self.published += 1
+            self._warned.pop(_AWAY, None)
             self._pending.pop(record.path, None)
             self.table.published(block, record.path, answer, self._clock())
 
@@ -406,6 +418,12 @@ class Publisher:
                 raise
         await self._index.put_descriptor(descriptor)
         return await self._index.publish(record)
+
+    def _warn(self, what: str, reason: str) -> None:
+        """Log what does not go and why, once until it does or the reason is another."""
+        if self._warned.get(what) != reason:
+            self._warned[what] = reason
+            logger.warning("%s: %s", what, reason)
 
     def _remember(self, path: str, until: float) -> None:
         self._pending[path] = until

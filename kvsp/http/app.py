@@ -147,7 +147,7 @@ class App:
             self._routes(operations),
             redirect_slashes=False,
             default=_unknown_route,
-            lifespan=self._lifespan,
+            lifespan=self.lifespan,
         )
 
     def _routes(self, operations: Sequence[Operation]) -> list[Route]:
@@ -166,7 +166,8 @@ class App:
         return [Route(path, _Resource(self, path, methods)) for path, methods in table.items()]
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
+    async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
+        """Every service between its start and its stop. Raises what they raise at the start."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.bodies.close)
             for service in self.services:

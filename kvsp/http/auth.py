@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -22,6 +23,8 @@ from kvsp.errors import DecodeError, KvspError
 from kvsp.http.problems import Problem, ProblemName
 from kvsp.identity import parse_hex
 from kvsp.uris import check_base_uri
+
+logger = logging.getLogger("kvsp.http")
 
 READ: Final = "read"
 WRITE: Final = "write"
@@ -173,7 +176,8 @@ class PrincipalsFile:
     "publishes_for": [...], "scopes": {"<hex16>": ["read", "write"]},
     "tokens": ["<SHA-256 of a token, hex32>"]}]}`. A client certificate is the principal
     that has one of its URI names among `uris`. With `loopback_developer`, a request from
-    this machine without any credential is the developer's.
+    this machine without any credential is the developer's. While the file cannot be used
+    nobody else is let in, and the log says once why.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, loopback_developer: bool = False) -> None:
@@ -181,6 +185,7 @@ class PrincipalsFile:
         self.path = os.fspath(path)
         self._loopback_developer = loopback_developer
         self._version: tuple[int, ...] = ()
+        self._refused: tuple[tuple[int, ...], str] | None = None
         self._by_digest: list[tuple[bytes, Principal]] = []
         self._by_uri: dict[str, Principal] = {}
         self._reload()
@@ -193,6 +198,7 @@ class PrincipalsFile:
         try:
             self._reload()
         except PrincipalsFileError as error:
+            self._say(str(error))
             raise Problem.http(
                 503, "the server cannot judge credentials now", retry_after=5
             ) from error
@@ -218,32 +224,63 @@ class PrincipalsFile:
         return found
 
     def _reload(self) -> None:
-        try:
-            status = os.stat(self.path)
-            version = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-            if version == self._version:
-                return
-            self._version = ()
-            self._by_digest, self._by_uri = [], {}
-            if not stat.S_ISREG(status.st_mode):
-                raise PrincipalsFileError(f"{self.path}: not a regular file")
-            if status.st_mode & 0o022:
-                raise PrincipalsFileError(
-                    f"{self.path}: others than its owner may write it; run: chmod go-w {self.path}"
-                )
-            with open(self.path, "rb") as file:
-                data = file.read(MAX_FILE_OCTETS + 1)
-        except OSError as error:
-            raise PrincipalsFileError(f"{self.path}: {error.strerror or error}") from error
-        if len(data) > MAX_FILE_OCTETS:
-            raise PrincipalsFileError(f"{self.path}: larger than {MAX_FILE_OCTETS} octets")
-        try:
-            entries = parse_principals(data)
-        except (DecodeError, ValueError) as error:
-            raise PrincipalsFileError(f"{self.path}: {error}") from None
+        version = _version(self.path)
+        if version and version == self._version:
+            return
+        self._version = ()
+        self._by_digest, self._by_uri = [], {}
+        entries = check_principals(read_principals(self.path), self.path)
         self._by_digest = [(digest, who) for who, digests in entries for digest in digests]
         self._by_uri = {uri: who for who, _ in entries for uri in who.uris}
         self._version = version
+        if self._refused is not None:
+            self._refused = None
+            logger.info("%s can be used again", self.path)
+
+    def _say(self, reason: str) -> None:
+        """Log why the file cannot be used, once until it changes."""
+        refused = (_version(self.path), reason)
+        if refused != self._refused:
+            self._refused = refused
+            logger.error("%s; requests are refused with 503 until that is mended", reason)
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What differs after a change of the file; empty for one that is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def read_principals(path: str | os.PathLike[str]) -> bytes:
+    """The text of a principals file. Raises PrincipalsFileError."""
+    try:
+        # a pipe must not hold the caller up, so it is looked at before it is read
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise PrincipalsFileError(f"{path}: not a regular file")
+            if mode & 0o022:
+                raise PrincipalsFileError(
+                    f"{path}: others than its owner may write it; run: chmod go-w {path}"
+                )
+            return file.read(MAX_FILE_OCTETS + 1)
+    except OSError as error:
+        raise PrincipalsFileError(f"{path}: {error.strerror or error}") from error
+
+
+def check_principals(
+    data: bytes, path: str | os.PathLike[str]
+) -> list[tuple[Principal, list[bytes]]]:
+    """The principals of the text of the file `path`. Raises PrincipalsFileError."""
+    if len(data) > MAX_FILE_OCTETS:
+        raise PrincipalsFileError(f"{path}: larger than {MAX_FILE_OCTETS} octets")
+    try:
+        return parse_principals(data)
+    except (DecodeError, ValueError) as error:
+        raise PrincipalsFileError(f"{path}: {error}") from None
 
 
 def parse_principals(data: bytes) -> list[tuple[Principal, list[bytes]]]:
@@ -259,10 +296,11 @@ def parse_principals(data: bytes) -> list[tuple[Principal, list[bytes]]]:
     for what, values in (
         ("principal", [who.name for who, _ in parsed]),
         ("URI", [uri for who, _ in parsed for uri in who.uris]),
-        ("token digest", [digest for _, digests in parsed for digest in digests]),
+        ("token digest", [digest.hex() for _, digests in parsed for digest in digests]),
     ):
         if len(set(values)) != len(values):
-            raise ValueError(f"a {what} is given twice")
+            twice = next(value for value in values if values.count(value) > 1)
+            raise ValueError(f"the {what} {twice!r} is given twice")
     return parsed
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,12 @@ DISCARDED_OCTETS: Final = 16 << 20
 
 
 class ServerSettingsError(KvspError):
-    """The server must not run like this (an open port without TLS or credentials)."""
+    """The server must not run like this (an open port without TLS or credentials), or cannot
+    with these files."""
+
+
+class CannotStartError(KvspError):
+    """Nothing is wrong with the settings, but something is in the way now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,18 +194,21 @@ class Server(uvicorn.Server):
     """uvicorn for one `App`: says when it is ready and drains before it stops listening."""
 
     def __init__(self, app: App, settings: ServerSettings) -> None:
-        """Raises ServerSettingsError when the settings would open the service to anybody."""
+        """Raises ServerSettingsError when the settings would open the service to anybody or
+        name files that cannot be used, CannotStartError when the port cannot be had."""
         check_settings(app, settings)
         self.app = app
         self.settings = settings
+        tls = tls_context(settings)
         self._socket = _listen(settings)
+        self._services = contextlib.AsyncExitStack()
         protocol = type("_AppProtocol", (_Protocol,), {"limits": app.limits})
         super().__init__(
             uvicorn.Config(
                 app,
                 http=protocol,
                 ws="none",
-                lifespan="on",
+                lifespan="off",  # uvicorn would end the process with a traceback
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -209,7 +217,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, int(settings.drain_s)),
                 ssl_certfile=settings.certificate,
                 ssl_keyfile=settings.key,
-                ssl_context_factory=self._tls if settings.certificate else None,
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
             )
         )
 
@@ -226,22 +234,20 @@ class Server(uvicorn.Server):
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self.port}"
 
-    def _tls(self, config: uvicorn.Config, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        assert self.settings.certificate is not None
-        context.load_cert_chain(self.settings.certificate, self.settings.key)
-        if self.settings.client_ca is not None:
-            context.verify_mode = ssl.CERT_OPTIONAL
-            context.load_verify_locations(self.settings.client_ca)
-        return context
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Run until SIGINT, SIGTERM or `should_exit`."""
-        await super().serve(sockets if sockets is not None else [self._socket])
+        """Run until SIGINT, SIGTERM or `should_exit`. Raises CannotStartError."""
+        async with self._services:
+            await super().serve(sockets if sockets is not None else [self._socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await self._services.enter_async_context(self.app.lifespan())
+            await super().startup(sockets)
+        except KvspError as error:
+            raise CannotStartError(str(error)) from error
+        except OSError as error:
+            where = error.filename or f"{self.settings.host} port {self.port}"
+            raise CannotStartError(f"{where}: {error.strerror or error}") from error
         if self.started:
             roles = ",".join(_shown(service.role) for service in self.app.services)
             print(f"ready {self.url} base={self.app.base_uri} roles={roles}", flush=True)
@@ -288,13 +294,59 @@ def check_settings(app: App, settings: ServerSettings) -> None:
     if isinstance(app.authenticator, LoopbackOnly):
         raise ServerSettingsError(
             f"{settings.host} is reachable from other machines and no principals file is "
-            "given; give one, listen on 127.0.0.1, or say --insecure"
+            "given; set principals under [listen], or listen on 127.0.0.1"
         )
     if settings.certificate is None:
         raise ServerSettingsError(
             f"{settings.host} is reachable from other machines and there is no TLS; give a "
-            "certificate and key, listen on 127.0.0.1, or say --insecure"
+            "certificate and key, listen on 127.0.0.1, or, behind a proxy that ends TLS, set "
+            "insecure = true under [listen]"
         )
+
+
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """TLS 1.3 with the files of the settings, None without a certificate.
+
+    Raises ServerSettingsError that names the file at fault.
+    """
+    certificate, key, client_ca = settings.certificate, settings.key, settings.client_ca
+    if certificate is None or key is None:
+        return None
+    for path in (certificate, key, client_ca):
+        if path is not None:
+            _check_readable(path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _check_certificates(certificate, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    try:
+        # without a password that is given here one would be asked for on the terminal
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise ServerSettingsError(
+            f"{key}: not the key of the certificate in {certificate}"
+            if error.reason == "KEY_VALUES_MISMATCH"
+            else f"{key}: not a private key in PEM without a password"
+        ) from None
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+        _check_certificates(client_ca, context)
+    return context
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise ServerSettingsError(f"{path}: {error.strerror or error}") from None
+
+
+def _check_certificates(path: Path, context: ssl.SSLContext) -> None:
+    """Add the certificates of a file to those that `context` trusts."""
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError:
+        raise ServerSettingsError(f"{path}: not a file of PEM certificates") from None
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
@@ -310,16 +362,16 @@ def _listen(settings: ServerSettings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ServerSettingsError(
+        taken = error.errno == errno.EADDRINUSE
+        raise CannotStartError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
+            + ("; stop what listens there, or choose another port" if taken else "")
         ) from error
     return listener
 
 
 def run(app: App, settings: ServerSettings) -> None:
-    """Serve until told to stop. Raises ServerSettingsError."""
+    """Serve until told to stop. Raises ServerSettingsError, CannotStartError."""
     server = Server(app, settings)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve())
-    if not server.started:
-        sys.exit(1)

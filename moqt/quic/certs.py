@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,36 +18,59 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DEFAULT_NAMES = ("localhost", "127.0.0.1", "::1")
 VALIDITY = timedelta(days=365)
+SPARE = timedelta(days=1)
+"""A certificate with less time left is replaced."""
 
 
 def make_self_signed(
-    directory: str | os.PathLike[str], names: Sequence[str] = DEFAULT_NAMES
+    directory: str | os.PathLike[str],
+    names: Sequence[str] = DEFAULT_NAMES,
+    *,
+    replaced: Callable[[str], None] | None = None,
 ) -> tuple[Path, Path]:
     """Return `(cert.pem, key.pem)` in `directory`, made when absent, expired or for other names.
 
     `names` are DNS names and IP addresses; all become subject alternative names. The
-    certificate is its own authority: clients name it as their `cafile`.
+    certificate is its own authority: clients name it as their `cafile`. `replaced` is told
+    why the pair that was there did not do; clients then need the new certificate.
+
+    Raises ValueError for what cannot be the name of a host, OSError.
     """
     if not names:
         raise ValueError("a certificate needs at least one name")
+    wanted = [_general_name(name) for name in names]
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     cert_path, key_path = folder / "cert.pem", folder / "key.pem"
-    if not _usable(cert_path, key_path, names):
-        key = ec.generate_private_key(ec.SECP256R1())
-        cert = _build(key, names)
-        # The key goes first: a reader that sees the new certificate finds its key.
-        _write(
-            key_path,
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
-            mode=0o600,
-        )
-        _write(cert_path, cert.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    with _locked(folder):
+        first = not cert_path.exists() and not key_path.exists()
+        unfit = _unfit(cert_path, key_path, wanted)
+        if unfit is not None:
+            key = ec.generate_private_key(ec.SECP256R1())
+            cert = _build(key, names[0], wanted)
+            # The key goes first: a reader that sees the new certificate finds its key.
+            _write(
+                key_path,
+                key.private_bytes(
+                    serialization.Encoding.PEM,
+                    serialization.PrivateFormat.PKCS8,
+                    serialization.NoEncryption(),
+                ),
+                mode=0o600,
+            )
+            _write(cert_path, cert.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    if unfit is not None and not first and replaced is not None:
+        replaced(unfit)
     return cert_path, key_path
+
+
+def names_of(certfile: str | os.PathLike[str]) -> list[str]:
+    """The host names and addresses a certificate is for; none for what is no certificate."""
+    try:
+        names = _alternatives(x509.load_pem_x509_certificate(Path(certfile).read_bytes()))
+    except (OSError, ValueError):
+        return []
+    return [str(each.value) for each in names if isinstance(each, x509.DNSName | x509.IPAddress)]
 
 
 def check_key_pair(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str]) -> None:
@@ -74,8 +99,10 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _build(key: ec.EllipticCurvePrivateKey, names: Sequence[str]) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+def _build(
+    key: ec.EllipticCurvePrivateKey, common_name: str, names: Sequence[x509.GeneralName]
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     # An hour back, because the clocks of two machines rarely agree.
     start = datetime.now(UTC) - timedelta(hours=1)
     return (
@@ -86,7 +113,7 @@ def _build(key: ec.EllipticCurvePrivateKey, names: Sequence[str]) -> x509.Certif
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + VALIDITY)
-        .add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), False)
+        .add_extension(x509.SubjectAlternativeName(names), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
@@ -94,19 +121,40 @@ def _build(key: ec.EllipticCurvePrivateKey, names: Sequence[str]) -> x509.Certif
     )
 
 
-def _usable(cert_path: Path, key_path: Path, names: Sequence[str]) -> bool:
-    """Whether both files are there, belong together, name `names` and last another day."""
+def _unfit(cert_path: Path, key_path: Path, names: Sequence[x509.GeneralName]) -> str | None:
+    """Why a pair does not do for `names`, as what is said of it; None when it does."""
     try:
+        check_key_pair(cert_path, key_path)
         cert = x509.load_pem_x509_certificate(cert_path.read_bytes())
-        key = serialization.load_pem_private_key(key_path.read_bytes(), None)
-        san = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, TypeError, x509.ExtensionNotFound):
-        return False
-    return (
-        cert.not_valid_after_utc > datetime.now(UTC) + timedelta(days=1)
-        and cert.public_key() == key.public_key()
-        and {_general_name(name) for name in names} <= set(san)
-    )
+        lacking = [name for name in names if name not in _alternatives(cert)]
+    except FileNotFoundError as error:
+        return f"{error.filename} was missing"
+    except ValueError as error:
+        return str(error)
+    if cert.not_valid_after_utc < datetime.now(UTC) + SPARE:
+        return f"the one there was valid until {cert.not_valid_after_utc:%Y-%m-%d %H:%M} UTC only"
+    if lacking:
+        return f"the one there was not for {', '.join(str(name.value) for name in lacking)}"
+    return None
+
+
+def _alternatives(cert: x509.Certificate) -> list[x509.GeneralName]:
+    try:
+        return list(cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return []
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time: a key of one and a certificate of another would be of no use."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes, *, mode: int) -> None:

@@ -305,3 +305,17 @@ async def test_a_counting_publisher_knows_which_requests_are_active():
         await link.settle()
         assert handler.requests == 3
         assert handler.active == 0
+
+
+@pytest.mark.parametrize("program", ["publish", "subscribe"])
+def test_help_shows_a_flag_as_it_is_typed(program, files):
+    assert "<bool>" not in run(program, files, "--help").stdout
+
+
+@pytest.mark.parametrize("program", ["publish", "subscribe"])
+def test_a_descriptor_that_cannot_be_read_is_named_with_its_file_and_member(program, files):
+    unknown = json.loads(DESCRIPTOR.jcs) | {"kv_dtype": "fp17"}
+    (files / "unknown.json").write_text(json.dumps(unknown))
+    done = run(program, files, compat="unknown.json")
+    assert done.returncode == ExitCode.USAGE
+    assert "unknown.json: 'kv_dtype': 'fp17'" in done.stderr

@@ -454,7 +454,7 @@ async def test_what_the_destination_raises_ends_the_retrieval():
     [
         (["--kvsp-http-loopback"], "give --kvsp"),
         (["--kvsp", "http://127.0.0.1:9/kvsp/"], "with --kvsp-http-loopback"),
-        (["--kvsp", "https://is.example/kvsp"], "ends in /"),
+        (["--kvsp", "https://is.example/kvsp"], "'https://is.example/kvsp': bad-uri"),
         (["--kvsp", "https://is.example/", "--kvsp-token-file", "nowhere"], "nowhere"),
     ],
 )

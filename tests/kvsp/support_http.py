@@ -135,5 +135,5 @@ async def _for_ever() -> Any:
 @asynccontextmanager
 async def running(app: App) -> AsyncIterator[App]:
     """The application between its start and its stop."""
-    async with app._lifespan(None):
+    async with app.lifespan():
         yield app

@@ -89,5 +89,5 @@ def make_roles(folder: Path, limits: HttpLimits | None = None, **settings: Any) 
 @asynccontextmanager
 async def running_roles(folder: Path, **more: Any) -> AsyncIterator[Roles]:
     roles = make_roles(folder, **more)
-    async with roles.app._lifespan(None):
+    async with roles.app.lifespan():
         yield roles

@@ -320,6 +320,21 @@ def test_http_is_for_loopback_and_only_when_allowed() -> None:
     assert refusal(ReplicaRecord, tree, http_loopback=True) == ("bad-uri", "/holder")
 
 
+def test_a_wrong_uri_is_repeated_without_credentials_and_not_at_any_length() -> None:
+    for uri, shown in (
+        ("https://h1.example", "/holder: 'https://h1.example': a base URI ends in /"),
+        ("h1.example/", "/holder: 'h1.example/': a base URI starts with https://"),
+        ("https://me:secret@h1.example/", "/holder: 'https://h1.example/': "),
+        ("me:secret@h1.example/", "/holder: 'h1.example/': "),
+        ("https://h1.example/?secret", "/holder: 'https://h1.example/?…': "),
+        ("x\n" * 5000, r"/holder: 'x\nx\n"),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            ReplicaRecord.from_json(changed(REPLICA, "/holder", uri))
+        assert caught.value.name == "bad-uri" and caught.value.detail.startswith(shown)
+        assert "secret" not in caught.value.detail and len(caught.value.detail) < 800
+
+
 def test_a_state_that_is_none_of_the_four_is_refused() -> None:
     assert refusal(records.StateRequest, {"state": "busy"}) == ("out-of-range", "/state")
     sample = changed(SAMPLES[records.InstanceStatus], "/requested_state", "sleeping")

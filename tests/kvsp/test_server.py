@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from kvcs.cli.keygen import app as keygen
 from kvsp.cli.server import app as program
 from kvsp.client import Client as KvspClient
 from kvsp.errors import KvspError
 from kvsp.http.auth import Principal, developer_token, principal_entry
+from kvsp.http.server import Server as HttpServer
 from kvsp.identity import Scope
 from kvsp.server import Assembly
 from kvsp.server_settings import SettingsError, load_settings
 from kvsp.uris import instance_id
+from moqt.quic.certs import make_self_signed
+from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
 from tests.kvsp.controller.support import SESSION, A, B, checkpoint, status
 from tests.kvsp.support_http import Client, running
 from tests.kvsp.support_server import serving
 
+README = (Path(__file__).parents[2] / "README.md").read_text()
 IS = "https://is.example/kvsp/"
 PC = "https://pc.example/kvsp/"
 OTHER = "00000000-0000-4000-8000-000000000000"
@@ -141,6 +154,14 @@ def test_flags_go_before_the_file(tmp_path):
             'instance = {engine = "torch"}',
             "set instance.model",
         ),
+        (
+            f'roles = ["index"]\nlisten = {{base_uri = "{IS}", certificate = "c.pem"}}',
+            "listen: TLS needs both",
+        ),
+        (
+            f'roles = ["index"]\nlisten = {{base_uri = "{IS}"}}\npeers = {{certificate = "c.pem"}}',
+            "peers: TLS needs both",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_what_to_do(tmp_path, text, said):
@@ -189,6 +210,162 @@ def test_files_with_secrets_are_their_owners_only(tmp_path):
     scope.chmod(0o640)
     with pytest.raises(KvspError, match="chmod 600"):
         Assembly(dev("instance", peers={"placement": PC}, instance={"scopes": [str(scope)]}))
+
+
+def as_the_readme_says(folder, base):
+    """The settings of the README, for a base URI here, with the files that it names; the
+    token of a writer."""
+    section = README.partition("## The HTTP services")[2].partition("\n## ")[0]
+    (text,) = re.findall(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    (command,) = re.findall(r"^\$ kvcs-keygen (.*)", section, re.MULTILINE)
+    self_signed(folder)
+    shutil.copy(folder / "server.pem", folder / "clients.pem")
+    changes = {
+        "https://kvsp.example:8443/kvsp/": base,
+        "0.0.0.0:8443": base.split("/")[2],
+        "/var/lib/kvsp": "data",
+    }
+    for old, new in changes.items():
+        assert old in text
+        text, command = text.replace(old, new), command.replace(old, new)
+    (folder / "server.toml").write_text(text)
+    for arguments in (
+        shlex.split(command),
+        ["token", "writer", "--every-scope", "--principals", "principals.json"],
+    ):
+        made = CliRunner().invoke(keygen, arguments)
+        assert made.exit_code == 0, made.output
+    return load_settings(Path("server.toml"), {}), (folder / "writer").read_text().strip()
+
+
+async def test_the_settings_of_the_readme_store_a_block_with_a_certificate_nobody_else_trusts(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    base = f"https://127.0.0.1:{free_port()}/kvsp/"
+    settings, token = as_the_readme_says(tmp_path, base)
+    async with (
+        run_server(Assembly(settings)),
+        KvspClient(base, token=token, cafile="server.pem") as client,
+        asyncio.timeout(20),
+    ):
+        await client.put_descriptor(DESCRIPTOR)
+        assert (await client.put(base, block_of(0), container(0))).created
+        while base not in await _replicas(client):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def run_server(assembly):
+    server = HttpServer(assembly.app, assembly.server)
+    task = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def self_signed(folder):
+    cert, key = make_self_signed(folder / "made")
+    shutil.copy(cert, folder / "server.pem")
+    shutil.copy(key, folder / "server.key")
+
+
+def https(folder, **listen):
+    """A file of settings of an index with TLS, and what its [listen] says besides."""
+    self_signed(folder)
+    members = {
+        "address": "127.0.0.1:0",
+        "base_uri": IS,
+        "certificate": str(folder / "server.pem"),
+        "key": str(folder / "server.key"),
+        **listen,
+    }
+    config = folder / "server.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in members.items()]
+    config.write_text("\n".join(['roles = ["index"]', "[listen]", *lines]) + "\n")
+    return config
+
+
+def test_a_server_without_principals_warns_that_this_machine_may_do_everything(tmp_path, caplog):
+    config = https(tmp_path)
+    assert Assembly(load_settings(config, {})).server.certificate is not None
+    (said,) = caplog.records
+    assert said.levelname == "WARNING" and "set principals under [listen]" in said.getMessage()
+    caplog.clear()
+    (tmp_path / "p.json").write_text('{"principals": []}')
+    Assembly(load_settings(https(tmp_path, principals=str(tmp_path / "p.json")), {}))
+    Assembly(dev("index"))
+    assert not caplog.records
+
+
+def test_a_data_directory_belongs_to_one_process(tmp_path):
+    code = "import sys; from pathlib import Path; from kvsp.server import _claim"
+    code += f"; _claim(Path({str(tmp_path)!r})); print('claimed', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout.readline() == "claimed\n"
+        for roles in ("index", "holder", "index,controller"):
+            result = CliRunner().invoke(
+                program, ["--dev", "--roles", roles, "--data-dir", str(tmp_path)]
+            )
+            assert result.exit_code == 1
+            assert result.output.splitlines() == [
+                f"kvsp-server: {tmp_path}: another process uses this data directory; stop it, or "
+                "name another folder with --data-dir"
+            ]
+        other.stdin.close()
+    assert Assembly(dev("index", data_dir=str(tmp_path))).app
+
+
+def test_a_disk_tier_that_cannot_start_is_exit_code_1_and_names_the_file(tmp_path):
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks" / "incoming").write_text("")
+    arguments = ["--dev", "--roles", "holder", "--data-dir", str(tmp_path)]
+    result = CliRunner().invoke(program, arguments)
+    assert result.exit_code == 1 and result.exception.__class__ is SystemExit
+    (line,) = result.output.splitlines()
+    assert line.startswith(f"kvsp-server: {tmp_path / 'blocks' / 'incoming'}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("client_ca", None),
+        ("certificate", "junk"),
+        ("key", "junk"),
+        ("principals", None),
+        ("principals", "junk"),
+    ],
+)
+def test_a_file_that_cannot_be_used_ends_the_start_with_exit_code_2_and_its_name(
+    tmp_path, name, content
+):
+    path = tmp_path / "wrong"
+    if content is not None:
+        path.write_text(content)
+    result = CliRunner().invoke(program, ["--config", str(https(tmp_path, **{name: str(path)}))])
+    assert result.exit_code == 2 and result.exception.__class__ is SystemExit
+    (line,) = [each for each in result.output.splitlines() if "WARNING" not in each]
+    assert line.startswith(f"kvsp-server: {path}: ")
+
+
+def test_a_port_in_use_is_exit_code_1_and_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["--dev", "--roles", "index", "--listen", address]
+        result = CliRunner().invoke(program, arguments)
+    assert result.exit_code == 1 and result.exception.__class__ is SystemExit
+    (line,) = result.output.splitlines()
+    assert address.replace(":", " port ") in line and "choose another port" in line
 
 
 def test_the_program_says_in_one_line_what_is_wrong(tmp_path):

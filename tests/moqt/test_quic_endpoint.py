@@ -8,14 +8,17 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
+from moqt.quic import certs
 from moqt.quic import udp as udp_module
 from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certs import check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
 from moqt.quic.endpoint import Endpoint, QuicConnectError, connect, serve
 from moqt.quic.udp import UdpSocket
@@ -414,3 +417,49 @@ def test_a_damaged_certificate_is_replaced(tmp_path: Path) -> None:
     cert.write_text("nonsense")
     make_self_signed(tmp_path)
     x509.load_pem_x509_certificate(cert.read_bytes())
+
+
+def test_why_a_certificate_was_replaced_is_told_but_not_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def make(*names: str) -> bytes:
+        cert, key = make_self_signed(tmp_path, names, replaced=told.append)
+        check_key_pair(cert, key)
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        return cert.read_bytes()
+
+    with monkeypatch.context() as soon:
+        soon.setattr(certs, "VALIDITY", timedelta(hours=20))
+        first = make("one.example")
+    assert told == []
+    second = make("one.example")
+    assert second != first and "valid until" in told.pop()
+    assert make("one.example") == second and told == []
+    make("one.example", "192.0.2.7")
+    assert told.pop() == "the one there was not for 192.0.2.7"
+    (tmp_path / "key.pem").write_bytes(make_self_signed(tmp_path / "other")[1].read_bytes())
+    make("one.example")
+    assert "does not belong to" in told.pop()
+    (tmp_path / "key.pem").unlink()
+    make("one.example")
+    assert "key.pem was missing" in told.pop()
+    assert names_of(tmp_path / "cert.pem") == ["one.example"]
+
+
+def test_those_who_make_a_certificate_at_once_get_the_same_pair(tmp_path: Path) -> None:
+    def make(_: int) -> tuple[bytes, bytes]:
+        cert, key = make_self_signed(tmp_path)
+        return cert.read_bytes(), key.read_bytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        pairs = set(pool.map(make, range(8)))
+    assert len(pairs) == 1
+    check_key_pair(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def test_what_cannot_be_the_name_of_a_host_gets_no_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        make_self_signed(tmp_path, ["bücher.example"])
+    assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,12 @@ READER, WRITER, STRANGER, OPERATOR = (
 
 def entry(token, scope, rights, **more):
     digest = hashlib.sha256(token).hexdigest()
-    return {"principal": "p", "tokens": [digest], "scopes": {scope: rights}, **more}
+    return {
+        "principal": token.decode(),
+        "tokens": [digest],
+        "scopes": {scope: rights},
+        **more,
+    }
 
 
 RECORDS = [
@@ -180,6 +185,38 @@ def test_the_file_is_read_again_when_it_changes_and_denies_all_while_it_cannot_b
     assert not reader() and policy.denied == 3
 
 
+def test_a_file_that_others_may_write_is_refused_at_the_start_and_while_the_relay_runs(
+    path, caplog
+):
+    path.chmod(0o664)
+    with pytest.raises(AuthFileError, match=f"chmod go-w {path}"):
+        TokenPolicy(path)
+    path.chmod(0o644)
+    policy = TokenPolicy(path)
+    session = Star(policy=policy).connect().server
+
+    def reader():
+        return policy.allow(session, Action.FETCH, NAMESPACE, ((0, READER),))
+
+    assert reader()
+    path.chmod(0o646)
+    # False: nothing is withdrawn from what is open
+    assert not policy.reload() and not policy.reload()
+    assert not reader()
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "chmod go-w" in said.getMessage() and "denied" in said.getMessage()
+    path.chmod(0o644)
+    assert policy.reload() and reader()
+
+
+def test_what_is_no_file_is_refused_without_waiting_for_a_writer(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    for path, words in ((pipe, "not a regular file"), (tmp_path, "Is a directory")):
+        with pytest.raises(AuthFileError, match=words):
+            load_principals(path)
+
+
 def test_a_token_of_another_type_gives_no_right(path):
     policy = TokenPolicy(path)
     session = Star().connect().server
@@ -204,7 +241,14 @@ def test_a_token_of_another_type_gives_no_right(path):
         (json.dumps({"principals": [entry(READER, "12", [])]}), "32 lower-case hex"),
         (json.dumps({"principals": [entry(READER, "*", ["admin"])]}), '"read" and "write"'),
         (json.dumps({"principals": [entry(READER, "*", 7)]}), '"read" and "write"'),
-        (json.dumps({"principals": [entry(READER, "*", [])] * 2}), "same token"),
+        (
+            json.dumps({"principals": [entry(READER, "*", []), entry(WRITER, "*", [])] * 2}),
+            f"principal '{READER.decode()}' is given twice",
+        ),
+        (
+            json.dumps({"principals": [entry(READER, "*", [], principal=p) for p in "ab"]}),
+            "same token",
+        ),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be_is_one_sentence_with_its_name(text, words, path):

@@ -15,8 +15,8 @@ import urllib.request
 import pytest
 
 import moqt
-from moqt.quic.certs import make_self_signed
-from relay.cli import parse_address, parse_size
+from moqt.quic.certs import make_self_signed, names_of
+from relay.cli import _own_addresses, _own_names, _self_signed, _Usage, parse_address, parse_size
 from tests.relay.star import end_track, everything, publish
 
 COMMAND = [sys.executable, "-m", "relay.cli"]
@@ -191,6 +191,93 @@ def test_the_example_of_the_help_works_as_typed(tmp_path):
         process.communicate()
 
 
+def ended(process):
+    """What a relay said on standard error until it was asked to stop."""
+    process.send_signal(signal.SIGTERM)
+    return process.communicate(timeout=20)[1]
+
+
+def test_the_certificate_is_used_again_at_the_next_start_without_a_word(tmp_path):
+    seen = []
+    for _ in range(2):
+        with running("--listen", "127.0.0.1:0", "--self-signed", tmp_path) as (process, _):
+            assert ended(process) == ""
+        seen.append([(tmp_path / name).read_bytes() for name in ("cert.pem", "key.pem")])
+    assert seen[0] == seen[1]
+
+
+def test_a_relay_that_cannot_start_leaves_the_certificate_of_another_as_it_is(tmp_path):
+    make_self_signed(tmp_path, ["localhost"])
+    before = (tmp_path / "cert.pem").read_bytes()
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as metrics,
+    ):
+        for each in (taken, metrics):
+            each.bind(("127.0.0.1", 0))
+        metrics.listen()
+        listen, there = (f"127.0.0.1:{each.getsockname()[1]}" for each in (taken, metrics))
+        result = run("--listen", listen, "--self-signed", tmp_path)
+        check_sentence(result, 1, listen, "in use")
+        result = run("--listen", "127.0.0.1:0", "--metrics", there, "--self-signed", tmp_path)
+        check_sentence(result, 1, there, "in use")
+    for wrong in (["--auth", tmp_path / "absent"], ["--upstream", "ftp://x"], ["--mtu", "9"]):
+        check_sentence(run("--listen", "127.0.0.1:0", "--self-signed", tmp_path, *wrong), 2)
+    assert (tmp_path / "cert.pem").read_bytes() == before
+
+
+def test_a_new_certificate_is_said_and_good_for_the_old_names_too(tmp_path):
+    make_self_signed(tmp_path, ["old.example", "192.0.2.7"])
+    for again in (False, True):
+        with running("--listen", "127.0.0.1:0", "--self-signed", tmp_path) as (process, _):
+            said = ended(process)
+        if again:
+            assert said == ""
+        else:
+            assert said.count("\n") == 1
+            assert "made a new certificate" in said and "not for localhost" in said
+            assert f"clients need the new {tmp_path}/cert.pem" in said
+    assert {"old.example", "192.0.2.7", "127.0.0.1"} <= set(names_of(tmp_path / "cert.pem"))
+
+
+def test_a_relay_on_all_addresses_has_a_certificate_for_this_machine(tmp_path):
+    async def scenario(port, cafile):
+        async with moqt.connect(f"moqt://127.0.0.1:{port}/", cafile=cafile):
+            pass
+
+    with running("--listen", "0.0.0.0:0", "--self-signed", tmp_path) as (_, ready):
+        host, port = ready[1].split(":")
+        assert host == "0.0.0.0"
+        asyncio.run(scenario(port, ready[2]))
+    names = set(names_of(tmp_path / "cert.pem"))
+    assert {"localhost", "127.0.0.1", "::1", *_own_names(), *_own_addresses()} <= names
+    assert "0.0.0.0" not in names
+
+
+def test_a_name_no_certificate_can_have_is_one_sentence(tmp_path, monkeypatch):
+    with pytest.raises(_Usage, match="no certificate can be made for the name 'bücher'"):
+        _self_signed(tmp_path, "bücher")
+    monkeypatch.setattr(socket, "gethostname", lambda: "bücher")
+    _self_signed(tmp_path, "127.0.0.1")
+    assert names_of(tmp_path / "cert.pem") == ["localhost", "127.0.0.1", "::1"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_a_ready_line_that_cannot_be_written_is_told_as_that(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [*COMMAND, "--listen", "127.0.0.1:0", "--self-signed", str(tmp_path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert process.stderr == (
+        "kvcs-relay: cannot write to standard output that it is ready: No space left on device\n"
+    )
+
+
 def test_an_address_in_use_is_one_sentence(tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -225,6 +312,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         ),
         (["--listen", "127.0.0.1:0", "--self-signed", "{junk}"], 2, ["cannot make"]),
         (["--listen", "192.0.2.1:9", "--self-signed", "{dir}"], 1, ["cannot listen"]),
+        (["--listen", "x" * 70 + ":9", "--self-signed", "{dir}"], 1, ["cannot listen", "name"]),
         (
             ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--qlog-dir", "{junk}"],
             2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -11,8 +12,11 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from kvsp.cli.program import _COMMANDS
+from kvsp.cli.program import _COMMANDS, app
+from kvsp.cli.server import app as server_app
+from kvsp.container import Container
 from kvsp.files import KvFile
 from kvsp.index.app import unix_ms
 from kvsp.records import InstanceStatus
@@ -159,6 +163,38 @@ def test_an_index_that_is_no_base_uri_is_exit_code_2(files, kvsp, uri):
     assert kvsp("lookup", uri, *PROMPT, *ACCESS).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("http://127.0.0.1:9/kvsp", ["'http://127.0.0.1:9/kvsp'", "ends in /"]),
+        ("127.0.0.1:9/kvsp/", ["'127.0.0.1:9/kvsp/'", "https://", "http://", "--http-loopback"]),
+        ("https://me:secret@is.example/kvsp/", ["'https://is.example/kvsp/'", "a user"]),
+        ("https://is.example/kvsp/?key=secret", ["'https://is.example/kvsp/?…'", "no query"]),
+    ],
+)
+def test_a_wrong_base_uri_is_repeated_without_credentials(files, kvsp, uri, words):
+    for name, arguments in (
+        ("INDEX", ["lookup", uri, *PROMPT]),
+        ("PLACEMENT", ["sessions", uri]),
+        ("--holder", ["lease", "https://is.example/", *PROMPT, "--holder", uri]),
+    ):
+        done = kvsp(*arguments)
+        assert done.exit_code == 2 and done.stderr.startswith(f"kvsp: {name}: "), done.output
+        assert all(word in done.stderr for word in words), done.stderr
+        assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("member", "value"), [("kv_dtype", "fp17"), ("layout", "kvsp-layout-9"), ("layers", 0)]
+)
+def test_a_descriptor_that_cannot_be_used_is_named_with_its_member(files, kvsp, member, value):
+    text = json.dumps(DESCRIPTOR.to_dict() | {member: value})
+    (files / "compat.json").write_text(text)
+    done = kvsp("lookup", "https://is.example/kvsp/", *PROMPT)
+    assert done.exit_code == 2
+    assert "compat.json" in done.stderr and f"'{member}'" in done.stderr
+
+
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9/kvsp/", "http://[::1]:9/kvsp/"])
 def test_http_to_this_machine_names_the_switch_that_allows_it(files, kvsp, uri):
     for words in (["lookup", uri, *PROMPT], ["sessions", uri]):
@@ -197,7 +233,8 @@ def test_a_prompt_shorter_than_a_block_has_no_key(deployment, files, kvsp):
 
 def test_an_index_that_is_away_is_exit_code_1(files, kvsp):
     done = kvsp("lookup", "http://127.0.0.1:9/kvsp/", *PROMPT, *ACCESS)
-    assert done.exit_code == 1 and "127.0.0.1:9" in done.stderr
+    assert done.exit_code == 1
+    assert "connection refused: nobody listens on 127.0.0.1:9\n" in done.stderr
 
 
 # --- instances and doctor ------------------------------------------------------------
@@ -249,7 +286,60 @@ def test_doctor_flags_instances_that_publish_nothing(deployment, files, kvsp):
         index_app.sweep()
 
 
+def test_doctor_judges_the_path_that_was_asked(deployment, files, kvsp):
+    done = kvsp("doctor", deployment.index.replace("/kvsp/", "/foo/"), *ACCESS)
+    assert done.exit_code == 3, done.output
+    assert "warning" in done.stdout and f"its host says it is {deployment.index}" in done.stdout
+    assert "no service here answers to this path" in done.stdout and "ready" not in done.stdout
+    assert done.stderr == "kvsp: 1 check failed\n"
+
+
+def test_doctor_without_a_credential_says_that_the_path_answers(deployment, kvsp):
+    done = kvsp("doctor", deployment.index, "--http-loopback")
+    assert (done.exit_code, done.stdout) == (0, f"ok       index {deployment.index}: ready\n")
+
+
+def test_doctor_says_what_it_did_not_read_and_reads_it_when_asked(stored, files, kvsp):
+    done = kvsp("doctor", stored.index, *PROMPT, *ACCESS)
+    assert "layer 0 came" in done.stdout
+    assert "not read: 3 other layers and 3 other replicas (see --every-layer)" in done.stdout
+    done = kvsp("doctor", stored.index, *PROMPT, *ACCESS, "--every-layer")
+    assert done.exit_code == 0 and "every layer of 4 of 4 replicas came" in done.stdout
+    # the last layer of block 2 becomes another
+    sections = [*container(2).sections[:-1], container(9).sections[-1]]
+    damaged = Container.build(DESCRIPTOR, sections)
+    stored.do(stored.world.client.delete(stored.holder, block_of(2)))
+    stored.do(stored.world.client.put(stored.holder, block_of(2), damaged))
+    stored.do(stored.world.records(4))
+    lie = record_at(stored.holder, container(2), 2)
+    principal = stored.world.apps[0].authenticator._by_token["Bearer holder0"]
+    service = stored.world.service
+    service.store.delete_holder(stored.holder, None)
+    for number in range(4):
+        record = lie if number == 2 else record_at(stored.holder, container(number), number)
+        service.publish(principal, record.block, record.replica_id, record.to_dict(), unix_ms())
+    assert kvsp("doctor", stored.index, *PROMPT, *ACCESS).exit_code == 0
+    done = kvsp("doctor", stored.index, *PROMPT, *ACCESS, "--every-layer")
+    assert done.exit_code == 5 and "every layer of 3 of 4 replicas came" in done.stdout
+    assert f"failed   block 2 at {stored.holder}" in done.stdout
+    assert done.stderr == "kvsp: 1 check failed\n"
+
+
+def test_doctor_needs_a_prompt_to_read_every_layer(deployment, kvsp):
+    done = kvsp("doctor", deployment.index, *ACCESS[2:], "--every-layer")
+    assert done.exit_code == 2 and "--every-layer: needs" in done.stderr
+
+
 # --- the program as a process --------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *(each.__name__ for each, *_ in _COMMANDS)])
+def test_the_help_shows_flags_without_a_value(command):
+    done = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "100"})
+    assert done.exit_code == 0 and "--help" in done.stdout
+    assert not re.search("bool", done.stdout, re.IGNORECASE)
+    done = CliRunner().invoke(server_app, ["--help"])
+    assert "--dev" in done.stdout and not re.search("bool", done.stdout, re.IGNORECASE)
 
 
 def test_the_examples_of_the_help_work_as_typed(stored, kvsp):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 
 import pytest
 from cryptography import x509
@@ -17,13 +18,16 @@ from kvsp.http.auth import unauthorized
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
+from moqt.quic import certs
 from moqt.quic.certs import make_self_signed
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,
     KEYS,
     SCOPE,
+    Fake,
     client_principal,
+    serving,
     serving_app,
 )
 
@@ -87,6 +91,54 @@ async def test_a_client_certificate_is_a_credential_and_the_server_is_verified(t
             await matched(cafile=certificate)
         with pytest.raises(UnreachableError, match="certificate is not trusted"):
             await matched(client_cert=pair)
+        elsewhere = uri.replace("127.0.0.1", "localhost")
+        with pytest.raises(UnreachableError, match="not trusted: it is not for localhost"):
+            async with Client(elsewhere, limits=FAST, cafile=certificate) as client:
+                await client.discover(elsewhere)
+        with pytest.raises(UnreachableError, match=r"broke off \(is it https://\?\)"):
+            async with Client(app.base_uri, limits=FAST, http_loopback=True) as client:
+                await client.discover(app.base_uri)
+
+
+async def test_a_certificate_that_has_expired_is_told_as_that(tmp_path, monkeypatch):
+    with monkeypatch.context() as early:
+        early.setattr(certs, "VALIDITY", datetime.timedelta(minutes=1))
+        certificate, key = make_self_signed(tmp_path, ["127.0.0.1"])
+
+    def index(base):
+        service = IndexService(SqliteStore(tmp_path / "index.db"))
+        return App([IndexApp(service)], base_uri=base, authenticator=ByCertificate())
+
+    async with serving_app(index, certificate=certificate, key=key) as app:
+        uri = app.base_uri.replace("http://", "https://")
+        with pytest.raises(UnreachableError, match="not trusted: it has expired"):
+            async with Client(uri, limits=FAST, cafile=certificate) as client:
+                await client.discover(uri)
+
+
+async def test_why_there_is_no_connection_is_said_in_words(monkeypatch):
+    resolve = socket.getaddrinfo
+
+    def resolved(host, *arguments, **more):
+        if host == "nobody.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    async with serving(Fake(lambda request: None).app) as http:
+        uris = {
+            http.replace("http://", "https://"): "the server does not speak TLS (is it http://?)",
+            "https://127.0.0.1:9/": "connection refused: nobody listens on 127.0.0.1:9",
+            "https://[::1]:9/": "[::1]:9",
+            "https://nobody.invalid/": "no address is known for the host nobody.invalid",
+        }
+        for uri, words in uris.items():
+            with pytest.raises(UnreachableError) as caught:
+                async with Client(uri, limits=FAST) as client:
+                    await client.discover(uri)
+            assert words in str(caught.value)
+            for internal in ("Errno", "_ssl", "Connect call", "('"):
+                assert internal not in str(caught.value)
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from starlette.responses import Response
 
+from kvsp.errors import KvspError
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
@@ -40,8 +42,8 @@ from tests.kvsp.holder.support import (
     make_world,
     octets,
 )
-from tests.kvsp.support_http import BASE, Client, Principals
-from tests.kvsp.support_server import serving
+from tests.kvsp.support_http import BASE, Answer, Client, Principals
+from tests.kvsp.support_server import Authority, serving
 
 H1 = Principal(
     "h1",
@@ -214,6 +216,60 @@ async def test_answers_of_an_index_are_judged(tmp_path: Path) -> None:
         await client.publish(record)
     await client.close()
     await stranger.close()
+
+
+async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_clients_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "authority"
+    folder.mkdir()
+    certificate, key = Authority(folder).server()
+
+    def said() -> list[str]:
+        messages = [each.getMessage() for each in caplog.records if each.name == "kvsp.holder"]
+        caplog.clear()
+        return messages
+
+    async with serving(
+        app_of(index_on(tmp_path / "1.db")), certificate=certificate, key=key
+    ) as server:
+        service, _, index, _ = holder_for(f"{server.url}/kvsp/")
+        holder = Client(app_of(service), "writer")
+
+        async def put() -> Answer:
+            return await holder.request(
+                "PUT",
+                f"blocks/{block_id(1).path}",
+                octets(container(1)),
+                {"content-type": "application/kvsp-block", "if-none-match": "*"},
+            )
+
+        for _ in range(3):
+            answer = await put()
+            assert answer.status == 503
+            assert "the index service could not be reached" in answer.json["detail"]
+            assert "certificate" not in answer.json["detail"], "no internals"
+        (why,) = said()
+        assert why.startswith(f"the index service cannot be asked for descriptors: {server.url}")
+        assert "its certificate is not trusted" in why and "set cafile under [peers]" in why
+        index._tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        index._token = lambda: "nobody"
+        assert "the index service refused" in (await put()).json["detail"]
+        assert "status 401" in said()[0], "another reason is said"
+        index._token = lambda: "h1"
+        assert (await put()).problem == "kvsp-compat-unknown"
+        assert said() == []
+    for _ in range(2):
+        assert (await put()).status == 503
+    assert len(said()) == 1, "said again after it went"
+    index._token = _no_token
+    assert (await put()).status == 503
+    assert "no token to show it: the file is gone" in said()[0]
+    await index.close()
+
+
+def _no_token() -> str:
+    raise KvspError("the file is gone")
 
 
 async def test_a_holder_without_an_index_serves_all_the_same() -> None:

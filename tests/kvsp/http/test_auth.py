@@ -114,6 +114,36 @@ def test_a_file_that_cannot_be_judged_denies_everybody(tmp_path: Path) -> None:
     assert refusal(file, Credentials(certificate_uris=(URI,))).status == 503
 
 
+def test_why_a_file_cannot_be_used_is_logged_once_until_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = new_token()
+    path = write(tmp_path / "principals", [principal_entry(H1, [token])])
+    file = PrincipalsFile(path)
+
+    def said() -> list[str]:
+        for _ in range(3):
+            assert refusal(file, bearer(token)).status == 503
+        errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        caplog.clear()
+        assert token not in "".join(errors)
+        return errors
+
+    path.chmod(0o666)
+    (reason,) = said()
+    assert f"run: chmod go-w {path}; requests are refused with 503" in reason
+    write(path, [{"principal": "a", "roles": ["controller"]}])
+    (reason,) = said()
+    assert "'controller' is none of cats, holder, index" in reason
+    path.unlink()
+    (reason,) = said()
+    assert "No such file" in reason
+    write(path, [principal_entry(H1, [token])])
+    assert file.authenticate(bearer(token)) == H1
+    path.unlink()
+    assert said() == [reason], "said again after it was mended"
+
+
 @pytest.mark.parametrize(
     "entries",
     [
@@ -141,8 +171,10 @@ def test_a_malformed_file_is_refused_at_the_start(tmp_path: Path, entries: Any) 
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PrincipalsFileError, match="chmod"):
         PrincipalsFile(write(tmp_path / "principals", [], 0o622))
-    with pytest.raises(PrincipalsFileError):
-        PrincipalsFile(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(PrincipalsFileError):
+            PrincipalsFile(path)
     with pytest.raises(PrincipalsFileError):
         PrincipalsFile(tmp_path / "missing")
 

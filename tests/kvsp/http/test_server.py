@@ -15,13 +15,28 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from cryptography.hazmat.primitives import serialization
 from starlette.responses import Response
 
+from kvsp.errors import KvspError as ServiceError
 from kvsp.http.app import App, Operation, Service
-from kvsp.http.auth import LoopbackOnly, Principal, PrincipalsFile, principal_entry
+from kvsp.http.auth import (
+    Credentials,
+    LoopbackOnly,
+    Principal,
+    PrincipalsFile,
+    principal_entry,
+)
 from kvsp.http.call import Call, json_response
 from kvsp.http.limits import HttpLimits
-from kvsp.http.server import Server, ServerSettings, ServerSettingsError
+from kvsp.http.server import (
+    CannotStartError,
+    Server,
+    ServerSettings,
+    ServerSettingsError,
+    run,
+)
+from kvsp.server_settings import ListenTable
 from tests.kvsp.support_server import Authority, serving
 
 URI = "https://ii7.example/kvsp/"
@@ -205,9 +220,93 @@ def test_the_server_refuses_to_be_open_to_all_unless_told_so(tmp_path: Path) -> 
 def test_a_port_in_use_is_a_clear_error() -> None:
     first = Server(make(), ServerSettings())
     first._socket.listen()
-    with pytest.raises(ServerSettingsError, match=f"port {first.port}"):
+    with pytest.raises(CannotStartError, match=f"port {first.port}: .*; stop what listens"):
         Server(make(), ServerSettings(port=first.port))
     first._socket.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "content", "said"),
+    [
+        ("certificate", None, "No such file"),
+        ("key", None, "No such file"),
+        ("client_ca", None, "No such file"),
+        ("certificate", "nonsense", "not a file of PEM certificates"),
+        ("client_ca", "nonsense", "not a file of PEM certificates"),
+        ("key", "nonsense", "not a private key in PEM without a password"),
+        ("key", "certificate", "not a private key in PEM without a password"),
+        ("key", "locked", "not a private key in PEM without a password"),
+        ("key", "other", "not the key of the certificate"),
+    ],
+)
+def test_a_file_for_tls_that_cannot_be_used_is_named_in_one_sentence(
+    tmp_path: Path, wrong: str, content: str | None, said: str
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.server()
+    files = {"certificate": certificate, "key": key, "client_ca": authority.path}
+    other = authority.issue("other")[1].read_bytes()
+    password = serialization.BestAvailableEncryption(b"secret")
+    locked = serialization.load_pem_private_key(other, None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password
+    )
+    path = files[wrong] = tmp_path / "wrong.pem"
+    contents = {"certificate": certificate.read_bytes(), "other": other, "locked": locked}
+    if content is not None:
+        path.write_bytes(contents.get(content, content.encode()))
+    with pytest.raises(ServerSettingsError) as caught:
+        Server(make(), ServerSettings(**files))
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_refusal_says_to_set_exists() -> None:
+    known = set(ListenTable.__struct_fields__)
+    for app, settings in (
+        (make(), ServerSettings(host="0.0.0.0")),
+        (make(EveryoneIsKnown()), ServerSettings(host="0.0.0.0")),
+    ):
+        with pytest.raises(ServerSettingsError) as caught:
+            Server(app, settings)
+        assert "under [listen]" in str(caught.value) and "--" not in str(caught.value)
+        assert {name for name in ("principals", "insecure") if name in str(caught.value)} <= known
+
+
+class EveryoneIsKnown:
+    def authenticate(self, credentials: Credentials) -> Principal:
+        return Principal("anybody")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ServiceError("its folder is taken"), "its folder is taken"),
+        (PermissionError(13, "Permission denied", "/data/blocks"), "/data/blocks: Permission"),
+    ],
+)
+def test_a_service_that_cannot_start_is_one_sentence_and_what_started_is_stopped(
+    error: Exception, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped = []
+
+    class First(Who):
+        async def stop(self) -> None:
+            stopped.append(self.role)
+
+    class Second(Service):
+        role = "holder"
+
+        async def start(self) -> None:
+            raise error
+
+        def operations(self) -> Sequence[Operation]:
+            return ()
+
+    services = [First(), Second()]
+    app = App(services, base_uri="https://is.example/kvsp/", authenticator=LoopbackOnly())
+    with pytest.raises(CannotStartError, match=said):
+        run(app, ServerSettings())
+    assert stopped == ["index"] and "Traceback" not in caplog.text
 
 
 PROGRAM = """
