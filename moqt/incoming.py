@@ -288,6 +288,7 @@ class DataIn:
             data = self._release() + data
             self.session.transport.resume_receiving(self.stream_id)
         self.owner, self.incoming = owner, incoming
+        self.session.stream_owned(self, owner)
         if isinstance(self.header, FetchHeader):
             cast(FetchDecoder, self.decoder).group_order = owner.group_order
             # There is one stream for each request: another one of this ID is unwanted.

@@ -94,6 +94,10 @@ class Flow:
         """When it was served last or came: of equals, the one that waits longest is next."""
         self.entry: Entry | None = None
         """Where it stands in the scheduler's queue."""
+        self.streamless = 0
+        """Deliveries of it that wait for a stream."""
+        self.over = False
+        """The scheduler was told to forget it."""
 
     def set_priority(self, subscriber_priority: int) -> None:
         if subscriber_priority != self.subscriber_priority:
@@ -126,9 +130,11 @@ class Scheduler:
         self._ticked = 0.0
         self._flows: list[Entry] = []
         self._number = 0
-        self._blocked: dict[Delivery, None] = {}
+        self._blocked: dict[Flow, dict[Delivery, None]] = {}
         self._streamless: list[tuple[int, tuple[int, ...], int, Delivery]] = []
         """Deliveries that need a stream, by priority: one tries, the others wait for it."""
+        self._void = 0
+        """How many of them belong to flows that are over."""
         self._trying: Delivery | None = None
         self._compact_at = 256
 
@@ -177,17 +183,24 @@ class Scheduler:
     def unblock(self) -> None:
         """The transport has new credit: everything held back may try again."""
         blocked, self._blocked = self._blocked, {}
-        for delivery in blocked:
-            self.ready(delivery)
+        for deliveries in blocked.values():
+            for delivery in deliveries:
+                self.ready(delivery)
         if self._trying is None:
             self._try_stream()
 
     def _try_stream(self) -> None:
         """Let the first by priority of those that need a stream ask for one."""
-        if self._streamless:
-            self._trying = heapq.heappop(self._streamless)[3]
-            self._trying.streamless = False
-            self.ready(self._trying)
+        while self._streamless:
+            delivery = heapq.heappop(self._streamless)[3]
+            if delivery.flow.over:
+                self._void -= 1
+                continue
+            delivery.flow.streamless -= 1
+            delivery.streamless = False
+            self._trying = delivery
+            self.ready(delivery)
+            return
 
     def write_next(self, limit: int) -> bool:
         """Let the best delivery write; False when nothing could be written."""
@@ -203,8 +216,9 @@ class Scheduler:
             tried = delivery is self._trying
             if tried:
                 self._trying = None
-            if progress is Progress.NO_STREAM:
+            if progress is Progress.NO_STREAM and not flow.over:
                 delivery.streamless = True
+                flow.streamless += 1
                 place = (flow.subscriber_priority, delivery.rank(), self._next_number())
                 heapq.heappush(self._streamless, (*place, delivery))
             elif tried:
@@ -214,7 +228,7 @@ class Scheduler:
                 self.offer(flow)
                 return True
             if progress is Progress.BLOCKED:
-                self._blocked[delivery] = None
+                self._blocked.setdefault(flow, {})[delivery] = None
             self.offer(flow)
         return False
 
@@ -224,8 +238,14 @@ class Scheduler:
             delivery.queued = False
         flow.heap.clear()
         flow.entry = None
-        self._blocked = {d: None for d in self._blocked if d.flow is not flow}
-        self._streamless = [entry for entry in self._streamless if entry[3].flow is not flow]
-        heapq.heapify(self._streamless)
+        flow.over = True
+        self._blocked.pop(flow, None)
+        # Many end at once, with their session: none of them looks at what the others wait for.
+        self._void += flow.streamless
+        flow.streamless = 0
+        if 2 * self._void > len(self._streamless):
+            self._streamless = [entry for entry in self._streamless if not entry[3].flow.over]
+            heapq.heapify(self._streamless)
+            self._void = 0
         if self._trying is not None and self._trying.flow is flow:
             self._trying = None

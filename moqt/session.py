@@ -153,6 +153,8 @@ class Session:
         self._draining = False
         self.rules = Rules(self)
         self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
+        self._reading: dict[ObjectOwner, dict[int, DataIn]] = {}
+        """The data streams of `_streams` that have an owner."""
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
@@ -415,10 +417,14 @@ class Session:
     def last_heard(self, owner: SubscriberSide) -> float:
         """When a stream of `owner`'s that is still open brought something: a slow path is no
         reason to give up what is on its way."""
-        streams = self._streams.values()
-        return max(
-            (s.heard_at for s in streams if isinstance(s, DataIn) and s.owner is owner), default=0
-        )
+        return max((reader.heard_at for reader in self._readers(owner)), default=0)
+
+    def _readers(self, owner: ObjectOwner) -> tuple[DataIn, ...]:
+        return tuple(self._reading.get(owner, {}).values())
+
+    def stream_owned(self, stream: DataIn, owner: ObjectOwner) -> None:
+        """What comes on `stream` is read for `owner`."""
+        self._reading.setdefault(owner, {})[stream.stream_id] = stream
 
     # -- Outlet, for deliveries ------------------------------------------------------------
 
@@ -500,8 +506,13 @@ class Session:
         return self.peer_max_request_updates
 
     def forget_stream(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
+        stream = self._streams.pop(stream_id, None)
         self._outgoing.pop(stream_id, None)
+        if isinstance(stream, DataIn) and stream.owner in self._reading:
+            readers = self._reading[stream.owner]
+            readers.pop(stream_id, None)
+            if not readers:
+                del self._reading[stream.owner]
 
     def request_closed(self, stream_id: int) -> None:
         self._outgoing.pop(stream_id, None)
@@ -517,11 +528,7 @@ class Session:
 
     def reset_streams(self, owner: OutgoingFetch, code: int) -> bool:
         """The peer gave `owner` up: its streams end as if reset; False when there is none."""
-        readers = [
-            reader
-            for reader in self._streams.values()
-            if isinstance(reader, DataIn) and reader.owner is owner
-        ]
+        readers = self._readers(owner)
         for reader in readers:
             reader.drop()
             reader.reset(code)
@@ -529,10 +536,8 @@ class Session:
 
     def drop_streams(self, owner: ObjectOwner) -> None:
         """`owner` is over: STOP_SENDING on its streams that are still open."""
-        for reader in tuple(self._streams.values()):
-            if isinstance(reader, DataIn) and (
-                reader.owner is owner or (reader.waiting and not reader.wanted)
-            ):
+        for reader in (*self._readers(owner), *self.waiting_for_alias.values()):
+            if reader.owner is owner or not reader.wanted:
                 reader.drop()
 
     def track_malformed(self, owner: ObjectOwner, reason: str) -> None:
@@ -701,6 +706,7 @@ class Session:
             if isinstance(reader, DataIn):
                 reader.discard = True
         self._streams.clear()
+        self._reading.clear()
         self.waiting_for_alias.clear()
         self.held_octets = 0
         for incoming in tuple(self._incoming.values()):

@@ -375,11 +375,12 @@ class TrackStore:
     def forget_group(self, group_id: int) -> None:
         """Drop the log of a group that holds nothing and that nobody reads."""
         group = self.groups.get(group_id)
-        if group is None or any(not o.status and not o.gone for o in group.objects.values()):
+        if group is None or len(group.objects) > group.statuses:
             return
         if all(
             log.readers == 0 and (log.finished or log.broken or self.ended)
-            for log in group.subgroups.values()
+            # The last one is the likeliest to be needed still.
+            for log in reversed(group.subgroups.values())
         ):
             if len(self.known) > MAX_INTERVALS:
                 # What is known not to exist stays known, as long as it costs little.
@@ -560,12 +561,14 @@ class TrackStore:
                     log.trim(group.objects)
             else:
                 stored.again = True
-            log.number = self.placed + 1
+            if live:
+                log.number = self.placed + 1
         self.placed += 1
         stored.number = self.placed
         group.objects[location.object] = stored
         insort(group.ids, location.object)
         if not normal:
+            group.statuses += 1
             self._count_statuses(1)
         if normal and live and (self.largest is None or location > self.largest):
             self.largest = location

@@ -130,7 +130,7 @@ class SubgroupLog:
     """Up to here Object IDs may be missing from `ids`: there were too many."""
     max_ids: int = MAX_IDS
     number: int = 0
-    """`StoredObject.number` of the Object that came last."""
+    """`StoredObject.number` of the `live` Object that came last."""
     timeouts: tuple[int, int, int] | None = None
     """(Object ID, OBJECT_DELIVERY_TIMEOUT, SUBGROUP_DELIVERY_TIMEOUT in ms, 0 = none) of the
     first Object that came, when it has such properties."""
@@ -171,6 +171,8 @@ class GroupLog:
     objects: dict[int, StoredObject] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     """The keys of `objects`, ascending."""
+    statuses: int = 0
+    """How many of `objects` are statuses; they stay as long as the group does."""
     subgroups: dict[int, SubgroupLog] = field(default_factory=dict)
     end: int | None = None
     """No Object ID of this group is, or will be, this large."""

@@ -14,6 +14,7 @@ import heapq
 from collections import OrderedDict
 
 from moqt.codes import PropertyType
+from moqt.deadlines import Deadline, Deadlines
 from moqt.names import Location
 from moqt.requests import track_property
 from moqt.store import TrackStore
@@ -29,6 +30,19 @@ Without it, a budget of payload octets would not bound the memory of small Objec
 def bill(stored: StoredObject) -> int:
     """What `stored` costs the budget at the moment."""
     return stored.received + len(stored.properties) + OBJECT_OVERHEAD
+
+
+class _Ages:
+    """When and where each Object of a store came; never the Object, which may be evicted before."""
+
+    __slots__ = ("came", "compact_at", "deadline")
+
+    def __init__(self) -> None:
+        self.came: list[tuple[float, Location]] = []
+        self.compact_at = 64
+        """So many entries are worth a look for those whose Object is gone."""
+        self.deadline: Deadline | None = None
+        """When the first Object expires."""
 
 
 class Cache:
@@ -51,9 +65,11 @@ class Cache:
         self.statuses = 0
         """End of Group and End of Track Objects held; they go when their group does."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
-        self._aging: dict[TrackStore, list[tuple[float, Location]]] = {}
-        """When and where each Object came; never the Object, which may be evicted before."""
+        self._aging: dict[TrackStore, _Ages] = {}
+        self._expiries = Deadlines()
+        """One for each store of `_aging` whose Objects expire: nothing else is looked at."""
         self._ticked = 0.0
+        self._horizon = 0.0
 
     @property
     def objects(self) -> int:
@@ -103,29 +119,49 @@ class Cache:
         early and reads happen up to one interval late. Looking one interval ahead keeps
         the promise that no Object is served too late.
         """
-        horizon = now + max(0.0, now - self._ticked)
+        self._horizon = now + max(0.0, now - self._ticked)
         self._ticked = now
-        for store, aging in tuple(self._aging.items()):
-            duration = max_cache_duration(store)
-            while aging and duration is not None and horizon > aging[0][0] + duration:
-                stored = _aged(store, heapq.heappop(aging))
-                if stored is None:
-                    continue
-                if self._used.pop(stored, None) is not None:
-                    self.expirations += 1
-                    self._remove(store, stored)
-                elif not stored.complete:
-                    self.expirations += 1
-                    store.retire(stored)
-            if not aging:
-                del self._aging[store]
+        self._expiries.run(self._horizon)
+
+    def _expire(self, store: TrackStore, ages: _Ages) -> None:
+        duration = max_cache_duration(store)
+        came = ages.came
+        while came and duration is not None and self._horizon > came[0][0] + duration:
+            stored = _aged(store, heapq.heappop(came))
+            if stored is None:
+                continue
+            if self._used.pop(stored, None) is not None:
+                self.expirations += 1
+                self._remove(store, stored)
+            elif not stored.complete:
+                self.expirations += 1
+                store.retire(stored)
+        if came:
+            self.retime(store)
+        else:
+            self._aging.pop(store, None)
+
+    def retime(self, store: TrackStore) -> None:
+        """Its first Object, or its MAX_CACHE_DURATION, may be another one than before."""
+        ages = self._aging.get(store)
+        if ages is None:
+            return
+        self._expiries.cancel(ages.deadline)
+        ages.deadline = None
+        duration = max_cache_duration(store)
+        if duration is not None:
+            due = ages.came[0][0] + duration
+            ages.deadline = self._expiries.at(due, lambda: self._expire(store, ages))
 
     def forget(self, store: TrackStore) -> None:
         """Drop everything of `store`; its growing Objects must have been aborted."""
-        for stored in list(store.objects()):
+        # From the end: there nothing has to move up for what goes.
+        for stored in reversed(list(store.objects())):
             if self._used.pop(stored, None) is not None:
                 self._remove(store, stored)
-        self._aging.pop(store, None)
+        ages = self._aging.pop(store, None)
+        if ages is not None:
+            self._expiries.cancel(ages.deadline)
         store.on_statuses = None
         self.count_statuses(-store.statuses)
 
@@ -137,12 +173,19 @@ class Cache:
 
     def age(self, store: TrackStore, stored: StoredObject) -> None:
         """It has arrived, or begun to, once: MAX_CACHE_DURATION counts from then."""
-        if max_cache_duration(store) is not None:
-            aging = self._aging.setdefault(store, [])
-            heapq.heappush(aging, (stored.arrived, stored.location))
-            if len(aging) > 2 * len(self._used) + 64:
-                aging[:] = [entry for entry in aging if _aged(store, entry) is not None]
-                heapq.heapify(aging)
+        if max_cache_duration(store) is None:
+            return
+        ages = self._aging.get(store)
+        if ages is None:
+            ages = self._aging[store] = _Ages()
+        came, entry = ages.came, (stored.arrived, stored.location)
+        heapq.heappush(came, entry)
+        if len(came) > ages.compact_at:
+            came[:] = [each for each in came if _aged(store, each) is not None]
+            heapq.heapify(came)
+            ages.compact_at = 2 * len(came) + 64
+        if came[0] is entry:
+            self.retime(store)
 
     def _remove(self, store: TrackStore, stored: StoredObject) -> None:
         self.billed -= bill(stored)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import astuple
+from dataclasses import fields
+from operator import attrgetter
 
 from moqt.codes import RequestErrorCode
 from moqt.errors import RequestError, SessionClosed, escaped
@@ -65,8 +66,11 @@ _PASSED_ON = frozenset(
 """Refusals that mean downstream what they meant to us; others are about our own request."""
 
 
+_numbers = attrgetter(*(field.name for field in fields(DeliveryCounters)))
+
+
 def total(each: list[DeliveryCounters]) -> DeliveryCounters:
-    return DeliveryCounters(*map(sum, zip(*map(astuple, each), strict=True)))
+    return DeliveryCounters(*map(sum, zip(*map(_numbers, each), strict=True)))
 
 
 class Relay(SessionHandler):
@@ -177,8 +181,9 @@ class Relay(SessionHandler):
         self._publishers_changed(namespace)
         for track in self.tracks_by_namespace.under(namespace):
             # An open track is asked for from the new publisher too; a closed one on demand.
-            used = not track.idle or any(not leg.published for leg in track.legs)
-            if track.legs and used and not track.track_ended:
+            if not track.legs or track.track_ended:
+                continue
+            if not track.idle or any(not leg.published for leg in track.legs):
                 track.open(self.publishers(track.name.namespace))
         for request in self.waiting.under(namespace):
             self.waiting.done(request)
@@ -193,7 +198,9 @@ class Relay(SessionHandler):
         """A complete track without a publisher makes the relay its publisher."""
         namespace = track.name.namespace
         held = (
-            not track.over
+            # What costs least comes first: one prefix may have tens of thousands of tracks.
+            track.store.end_of_track is not None
+            and not track.over
             and not track.legs
             and track.name in self.tracks
             and next(self.namespaces.published.above(namespace), None) is None

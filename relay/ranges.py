@@ -32,6 +32,8 @@ class Ranges:
         self.fetches: list[UpstreamFetch] = []
         self.queue: deque[UpstreamFetch] = deque()
         """Ranges that wait for one of the FETCHes to end."""
+        self._queued = IntervalSet()
+        """The same as a set: each of many readers asks again whenever something has come."""
         self._failures: list[tuple[float, Location, Location]] = []
 
     @property
@@ -48,6 +50,7 @@ class Ranges:
         fetches = [*self.fetches, *self.queue]
         self.fetches.clear()
         self.queue.clear()
+        self._queued = IntervalSet()
         for fetch in fetches:
             fetch.cancel()
 
@@ -81,7 +84,7 @@ class Ranges:
             return missing[0][0] > start
         for low, high in missing:
             self._home.cache.misses += 1
-            self.queue.append(UpstreamFetch(self._track, low, high))
+            self._enqueue(UpstreamFetch(self._track, low, high))
         self.pump()
         return not any(until > now and low <= start <= high for until, low, high in self._failures)
 
@@ -95,17 +98,20 @@ class Ranges:
 
     def _missing(self, start: Location, end: Location) -> list[tuple[Location, Location]]:
         coming = IntervalSet()
-        for fetch in (*self.fetches, *self.queue):
+        for fetch in self.fetches:
             if fetch.next <= fetch.end:
                 coming.add(fetch.next, fetch.end)
         for stored in self._track.arrivals.bringing:
-            if not stored.retired:
+            if not stored.retired and start <= stored.location <= end:
                 coming.add(stored.location, stored.location)
-        return [
-            hole
-            for low, high in _holes(self._track.store.known, start, end)
-            for hole in _holes(coming, low, high)
-        ]
+        missing = [(start, end)]
+        for known in (self._track.store.known, self._queued, coming):
+            missing = [hole for low, high in missing for hole in _holes(known, low, high)]
+        return missing
+
+    def _enqueue(self, fetch: UpstreamFetch, *, first: bool = False) -> None:
+        (self.queue.appendleft if first else self.queue.append)(fetch)
+        self._queued.add(fetch.next, fetch.end)
 
     def pump(self) -> None:
         """Start what waits, as far as the limits allow."""
@@ -113,6 +119,7 @@ class Ranges:
         # A fetch that waits for a slow reader must not hold up the others.
         while self.queue and sum(not fetch.paused for fetch in self.fetches) < limit:
             fetch = self.queue.popleft()
+            self._queued.remove(fetch.next, fetch.end)
             if fetch.open():
                 self.fetches.append(fetch)
             else:
@@ -123,7 +130,7 @@ class Ranges:
         if fetch in self.fetches:
             self.fetches.remove(fetch)
             if fetch.next <= fetch.end:
-                self.queue.appendleft(fetch)
+                self._enqueue(fetch, first=True)
             self.fetch_over(fetch)
 
     def fetch_over(
@@ -139,7 +146,7 @@ class Ranges:
             self.fetches.remove(fetch)
         if unknown:
             for low, high, tried in unknown[:MAX_ASKED_AGAIN]:
-                self.queue.append(UpstreamFetch(self._track, low, high, tried=tried))
+                self._enqueue(UpstreamFetch(self._track, low, high, tried=tried))
             self._remember_failure([each[:2] for each in unknown[MAX_ASKED_AGAIN:]])
         if rejected:
             self._remember_failure(rejected)

@@ -219,6 +219,7 @@ class UpstreamTrack:
             store.reopen()
         if request.properties != store.properties:
             store.set_properties(request.properties)
+            self.home.cache.retime(store)
         if not self._learn(leg):
             return
         if isinstance(leg, SubscribeLeg) and leg.replaces is not None:

@@ -340,10 +340,11 @@ class SubscriptionDelivery:
                 self.subgroup_broken(delivery)
         if self.over:
             return
-        for group in tuple(self.store.groups.values()):
+        ids = self.store.group_ids
+        ids = ids[bisect_left(ids, start.group) : bisect_right(ids, end.group)]
+        for group in [self.store.groups[group_id] for group_id in ids]:
             for log in tuple(group.subgroups.values()):
-                if log.group >= start.group:
-                    self._consider(log)
+                self._consider(log)
 
     def _withhold(self, start: Location, end: Location) -> None:
         """Never send what is there of [start, end] by now."""

@@ -218,6 +218,7 @@ def assert_clean(session: Session) -> None:
     assert len(session.deadlines) == 0
     assert session._incoming == {}
     assert session._sending == {}
+    assert session._reading == {}
     assert len(session.aliases) == 0
     assert session.fetch_receivers == {}
     assert session.waiting_for_alias == {}

@@ -14,6 +14,7 @@ from moqt.codes import (
     RequestErrorCode,
     StreamErrorCode,
 )
+from moqt.delivery.subscription import SubscriptionDelivery
 from moqt.messages import KeyValue, LocationFilter, Parameters, RangeFilter, RequestOk
 from moqt.names import Location
 from moqt.publisher import Publisher
@@ -873,3 +874,26 @@ def test_status_objects_come_with_their_stream_and_end_nothing_by_themselves():
     ]
     assert world.got.done == PublishDoneCode.TRACK_ENDED
     world.clean()
+
+
+def test_a_filter_that_begins_late_looks_at_no_group_before_it(monkeypatch):
+    looked_at = []
+    consider = SubscriptionDelivery._consider
+    monkeypatch.setattr(
+        SubscriptionDelivery,
+        "_consider",
+        lambda self, log: looked_at.append(log.group) or consider(self, log),
+    )
+    publisher, store = Publisher(), TrackStore(NAME)
+    publisher.add_track(store)
+    for group in range(200):
+        store.append(group, 0, b"x")
+        store.finish_subgroup(group, 0)
+    pair, collector = Pair(None, publisher), Collector()
+    request = pair.client.subscribe(NAME, collector, NEXT)
+    pair.run()
+    looked_at.clear()
+    last = LocationFilter.range(Location(190, 0), Location(194, 0))
+    request.update(Parameters(location_filter=last), lambda answer: None)
+    pair.run()
+    assert looked_at == [190, 191, 192, 193, 194]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moqt.codes import GroupOrder, ObjectStatus
 from moqt.messages import LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
@@ -357,3 +359,42 @@ def test_of_many_that_need_a_stream_one_asks_for_it_and_the_most_urgent_gets_it(
     assert drain(scheduler) == 96
     assert 96 not in log
     assert len(log) == 99
+
+
+class Counting(Load):
+    """Counts how often somebody asks whose it is."""
+
+    asked = 0
+
+    @property
+    def flow(self):
+        Counting.asked += 1
+        return self._flow
+
+    @flow.setter
+    def flow(self, flow):
+        self._flow = flow
+
+    def write(self, limit):
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [Progress.BLOCKED, Progress.NO_STREAM])
+def test_the_end_of_many_flows_does_not_look_at_what_the_others_wait_for(answer):
+    Counting.answer = answer
+    scheduler = Scheduler()
+    flows = [Flow(scheduler, 1) for _ in range(1000)]
+    for flow in flows:
+        scheduler.ready(Counting(flow, [], "", 1))
+    assert drain(scheduler) == 0
+    Counting.asked = 0
+    for flow in flows[:999]:
+        scheduler.forget(flow)
+    assert Counting.asked < 4 * 1000
+    Counting.answer = Progress.MORE
+    scheduler.unblock()
+    assert scheduler.write_next(1) and flows[999].heap
+    scheduler.forget(flows[999])
+    scheduler.unblock()
+    assert not scheduler.write_next(1)
+    assert not scheduler._blocked and not scheduler._streamless and not scheduler._void

@@ -619,3 +619,30 @@ def test_requests_of_the_peer_go_on_while_ours_wait_for_streams():
     client.fetch()
     client.send_bidi(octets(subscribe_message(1)))
     assert len(client.session.handler.requests) == 1
+
+
+def test_the_end_of_a_request_looks_at_no_stream_of_the_others():
+    class Counted(dict):
+        looks = 0
+
+        def values(self):
+            Counted.looks += 1
+            return super().values()
+
+    publisher = Publisher()
+    stores = [TrackStore(FullTrackName((b"a",), b"%d" % n)) for n in range(50)]
+    for store in stores:
+        publisher.add_track(store)
+    pair, collector = Pair(None, publisher), Collector()
+    requests = [pair.client.subscribe(store.name, collector) for store in stores]
+    pair.run()
+    for store in stores:
+        store.append(0, 0, b"x")
+    pair.run()
+    assert len(pair.client._reading) == 50
+    pair.client._streams = Counted(pair.client._streams)
+    for request in requests:
+        request.cancel()
+    pair.run()
+    assert Counted.looks == 0
+    assert_clean(pair.client)

@@ -194,6 +194,7 @@ class Star:
         ):
             assert not table._exact and not table._below
         assert relay.cache.billed == relay.cache.octets == relay.cache.objects == 0
+        assert not relay.cache._aging and not len(relay.cache._expiries)
 
 
 def payload(group, object_, size=100):

@@ -8,11 +8,13 @@ import weakref
 
 import pytest
 
+import moqt.store
 import relay.cache
 from moqt.codes import PropertyType
 from moqt.messages import KeyValue, LocationFilter, Parameters
 from moqt.names import FullTrackName, Location
 from moqt.store import TrackStore
+from moqt.stored import SubgroupLog
 from moqt.wire.primitives import encode_key_values
 from relay.cache import OBJECT_OVERHEAD, Cache, bill
 from tests.relay.star import (
@@ -27,6 +29,13 @@ from tests.relay.star import (
     publish,
     track,
 )
+
+
+def grow(store, group, number, *, subgroup=0, now=0.0):
+    """An Object of one octet that has begun to come."""
+    return store.begin(
+        Location(group, number), subgroup=subgroup, priority=0, properties=b"", length=1, now=now
+    )
 
 
 def watch(cache):
@@ -357,3 +366,132 @@ def test_max_cache_duration_among_the_immutable_properties_counts_as_well():
     assert star.relay.cache.objects == 4
     star.pass_time(3)
     assert star.relay.cache.objects == 0 and star.relay.cache.expirations == 4
+
+
+def test_many_growing_objects_do_not_make_each_that_comes_look_at_all_ages(monkeypatch):
+    looked_at = 0
+    aged = relay.cache._aged
+
+    def counted(store, entry):
+        nonlocal looked_at
+        looked_at += 1
+        return aged(store, entry)
+
+    monkeypatch.setattr(relay.cache, "_aged", counted)
+    cache = Cache(1 << 30)
+    store = TrackStore(
+        NAME, (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),), authoritative=False
+    )
+    for number in range(2000):
+        cache.age(store, grow(store, 0, number, subgroup=number))
+    assert looked_at < 4 * 2000
+
+
+def test_nothing_is_looked_at_when_nothing_expires(monkeypatch):
+    cache = Cache(1 << 30)
+    properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 10_000),)
+    for number in range(100):
+        store = TrackStore(FullTrackName(NAMESPACE, b"%d" % number), properties)
+        cache.age(store, grow(store, 0, 0, now=number))
+    calls = []
+    duration = relay.cache.max_cache_duration
+    monkeypatch.setattr(
+        relay.cache, "max_cache_duration", lambda store: calls.append(store) or duration(store)
+    )
+    cache.expire(4)
+    assert not calls and cache.expirations == 0
+    cache.expire(10.5)  # looks as far ahead as the last call is back: to 17
+    assert cache.expirations == 7
+    assert 0 < len(calls) < 20
+
+
+def test_a_track_that_is_published_again_with_a_shorter_duration_expires_by_it():
+    star = Star()
+    first = star.publisher(
+        track(1, properties=(KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),))
+    )
+    star.subscriber(JOIN)
+    assert star.relay.cache.objects == 4
+    star.kill(first)
+    star.publisher(track(1, properties=(KeyValue(PropertyType.MAX_CACHE_DURATION, 1000),)))
+    star.subscriber(JOIN)
+    assert star.relay.cache.objects == 4
+    star.pass_time(3)
+    assert star.relay.cache.objects == 0 and star.relay.cache.expirations == 4
+
+
+class Counted(dict):
+    """Counts how often its values are gone through."""
+
+    looks = 0
+
+    def values(self):
+        Counted.looks += 1
+        return super().values()
+
+
+class Moving(list):
+    """Counts the entries that move up when one before them is deleted."""
+
+    moved = 0
+
+    def __delitem__(self, index):
+        Moving.moved += len(self) - 1 - index
+        super().__delitem__(index)
+
+
+def one_large_group(cache, objects):
+    store = TrackStore(NAME, authoritative=False)
+    store.on_stored = cache.add
+    for number in range(objects):
+        assert cache.reserve(OBJECT_OVERHEAD + 1)
+        stored = grow(store, 0, number)
+        store.grow(stored, b"x")
+        store.complete(stored)
+    return store
+
+
+def test_an_eviction_from_a_large_group_does_not_look_through_the_group():
+    cache = Cache(1000 * (OBJECT_OVERHEAD + 1))
+    store = one_large_group(cache, 1000)
+    store.groups[0].objects = Counted(store.groups[0].objects)
+    Counted.looks = 0
+    assert cache.reserve(500 * (OBJECT_OVERHEAD + 1))
+    assert cache.evictions == 500 and len(store.groups[0].objects) == 500
+    assert Counted.looks == 0
+
+
+def test_forgetting_a_large_group_moves_nothing_for_each_object():
+    cache = Cache(1000 * (OBJECT_OVERHEAD + 1))
+    store = one_large_group(cache, 1000)
+    store.finish_subgroup(0, 0)
+    store.groups[0].ids = Moving(store.groups[0].ids)
+    Moving.moved = 0
+    cache.forget(store)
+    assert cache.objects == cache.billed == 0 and not store.groups
+    assert Moving.moved == 0
+
+
+def test_an_eviction_does_not_look_at_all_subgroups_of_an_empty_group(monkeypatch):
+    looked_at = 0
+
+    class Counting(SubgroupLog):
+        def __getattribute__(self, name):
+            nonlocal looked_at
+            looked_at += name == "readers"
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(moqt.store, "SubgroupLog", Counting)
+    store = TrackStore(NAME, authoritative=False)
+    for number in range(1000):
+        stored = grow(store, 0, number, subgroup=number)
+        store.grow(stored, b"x")
+        store.complete(stored)
+        if number:
+            store.finish_subgroup(0, number - 1)
+        store.evict(stored)
+    assert store.octets == 0 and len(store.groups[0].subgroups) == 1000
+    assert looked_at < 4 * 1000
+    store.finish_subgroup(0, 999)
+    store.forget_group(0)
+    assert not store.groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import relay.ranges
 from moqt.codes import (
     EndOfRange,
     GroupOrder,
@@ -11,7 +12,7 @@ from moqt.codes import (
     RequestErrorCode,
     StreamErrorCode,
 )
-from moqt.messages import FetchOk
+from moqt.messages import FetchOk, LocationFilter, Parameters
 from moqt.names import Location
 from moqt.session import SessionHandler
 from moqt.wire.objects import ObjectHeader, RangeMarker
@@ -432,3 +433,39 @@ def test_end_of_the_track_is_told_downstream():
     star.run()
     collector = star.fetch(star.connect())
     assert collector.accepted.end_of_track and collector.accepted.end_location == Location(1, 3)
+
+
+def test_who_waits_for_its_own_range_does_not_look_at_all_others(monkeypatch):
+    adds, wants = [], []
+
+    class Counting(relay.ranges.IntervalSet):
+        def add(self, start, end):
+            adds.append(start)
+            super().add(start, end)
+
+    monkeypatch.setattr(relay.ranges, "IntervalSet", Counting)
+    want = relay.ranges.Ranges.want
+    monkeypatch.setattr(relay.ranges.Ranges, "want", lambda *a: wants.append(a) or want(*a))
+    star = Star()
+    star.publisher(track(400, 1))
+    pair = star.connect()
+    collectors = [Collector() for _ in range(100)]
+    for number, collector in enumerate(collectors):
+        chosen = LocationFilter.range(Location(4 * number, 0), Location(4 * number + 2, 0))
+        pair.client.fetch(NAME, collector, Parameters(location_filter=chosen))
+    star.run()
+    assert all(len(collector.payloads) == 3 for collector in collectors)
+    # A few FETCHes run at once; 100 readers ask, and each range is queued once.
+    assert len(adds) < 8 * len(wants)
+    (only,) = star.relay.tracks.values()
+    assert only.ranges.idle and not only.ranges._queued
+
+
+def test_what_a_fetch_brings_puts_no_live_subscriber_too_far_behind():
+    star = Star(pending_subgroups=4)
+    star.publisher(track(50))
+    _, live = star.subscriber(Parameters())
+    reader = star.fetch(star.connect(), (0, 0), (49, 3))
+    assert reader.payloads == everything(50)
+    assert star.relay.deliveries().too_far_behind == 0
+    assert live.done is None and not live.normal

@@ -149,3 +149,23 @@ def test_a_namespace_of_no_fields_matches_everything():
     star.publisher(store, namespace=())
     _, collector = star.subscriber(JOIN, NAME)
     assert len(collector.locations) == 4
+
+
+def test_a_publisher_that_comes_and_goes_costs_little_for_each_track_that_goes_on():
+    star = Star()
+    names = [FullTrackName(NAMESPACE, b"%d" % number) for number in range(100)]
+    first = star.publisher(*(track(1, name=name) for name in names))
+    pair = star.connect()
+    for name in names:
+        star.fetch(pair, (0, 0), (0, 3), name=name)
+    star.kill(first)
+    star.kill(pair)
+    star.pass_time(1)
+    assert len(star.relay.tracks) == 100
+    published = star.relay.namespaces.published
+    looks = []
+    above = published.above
+    published.above = lambda namespace: looks.append(namespace) or above(namespace)
+    second = star.publisher(namespace=NAMESPACE[:1])
+    star.kill(second)
+    assert len(looks) < 20
