@@ -3,9 +3,10 @@
 For each datagram size: raw UDP, stock aioquic, our endpoint with raw streams, then KVCS
 with every check: direct, through a relay, and from the relay's cache to four consumers.
 All with Objects of 32 KiB on loopback, each side in a process of its own. MB are 10^6
-octets; CPU seconds are those of all processes together, per 10^9 octets delivered. 512 MB are
-the cache of some 3,900 tokens of a model like the one described here (an 8 billion parameter
-one); with less, discovery and the manifest (15 ms) weigh more.
+octets; CPU seconds are those of all processes together, per 10^9 octets delivered. KVCS counts
+from the consumer's start, raw streams from their first octet: with few megabytes, discovery and
+manifest (15 ms) weigh much. 512 MB are the cache of some 3,900 tokens of an 8 billion parameter
+model.
 
     python -m tools.bench
     python -m tools.bench --sizes 1452 --megabytes 256 --repeat 3 --json
