@@ -263,6 +263,9 @@ class LoggedTransport:
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id)
 
+    def take_credited(self) -> Iterable[int]:
+        return self._transport.take_credited()
+
     def wake(self) -> None:
         self._transport.wake()
 

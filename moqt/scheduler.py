@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,10 +26,12 @@ class Progress(IntEnum):
     WAITING = 1
     """It has nothing to send until the store changes."""
     BLOCKED = 2
-    """The peer's flow control holds it back."""
+    """The peer's credit on its stream is used up."""
     NO_STREAM = 3
     """It needs a stream and the peer grants none."""
     DONE = 4
+    UNFLUSHED = 5
+    """What was written before has to leave first."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ class DeliveryCounters:
 
 class Delivery(ABC):
     """Something that writes Objects on one data stream."""
+
+    stream_id: int | None = None
+    """The open stream it writes on."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -130,7 +135,9 @@ class Scheduler:
         self._ticked = 0.0
         self._flows: list[Entry] = []
         self._number = 0
-        self._blocked: dict[Flow, dict[Delivery, None]] = {}
+        self._unflushed: dict[Flow, dict[Delivery, None]] = {}
+        self._blocked: dict[int, Delivery] = {}
+        """By stream: those that wait for credit on it."""
         self._streamless: list[tuple[int, tuple[int, ...], int, Delivery]] = []
         """Deliveries that need a stream, by priority: one tries, the others wait for it."""
         self._void = 0
@@ -180,10 +187,15 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._flows
 
-    def unblock(self) -> None:
-        """The transport has new credit: everything held back may try again."""
-        blocked, self._blocked = self._blocked, {}
-        for deliveries in blocked.values():
+    def unblock(self, credited: Iterable[int]) -> None:
+        """What was held back may try again: of those that wait for credit, the ones whose
+        stream is among `credited`. A peer may grant many streams and no credit on them."""
+        for stream_id in credited:
+            blocked = self._blocked.pop(stream_id, None)
+            if blocked is not None and not blocked.flow.over:
+                self.ready(blocked)
+        unflushed, self._unflushed = self._unflushed, {}
+        for deliveries in unflushed.values():
             for delivery in deliveries:
                 self.ready(delivery)
         if self._trying is None:
@@ -227,10 +239,17 @@ class Scheduler:
                 self.ready(delivery)
                 self.offer(flow)
                 return True
-            if progress is Progress.BLOCKED:
-                self._blocked.setdefault(flow, {})[delivery] = None
+            if progress is Progress.UNFLUSHED:
+                self._unflushed.setdefault(flow, {})[delivery] = None
+            elif progress is Progress.BLOCKED:
+                assert delivery.stream_id is not None
+                self._blocked[delivery.stream_id] = delivery
             self.offer(flow)
         return False
+
+    def stream_over(self, stream_id: int) -> None:
+        """Nothing is sent on the stream any more: no delivery waits for credit on it."""
+        self._blocked.pop(stream_id, None)
 
     def forget(self, flow: Flow) -> None:
         """The request is over: drop what its flow still had queued."""
@@ -239,7 +258,7 @@ class Scheduler:
         flow.heap.clear()
         flow.entry = None
         flow.over = True
-        self._blocked.pop(flow, None)
+        self._unflushed.pop(flow, None)
         # Many end at once, with their session: none of them looks at what the others wait for.
         self._void += flow.streamless
         flow.streamless = 0

@@ -380,7 +380,7 @@ class Session:
         self.queue.open()
         self._close_if_drained()
         scheduler, budget = self.scheduler, self.config.send_budget
-        scheduler.unblock()
+        scheduler.unblock(self.transport.take_credited())
         while self.transport.unsent < budget:
             if not scheduler.write_next(WRITE_QUANTUM):
                 break

@@ -279,7 +279,7 @@ class FetchDelivery(StreamDelivery):
     def _fail(self, code: StreamErrorCode) -> Progress:
         """What is missing cannot be had: say so instead of leaving an unmarked hole."""
         if not self.flushed():
-            return Progress.BLOCKED
+            return Progress.UNFLUSHED
         self.reset(code)
         self._close(code)
         return Progress.DONE

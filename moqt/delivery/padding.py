@@ -47,4 +47,5 @@ class PaddingDelivery(Delivery):
         self.outlet.scheduler.forget(self.flow)
         if self.stream_id is not None and self.left:
             self.outlet.transport.reset(self.stream_id, StreamErrorCode.CANCELLED)
+            self.outlet.scheduler.stream_over(self.stream_id)
         self.left = 0

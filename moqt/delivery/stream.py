@@ -37,7 +37,6 @@ class StreamDelivery(Delivery):
         super().__init__(flow)
         self.outlet = outlet
         self.store = store
-        self.stream_id: int | None = None
         self.current: StoredObject | None = None
         self.offset = 0
         self.over = False
@@ -66,6 +65,7 @@ class StreamDelivery(Delivery):
         if self.stream_id is not None:
             stream_id, self.stream_id = self.stream_id, None
             self.outlet.transport.reset(stream_id, code)
+            self.outlet.scheduler.stream_over(stream_id)
             self.outlet.data_stream_closed(stream_id)
         self._patience = FLUSH_ROUNDS
 
@@ -77,6 +77,7 @@ class StreamDelivery(Delivery):
         if self.stream_id is not None:
             stream_id, self.stream_id = self.stream_id, None
             self.outlet.transport.send(stream_id, b"", fin=True)
+            self.outlet.scheduler.stream_over(stream_id)
             self.outlet.data_stream_closed(stream_id)
 
     def send_object(self, stored: StoredObject, head: bytes, limit: int) -> Progress:

@@ -35,7 +35,8 @@ class SubgroupDelivery(StreamDelivery):
         """The same, statuses left out."""
         self.passed: int | None = None
         """Last Object ID of this stream dealt with, filtered ones included."""
-        self._blocked = False
+        self._held: Progress | None = None
+        """Why `_next` gave nothing although there is something."""
         self.incomplete: StreamErrorCode | None = None
         """Why the stream must not end with FIN: an Object was given up or withheld."""
         self._ends_group = False
@@ -61,21 +62,21 @@ class SubgroupDelivery(StreamDelivery):
         if self.current is not None:
             if self.current.gone and not self.current.complete:
                 if not self.flushed():
-                    return Progress.BLOCKED
+                    return Progress.UNFLUSHED
                 # What was sent of it counts for nothing: should it come again, send it again.
                 self.position = self.current.location.object - 1
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
                 return self.send_current(limit)
-        self._blocked = False
+        self._held = None
         stored = self._next()
         if stored is None:
-            return self._held_back() if self._blocked else self._at_end()
+            return self._at_end() if self._held is None else self._held
         object_id = stored.location.object
         if self.timed and not stored.status and self._due(stored):
             if not self.flushed():
                 self.position = object_id - 1
-                return Progress.BLOCKED
+                return Progress.UNFLUSHED
             self.outlet.scheduler.counters.expired_objects += 1
             if self.stream_id is not None:
                 return self._expire()
@@ -85,7 +86,7 @@ class SubgroupDelivery(StreamDelivery):
         if self.stream_id is not None and not self._may_follow(stored):
             if not self.flushed():
                 self.position = object_id - 1
-                return Progress.BLOCKED
+                return Progress.UNFLUSHED
             self.reset(StreamErrorCode.CANCELLED)
         if not self._writable(object_id):
             self.position = object_id - 1
@@ -160,7 +161,7 @@ class SubgroupDelivery(StreamDelivery):
         while group is not None:
             if self.position < self.log.forgotten:
                 if not self.flushed():
-                    self._blocked = True
+                    self._held = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = self.log.forgotten
@@ -182,12 +183,12 @@ class SubgroupDelivery(StreamDelivery):
                 # It comes back only for who can send it: else many that cannot would keep
                 # pushing each other's Objects out of the cache.
                 if self.store.source is not None and not self._writable(object_id):
-                    self._blocked = True
+                    self._held = self._held_back()
                     return None
                 if self._want(object_id):
                     return None
                 if not self.flushed():
-                    self._blocked = True
+                    self._held = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = object_id
@@ -246,7 +247,7 @@ class SubgroupDelivery(StreamDelivery):
             self._end_group()
             self.finish()
         elif (self.log.finished or self.store.ended or self.log.broken) and not self.flushed():
-            return Progress.BLOCKED
+            return Progress.UNFLUSHED
         elif self.log.finished or left:
             if self.stream_id is not None and self.incomplete is StreamErrorCode.DELIVERY_TIMEOUT:
                 self.outlet.scheduler.counters.expired_streams += 1

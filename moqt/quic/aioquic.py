@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aioquic import tls
@@ -205,6 +205,10 @@ class AioquicTransport:
         stream = self._connection.stream(stream_id)
         return 0 if stream is None or self._connection.over else stream.send_room
 
+    def take_credited(self) -> Iterable[int]:
+        credited, self._connection.credited = self._connection.credited, set()
+        return credited
+
     def wake(self) -> None:
         if not self._busy:
             self.on_wake()
@@ -375,6 +379,7 @@ class AioquicTransport:
                 except Exception:
                     log.exception("a handler failed, closing the connection")
                     self._fail()
+                connection.credited.clear()
             if again and connection.unsent == 0 and not connection.capped and not connection.over:
                 return []
             datagrams = connection.datagrams_to_send(now)

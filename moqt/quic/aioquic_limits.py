@@ -100,6 +100,8 @@ class StreamTable(QuicConnection):
         self._again: Stream | None = None  # its turn is over, but it has more
         self.capped = False  # the last transmission ended at BURST: more can go at once
         self._unacknowledged = 0
+        self.credited: set[int] = set()
+        """Streams with more credit from the peer than when it was last asked for."""
         self._packets_under_key = 0
         self.key_updates = 0  # that we began
         self.datagram_backlog = 0  # octets of DATAGRAMs that wait

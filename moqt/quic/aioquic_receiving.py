@@ -399,5 +399,7 @@ class ReceivingConnection(StreamTable):
         buf.seek(start)
         super()._handle_max_stream_data_frame(context, frame_type, buf)
         stream = self.stream(stream_id)
-        if stream is not None and stream.out.has_new:
-            self.queue_new(stream_id)
+        if stream is not None:
+            self.credited.add(stream_id)
+            if stream.out.has_new:
+                self.queue_new(stream_id)

@@ -7,6 +7,7 @@ Nothing outside `moqt.quic` knows which QUIC library is underneath.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from moqt.qlog import QlogWriter
@@ -93,6 +94,11 @@ class Transport(Protocol):
         0 while blocked; `ready_to_send` is called when credit arrives. A sender that
         stays within it keeps a paused stream from filling the shared send budget.
         """
+        ...
+
+    def take_credited(self) -> Iterable[int]:
+        """The streams on which the peer has granted credit since `ready_to_send` was last
+        called: for use in there."""
         ...
 
     def wake(self) -> None:

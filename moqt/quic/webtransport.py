@@ -10,7 +10,7 @@ What comes before the session is established is held, within bounds, and beyond 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -191,6 +191,9 @@ class WebTransport:
 
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id) if self.state is State.OPEN else 0
+
+    def take_credited(self) -> Iterable[int]:
+        return self._transport.take_credited()
 
     def wake(self) -> None:
         self._transport.wake()

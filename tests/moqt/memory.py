@@ -55,6 +55,7 @@ class MemoryTransport:
         self.events: deque = deque()
         self.closed: tuple[int, str] | None = None
         self.max_unsent = 0
+        self.credited: set[int] = set()
 
     def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
         if not bidirectional and self.open_uni >= self.max_streams:
@@ -104,6 +105,7 @@ class MemoryTransport:
         stream = self.peer.out.get(stream_id)
         if stream is not None:
             stream.consumed += self.held.pop(stream_id, 0)
+            self.peer.credited.add(stream_id)
 
     @property
     def unsent(self) -> int:
@@ -112,6 +114,10 @@ class MemoryTransport:
     def send_room(self, stream_id) -> int:
         stream = self.out[stream_id]
         return max(0, stream.consumed + self.peer.stream_window - stream.written)
+
+    def take_credited(self):
+        credited, self.credited = self.credited, set()
+        return credited
 
     def wake(self) -> None: ...
 
@@ -154,6 +160,7 @@ class MemoryTransport:
                     self.peer.held[stream_id] = self.peer.held.get(stream_id, 0) + len(data)
                 else:
                     stream.consumed += len(data)
+                    self.credited.add(stream_id)
                 if fin:
                     self._over(stream_id, stream)
                 if stream_id not in self.peer.refused:
@@ -227,7 +234,7 @@ def assert_clean(session: Session) -> None:
     assert session._early.octets == 0
     assert [type(s).__name__ for s in session._streams.values()] in ([], ["ControlIn"])
     scheduler = session.scheduler
-    scheduler.unblock()
+    scheduler.unblock(list(scheduler._blocked))
     while scheduler.write_next(0):  # what is over says so and is not queued again
         pass
     assert scheduler.idle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from moqt.codes import GroupOrder, ObjectStatus
@@ -14,6 +16,8 @@ from moqt.store import TrackStore
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.test_session_pair import NAME, Collector, publish
 
+STREAM_IDS = itertools.count()
+
 
 class Load(Delivery):
     """Writes `amount` pieces; `log` tells the order over all loads."""
@@ -22,6 +26,7 @@ class Load(Delivery):
         super().__init__(flow)
         self.log, self.name, self.amount, self._rank = log, name, amount, rank
         self.blocked = False
+        self.stream_id = next(STREAM_IDS)
 
     def rank(self):
         return self._rank
@@ -108,13 +113,15 @@ def test_what_is_blocked_is_no_candidate_until_credit_comes():
     assert scheduler.write_next(1) and log == ["b"]
     load.blocked = False
     assert not scheduler.write_next(1)
-    scheduler.unblock()
+    scheduler.unblock([load.stream_id + 1])
+    assert not scheduler.write_next(1)
+    scheduler.unblock([load.stream_id])
     assert scheduler.write_next(1) and log == ["b", "a"]
     load.blocked, load.amount = True, 1
     scheduler.ready(load)
     scheduler.write_next(1)
     scheduler.forget(flow)
-    scheduler.unblock()
+    scheduler.unblock([load.stream_id])
     assert not scheduler.write_next(1) and scheduler.idle
 
 
@@ -346,16 +353,16 @@ def test_of_many_that_need_a_stream_one_asks_for_it_and_the_most_urgent_gets_it(
     assert drain(scheduler) == 0
     assert Streamless.tries == 100
     for _ in range(50):
-        scheduler.unblock()
+        scheduler.unblock([])
         assert drain(scheduler) == 0
     assert Streamless.tries == 150
     Streamless.streams = 3
-    scheduler.unblock()
+    scheduler.unblock([])
     assert drain(scheduler) == 3
     assert log == [99, 98, 97]
     scheduler.forget(loads[96].flow)
     Streamless.streams = 1000
-    scheduler.unblock()
+    scheduler.unblock([])
     assert drain(scheduler) == 96
     assert 96 not in log
     assert len(log) == 99
@@ -379,7 +386,7 @@ class Counting(Load):
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [Progress.BLOCKED, Progress.NO_STREAM])
+@pytest.mark.parametrize("answer", [Progress.BLOCKED, Progress.UNFLUSHED, Progress.NO_STREAM])
 def test_the_end_of_many_flows_does_not_look_at_what_the_others_wait_for(answer):
     Counting.answer = answer
     scheduler = Scheduler()
@@ -392,9 +399,31 @@ def test_the_end_of_many_flows_does_not_look_at_what_the_others_wait_for(answer)
         scheduler.forget(flow)
     assert Counting.asked < 4 * 1000
     Counting.answer = Progress.MORE
-    scheduler.unblock()
+    blocked = list(scheduler._blocked)
+    scheduler.unblock(blocked)
     assert scheduler.write_next(1) and flows[999].heap
     scheduler.forget(flows[999])
-    scheduler.unblock()
+    scheduler.unblock(blocked)
     assert not scheduler.write_next(1)
-    assert not scheduler._blocked and not scheduler._streamless and not scheduler._void
+    assert not scheduler._blocked and not scheduler._unflushed
+    assert not scheduler._streamless and not scheduler._void
+
+
+def test_credit_on_one_stream_wakes_the_one_delivery_that_waits_for_it():
+    scheduler, log = Scheduler(), []
+    loads = [Load(Flow(scheduler, 1), log, number, 1) for number in range(1000)]
+    for load in loads:
+        load.blocked = True
+        scheduler.ready(load)
+    assert drain(scheduler) == 0
+    for load in loads:
+        load.blocked = False
+    scheduler.unblock([loads[500].stream_id, 123_456])
+    assert drain(scheduler) == 1
+    assert log == [500]
+    scheduler.unblock([])
+    assert scheduler.idle
+    scheduler.stream_over(loads[3].stream_id)
+    scheduler.unblock([load.stream_id for load in loads])
+    assert drain(scheduler) == 998
+    assert 3 not in log

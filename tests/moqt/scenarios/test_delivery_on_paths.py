@@ -37,6 +37,24 @@ def end(store: TrackStore, groups: int) -> None:
     store.finish(PublishDoneCode.TRACK_ENDED)
 
 
+@pytest.mark.parametrize("alpn", [("moqt-22",), ("h3",)])
+@pytest.mark.parametrize("ask", ["fetch", "fill"])
+@pytest.mark.parametrize("seed", range(3))
+def test_objects_many_times_their_streams_window_arrive_whole(seed, ask, alpn):
+    """Credit comes bit by bit, and what grants it may be lost."""
+    simulation, server, client = served(
+        track(12, 1, size=60_000), seed, path=HOSTILE, alpn=alpn, stream_window=4096
+    )
+    got = Collector()
+    if ask == "fetch":
+        client.session.fetch(NAME, got)
+    else:
+        client.session.subscribe(NAME, got, FILL)
+    assert simulation.run(lambda: len(got.locations) == 12, limit=120)
+    assert sorted(len(received.payload) for received in got.objects)[-12:] == [60_004] * 12
+    assert simulation.run(lambda: not server.session.scheduler._blocked, limit=10)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_live_publication_arrives_once_and_in_order_whatever_the_path_does(seed):
     store = TrackStore(NAME)
