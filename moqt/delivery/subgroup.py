@@ -90,6 +90,8 @@ class SubgroupDelivery(StreamDelivery):
             self.reset(StreamErrorCode.CANCELLED)
         if not self._writable(object_id):
             self.position = object_id - 1
+            if self.timed:
+                self._arm()
             return self._held_back()
         assert self.stream_id is not None
         head = self.outlet.codec.encode_subgroup_object(

@@ -316,3 +316,31 @@ def test_pausing_and_location_filters_do_not_start_clocks_of_what_is_not_wanted(
     world.update(forward=1)
     world.publish(0, 1)
     assert world.got.live() == [Location(0, 1)] and world.counters.expired_objects == 0
+
+
+def test_an_object_that_waits_for_credit_expires_in_time_also_after_an_earlier_one_was_sent():
+    world = Clocked(properties=[KeyValue(OBJECT, 1000)])
+    world.stall()
+    world.publish(0, 0)
+    transport = world.pair.server_transport
+    stream_id = world.got.opened[0].stream_id
+    stream = transport.out[stream_id]
+
+    def room(octets):
+        stream.consumed = stream.written + octets - world.pair.client_transport.stream_window
+        transport.credited.add(stream_id)
+
+    room(0)
+    world.publish(0, 1)  # due at 1.0
+    world.wait(0.5)
+    room(100)
+    world.run()
+    assert transport.send_room(stream_id) < 100
+    room(0)
+    world.wait(0.3)
+    world.publish(0, 2)  # due at 1.8
+    world.wait(0.3)
+    assert world.counters.expired_objects == 0 and world.resets == []
+    world.wait(0.8)
+    assert world.counters.expired_objects == 1
+    assert world.resets == [(0, StreamErrorCode.DELIVERY_TIMEOUT)]
