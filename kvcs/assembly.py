@@ -64,6 +64,12 @@ class _Facts:
     listed: tuple[bytes, ...] = ()
     """The digests of each layer that the manifest lists."""
 
+    def digest(self, layer: int, block: int) -> bytes | None:
+        """The digest that is listed for an Object."""
+        if layer >= len(self.listed):
+            return None
+        return self.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
+
 
 class Assembly(LayerBuffer):
     """The layers asked for, of one publication.
@@ -232,7 +238,7 @@ class Assembly(LayerBuffer):
     def object_received(
         self,
         track: DataTrack,
-        location: tuple[int, int],
+        location: Location,
         payload: Sequence[Octets],
         *,
         again: bool = False,
@@ -253,13 +259,11 @@ class Assembly(LayerBuffer):
                 self._stats.duplicates += 1
             return Arrival.EXTRA
         facts = self._facts[track]
-        expected = None
-        if layer < len(facts.listed):
-            expected = facts.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
+        expected = facts.digest(layer, block)
         try:
             data, digest = facts.form.check(payload, layer, block, expected)
         except DecodeError as error:
-            self._bad_object(Location(layer, block), error.name)
+            self._bad_object(location, error.name)
             return Arrival.BAD
         if held is None:
             held = self._held(layer)
@@ -308,7 +312,7 @@ class Assembly(LayerBuffer):
         arrival = super().block_received(block, layer, k, v, source)
         if arrival is Arrival.NEW:
             for track, digest in digests.items():
-                if self.manifest.expected_digest(track, layer, block) is None:
+                if self._facts[track].digest(layer, block) is None:
                     self._remember(track, layer, block, digest)
         return arrival
 
@@ -376,8 +380,7 @@ class Assembly(LayerBuffer):
 
     def _known_digest(self, track: DataTrack, layer: int, block: int) -> bytes | None:
         """The digest of an Object: as the manifest lists it, or as it came."""
-        assert self.manifest is not None
-        listed = self.manifest.expected_digest(track, layer, block)
+        listed = self._facts[track].digest(layer, block)
         came = self._unconfirmed.get((track, layer))
         if listed is not None or came is None:
             return listed

@@ -122,12 +122,25 @@ class PayloadForm(NamedTuple):
 
         Nothing is copied or joined, but a header cut by the border of two parts.
         """
+        head, rest = _split(parts)
+        if not self._is_due(head, rest, layer, block):
+            self._check_header(head, rest, layer, block)
+        data = [head[PAYLOAD_HEADER_OCTETS:], *rest]
+        digest = data_digest(*data)
+        if head[_FIELDS.size : PAYLOAD_HEADER_OCTETS] != digest:
+            raise DecodeError(DecodeErrorName.DIGEST_MISMATCH, "Data is not what its digest covers")
+        if expected_digest is not None and digest != expected_digest:
+            raise DecodeError(
+                DecodeErrorName.DIGEST_MISMATCH, "the digest is not the one the manifest lists"
+            )
+        return data, digest
+
+    def _is_due(self, head: memoryview, rest: Sequence[memoryview], layer: int, block: int) -> bool:
+        """Whether header and length are exactly those that are due, as nearly always: one
+        comparison tells."""
         component, codec, first_block, block_tokens, raw_octets = self
-        if not parts or codec != Codec.RAW:
-            return _check_parts(parts, self, layer, block, expected_digest)
-        head = memoryview(parts[0]).cast("B")
-        rest = [memoryview(part).cast("B") for part in parts[1:]] if len(parts) > 1 else []
-        # Nearly every header has exactly the octets that are due: one comparison tells.
+        if codec != Codec.RAW:
+            return False
         try:
             due = _FIELDS.pack(
                 PAYLOAD_MAGIC,
@@ -143,21 +156,47 @@ class PayloadForm(NamedTuple):
                 raw_octets,
             )
         except struct.error:  # no header can say that
-            return _check_parts(parts, self, layer, block, expected_digest)
-        length = len(head) + sum(map(len, rest)) if rest else len(head)
-        if (
-            length != PAYLOAD_HEADER_OCTETS + raw_octets
-            or len(head) < PAYLOAD_HEADER_OCTETS
-            or head[: _FIELDS.size] != due
-        ):
-            return _check_parts(parts, self, layer, block, expected_digest)
+            return False
+        length = len(head) + sum(map(len, rest))
+        return length == PAYLOAD_HEADER_OCTETS + raw_octets and head[: _FIELDS.size] == due
+
+    def _check_header(
+        self, head: memoryview, rest: Sequence[memoryview], layer: int, block: int
+    ) -> None:
+        """Raises DecodeError, first fault first, for a header that is not acceptable."""
+        component, codec, first_block, block_tokens, raw_octets = self
+        header = decode_header(head)
+        if header.component != component:
+            raise _mismatch(
+                DecodeErrorName.COMPONENT_MISMATCH, "Component", header.component, component
+            )
+        if header.layer != layer:
+            raise _mismatch(DecodeErrorName.LAYER_MISMATCH, "Layer", header.layer, layer)
+        if header.block_index != block:
+            raise _mismatch(
+                DecodeErrorName.BLOCK_MISMATCH, "Block Index", header.block_index, block
+            )
+        token_start = (first_block + block) * block_tokens
+        if header.token_start != token_start:
+            raise _mismatch(
+                DecodeErrorName.TOKEN_START, "Token Start", header.token_start, token_start
+            )
+        if header.token_count != block_tokens:
+            raise _mismatch(
+                DecodeErrorName.TOKEN_COUNT, "Token Count", header.token_count, block_tokens
+            )
+        if header.codec != codec:
+            raise _mismatch(DecodeErrorName.CODEC_MISMATCH, "Codec", header.codec, codec)
         data = head[PAYLOAD_HEADER_OCTETS:]
-        digest = data_digest(data, *rest)
-        if head[_FIELDS.size : PAYLOAD_HEADER_OCTETS] != digest or (
-            expected_digest is not None and digest != expected_digest
-        ):
-            return _check_parts(parts, self, layer, block, expected_digest)
-        return [data, *rest], digest
+        length = len(data) + sum(map(len, rest))
+        if length < header.data_length:
+            raise _mismatch(DecodeErrorName.TRUNCATED, "Data Length", header.data_length, length)
+        if length > header.data_length:
+            raise _mismatch(
+                DecodeErrorName.TRAILING_OCTETS, "Data Length", header.data_length, length
+            )
+        if codec == Codec.RAW and length != raw_octets:
+            raise _mismatch(DecodeErrorName.SECTION_LENGTH, "Data Length", length, raw_octets)
 
 
 def check_payload(
@@ -193,51 +232,6 @@ def check_payload(
     if len(filled) > 1:
         return memoryview(b"".join(filled))
     return filled[0] if filled else data[0]
-
-
-def _check_parts(
-    parts: Sequence[Octets],
-    form: PayloadForm,
-    layer: int,
-    block: int,
-    expected_digest: bytes | None,
-) -> tuple[list[memoryview], bytes]:
-    component, codec, first_block, block_tokens, raw_octets = form
-    head, rest = _split(parts)
-    header = decode_header(head)
-    if header.component != component:
-        raise _mismatch(
-            DecodeErrorName.COMPONENT_MISMATCH, "Component", header.component, component
-        )
-    if header.layer != layer:
-        raise _mismatch(DecodeErrorName.LAYER_MISMATCH, "Layer", header.layer, layer)
-    if header.block_index != block:
-        raise _mismatch(DecodeErrorName.BLOCK_MISMATCH, "Block Index", header.block_index, block)
-    token_start = (first_block + block) * block_tokens
-    if header.token_start != token_start:
-        raise _mismatch(DecodeErrorName.TOKEN_START, "Token Start", header.token_start, token_start)
-    if header.token_count != block_tokens:
-        raise _mismatch(
-            DecodeErrorName.TOKEN_COUNT, "Token Count", header.token_count, block_tokens
-        )
-    if header.codec != codec:
-        raise _mismatch(DecodeErrorName.CODEC_MISMATCH, "Codec", header.codec, codec)
-    data = head[PAYLOAD_HEADER_OCTETS:]
-    length = len(data) + sum(map(len, rest))
-    if length < header.data_length:
-        raise _mismatch(DecodeErrorName.TRUNCATED, "Data Length", header.data_length, length)
-    if length > header.data_length:
-        raise _mismatch(DecodeErrorName.TRAILING_OCTETS, "Data Length", header.data_length, length)
-    if codec == Codec.RAW and length != raw_octets:
-        raise _mismatch(DecodeErrorName.SECTION_LENGTH, "Data Length", length, raw_octets)
-    digest = data_digest(data, *rest)
-    if digest != header.data_digest:
-        raise DecodeError(DecodeErrorName.DIGEST_MISMATCH, "Data is not what its digest covers")
-    if expected_digest is not None and digest != expected_digest:
-        raise DecodeError(
-            DecodeErrorName.DIGEST_MISMATCH, "the digest is not the one the manifest lists"
-        )
-    return [data, *rest], digest
 
 
 def _split(parts: Sequence[Octets]) -> tuple[memoryview, list[memoryview]]:

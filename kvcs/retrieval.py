@@ -423,9 +423,9 @@ class Retrieval:
         self, state: TrackState, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
     ) -> bool:
         """An Object of a data track; True when it was needed and good."""
-        if self._closed or self.error is not None:
+        if self._over:
             return False
-        location = header[:2]
+        location = header.location
         try:
             arrival = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
@@ -434,10 +434,9 @@ class Retrieval:
             self._fail(error)
             return False
         if arrival is Arrival.BAD:
-            self._lost(state, Location(*location))
+            self._lost(state, location)
         elif arrival is Arrival.NEW:
-            if state.lost:
-                state.lost.discard(Location(*location))
+            state.lost.discard(location)
             if self.assembly.ready:
                 self._changed()
         return arrival is Arrival.NEW

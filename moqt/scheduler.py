@@ -135,7 +135,7 @@ class Scheduler:
         self._ticked = 0.0
         self._flows: list[Entry] = []
         self._number = 0
-        self._unflushed: dict[Flow, dict[Delivery, None]] = {}
+        self._unflushed: dict[Delivery, None] = {}
         self._blocked: dict[int, Delivery] = {}
         """By stream: those that wait for credit on it."""
         self._streamless: list[tuple[int, tuple[int, ...], int, Delivery]] = []
@@ -190,13 +190,11 @@ class Scheduler:
     def unblock(self, credited: Iterable[int]) -> None:
         """What was held back may try again: of those that wait for credit, the ones whose
         stream is among `credited`. A peer may grant many streams and no credit on them."""
-        for stream_id in credited:
-            blocked = self._blocked.pop(stream_id, None)
-            if blocked is not None and not blocked.flow.over:
-                self.ready(blocked)
-        unflushed, self._unflushed = self._unflushed, {}
-        for deliveries in unflushed.values():
-            for delivery in deliveries:
+        held = [self._blocked.pop(each) for each in credited if each in self._blocked]
+        held += self._unflushed
+        self._unflushed.clear()
+        for delivery in held:
+            if not delivery.flow.over:
                 self.ready(delivery)
         if self._trying is None:
             self._try_stream()
@@ -240,7 +238,7 @@ class Scheduler:
                 self.offer(flow)
                 return True
             if progress is Progress.UNFLUSHED:
-                self._unflushed.setdefault(flow, {})[delivery] = None
+                self._unflushed[delivery] = None
             elif progress is Progress.BLOCKED:
                 assert delivery.stream_id is not None
                 self._blocked[delivery.stream_id] = delivery
@@ -258,7 +256,6 @@ class Scheduler:
         flow.heap.clear()
         flow.entry = None
         flow.over = True
-        self._unflushed.pop(flow, None)
         # Many end at once, with their session: none of them looks at what the others wait for.
         self._void += flow.streamless
         flow.streamless = 0

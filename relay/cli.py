@@ -198,7 +198,6 @@ def relay_command(
         if metrics is not None and exporter is not None:
             _check_free(metrics, *exporter, socket.SOCK_STREAM)
         cert, key = _self_signed(self_signed, host)
-        _check_pair(cert, key)
     scopes = Scopes(RelayConfig(cache_octets=cache_octets), policy)
     config = DaemonConfig(
         host=host,

@@ -331,16 +331,21 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
     assert 65536 * len(alive) <= cache.budget
 
 
-def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(monkeypatch):
-    looked_at = 0
+@pytest.fixture
+def looked_at(monkeypatch):
+    """The entries of which it was asked whether their Object is still there."""
+    entries: list = []
     aged = relay.cache._aged
 
-    def counted(store, entry):
-        nonlocal looked_at
-        looked_at += 1
+    def noted(store, entry):
+        entries.append(entry)
         return aged(store, entry)
 
-    monkeypatch.setattr(relay.cache, "_aged", counted)
+    monkeypatch.setattr(relay.cache, "_aged", noted)
+    return entries
+
+
+def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(looked_at):
     properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),)
     star = Star(cache_octets=1000 * (100 + OBJECT_OVERHEAD))
     store = TrackStore(NAME, properties)
@@ -349,11 +354,11 @@ def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(
     for number in range(5000):
         if number == 2000:
             assert star.relay.cache.objects == 1000
-            looked_at = 0
+            looked_at.clear()
         store.append(0, number, bytes(100))
         star.run()
     assert star.relay.cache.objects == 1000
-    assert looked_at < 4 * 3000
+    assert len(looked_at) < 4 * 3000
 
 
 def test_max_cache_duration_among_the_immutable_properties_counts_as_well():
@@ -368,23 +373,14 @@ def test_max_cache_duration_among_the_immutable_properties_counts_as_well():
     assert star.relay.cache.objects == 0 and star.relay.cache.expirations == 4
 
 
-def test_many_growing_objects_do_not_make_each_that_comes_look_at_all_ages(monkeypatch):
-    looked_at = 0
-    aged = relay.cache._aged
-
-    def counted(store, entry):
-        nonlocal looked_at
-        looked_at += 1
-        return aged(store, entry)
-
-    monkeypatch.setattr(relay.cache, "_aged", counted)
+def test_many_growing_objects_do_not_make_each_that_comes_look_at_all_ages(looked_at):
     cache = Cache(1 << 30)
     store = TrackStore(
         NAME, (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),), authoritative=False
     )
     for number in range(2000):
         cache.age(store, grow(store, 0, number, subgroup=number))
-    assert looked_at < 4 * 2000
+    assert len(looked_at) < 4 * 2000
 
 
 def test_nothing_is_looked_at_when_nothing_expires(monkeypatch):
