@@ -69,7 +69,11 @@ def test_a_member_that_does_not_acknowledge_aborts_the_plan_and_nothing_is_lost(
             "block_keys": [key.hex() for key in keys],
         }
 
-    assert core.ask("PUT", "maps/m", shard_map(1, [16, 32, 48]))[0] == 201
+    def mapped() -> bool:
+        # a member that was there before the controller has to report once more
+        return core.ask("PUT", "maps/m", shard_map(1, [16, 32, 48]))[0] == 201
+
+    eventually(mapped, "every member is active")
     third = members[2].process
     third.signal(signal.SIGSTOP)
     assert core.ask("PUT", "maps/m?deadline_ms=700", shard_map(2, [16, 24, 48]))[0] == 202
