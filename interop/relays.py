@@ -13,7 +13,7 @@ from pathlib import Path
 import moqt
 from interop.peers import AIOMOQT
 from interop.processes import LOOPBACK, READY_SECONDS, Program, ProgramFailed, free_port
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 
 OBJECT_OCTETS = 16 << 20
 """What the peer's relay may hold of one stream: more than the largest Object of a case."""

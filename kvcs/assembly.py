@@ -28,7 +28,7 @@ from kvcs.tracks import DataTrack, raw_octets
 from kvsp.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.errors import DecodeError
 from kvsp.identity import Descriptor
-from moqt.names import Location
+from moqt.values.names import Location
 
 MAX_BAD_OBJECTS: Final = 3
 """Bad Objects after which another publication is used (KVCS "Verification and Recovery")."""

@@ -38,7 +38,7 @@ from kvcs.retrieval import Mode, Retrieval
 from kvcs.sessions import Fallback, Sessions
 from kvsp.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
-from moqt.errors import MoqtError
+from moqt.values.errors import MoqtError
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
     from kvcs.fallback import HttpPath

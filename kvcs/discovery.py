@@ -21,11 +21,11 @@ from kvcs.errors import NotAuthorized, PublisherLost, RetrievalError
 from kvcs.namespace import PublicationNamespace, anchor_prefix
 from kvcs.retrieval import NO_STREAM_DELAY, not_authorized
 from kvsp.errors import DecodeError
-from moqt.codes import RequestErrorCode
-from moqt.errors import MoqtError, RequestError, SessionClosed
-from moqt.names import TrackNamespace
 from moqt.requests import OutgoingSubscribeNamespace, RequestState
 from moqt.session import Session
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError, SessionClosed
+from moqt.values.names import TrackNamespace
 
 DEFAULT_GRACE: Final = 0.2
 """Seconds after REQUEST_OK in which a namespace must come."""

@@ -34,8 +34,8 @@ from kvsp.records import ReplicaRecord, replica_digest
 from kvsp.uris import BlockId
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.errors import MoqtError
 from moqt.quic.config import QuicConfig
+from moqt.values.errors import MoqtError
 
 KEPT_OCTETS: Final = 1 << 30
 """Octets of publications kept; a larger publication is refused for `capacity`."""

@@ -17,7 +17,7 @@ from kvcs.codes import (
 from kvsp.codes import DecodeErrorName
 from kvsp.errors import DecodeError
 from kvsp.uris import namespace_fields
-from moqt.names import TrackNamespace
+from moqt.values.names import TrackNamespace
 
 _URI_CHARACTERS = re.compile(r"[!-~]+")
 _FIELD_NAMES = ("tag", "Scope ID", "Compatibility ID", "Anchor Key", "Publication ID")

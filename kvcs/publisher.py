@@ -22,10 +22,10 @@ from kvcs.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
 from kvsp.codes import HASH_OCTETS, Codec
 from kvsp.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession, PublishedNamespace
-from moqt.codes import ObjectStatus, PropertyType, PublishDoneCode
-from moqt.messages import KeyValue
-from moqt.names import FullTrackName, Location
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.messages import KeyValue
+from moqt.values.names import FullTrackName, Location
 
 DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""

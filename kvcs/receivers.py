@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from kvcs.codes import MAX_MANIFEST_OCTETS, PAYLOAD_HEADER_OCTETS
 from kvcs.tracks import DataTrack, raw_octets
-from moqt.codes import ObjectStatus, PublishDoneCode, StreamErrorCode, code_name
-from moqt.errors import MoqtError, escaped
-from moqt.names import FullTrackName, Location
-from moqt.receiving import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
 from moqt.requests import OutgoingFetch, OutgoingSubscribe
-from moqt.stored import Buffer
+from moqt.track.stored import Buffer
+from moqt.values.codes import ObjectStatus, PublishDoneCode, StreamErrorCode, code_name
+from moqt.values.errors import MoqtError, escaped
+from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
 if TYPE_CHECKING:

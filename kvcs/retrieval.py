@@ -20,20 +20,20 @@ from kvcs.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackS
 from kvcs.tracks import DataTrack
 from kvsp.codes import DecodeErrorName
 from kvsp.errors import KvspError
-from moqt.codes import (
+from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
+from moqt.session import Session
+from moqt.track.stored import Buffer
+from moqt.values.codes import (
     GroupOrder,
     ParameterType,
     RequestErrorCode,
     StreamErrorCode,
     code_name,
 )
-from moqt.errors import MoqtError, RequestError, SessionClosed
-from moqt.messages import LocationFilter, Parameters, RangeFilter
-from moqt.names import FullTrackName, Location
-from moqt.receiving import IncomingStream, ReceivedObject, Via
-from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
-from moqt.session import Session
-from moqt.stored import Buffer
+from moqt.values.errors import MoqtError, RequestError, SessionClosed
+from moqt.values.messages import LocationFilter, Parameters, RangeFilter
+from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
 RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)

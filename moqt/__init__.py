@@ -1,6 +1,6 @@
 """MOQT (Media over QUIC Transport, draft-22): sessions, publishing, subscribing.
 
-The core (`moqt.session`, `moqt.store`) owns no I/O; `moqt.connect` and `moqt.serve`
+The core (`moqt.session`, `moqt.track.store`) owns no I/O; `moqt.connect` and `moqt.serve`
 put it on asyncio and UDP.
 """
 
@@ -18,7 +18,14 @@ from moqt.aio import (
     TrackOffers,
 )
 from moqt.client import connect
-from moqt.codes import (
+from moqt.publisher import Publisher
+from moqt.quic.config import QuicConfig
+from moqt.receiving.receiver import ObjectReceiver, ReceivedObject, Receiver, Via
+from moqt.redirects import Churn, FollowLimits, follow
+from moqt.server import Server, serve
+from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.track.store import TrackStore
+from moqt.values.codes import (
     GroupOrder,
     ObjectStatus,
     PublishDoneCode,
@@ -26,8 +33,8 @@ from moqt.codes import (
     SessionErrorCode,
     StreamErrorCode,
 )
-from moqt.config import SessionCounters
-from moqt.errors import (
+from moqt.values.config import SessionCounters
+from moqt.values.errors import (
     ConnectError,
     MisuseError,
     MoqtError,
@@ -36,15 +43,8 @@ from moqt.errors import (
     SessionError,
     StreamReset,
 )
-from moqt.messages import KeyValue, LocationFilter, Parameters, RangeFilter
-from moqt.names import FullTrackName, Location, TrackNamespace
-from moqt.publisher import Publisher
-from moqt.quic.config import QuicConfig
-from moqt.receiving import ObjectReceiver, ReceivedObject, Receiver, Via
-from moqt.redirects import Churn, FollowLimits, follow
-from moqt.server import Server, serve
-from moqt.session import Session, SessionConfig, SessionHandler
-from moqt.store import TrackStore
+from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilter
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 __all__ = [
     "Churn",

@@ -9,12 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from moqt.codes import GroupOrder, RequestErrorCode, SessionErrorCode
-from moqt.errors import MisuseError, MoqtError, RequestError, SessionClosed
-from moqt.messages import Goaway, LocationFilter, Parameters, Properties, RangeFilter
-from moqt.names import FullTrackName, Location, TrackNamespace
 from moqt.publisher import Publisher
-from moqt.receiving import Receiver
+from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     OutgoingFetch,
     OutgoingRequest,
@@ -34,7 +30,11 @@ from moqt.responses import (
     TrackOffers,
 )
 from moqt.session import Session
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import GroupOrder, RequestErrorCode, SessionErrorCode
+from moqt.values.errors import MisuseError, MoqtError, RequestError, SessionClosed
+from moqt.values.messages import Goaway, LocationFilter, Parameters, Properties, RangeFilter
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 __all__ = [
     "FetchResponse",

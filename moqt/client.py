@@ -10,17 +10,17 @@ from pathlib import Path
 from types import TracebackType
 
 from moqt.aio import MoqtSession
-from moqt.codes import SessionErrorCode
-from moqt.errors import ConnectError, SessionClosed
 from moqt.publisher import Publisher
-from moqt.quic import endpoint
-from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.base import Transport, TransportHandler
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
-from moqt.quic.webtransport import H3_ALPN
-from moqt.quic.webtransport_client import WebTransportClient
+from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.udp import endpoint
+from moqt.quic.webtransport.client import WebTransportClient
+from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import parse_uri
+from moqt.values.codes import SessionErrorCode
+from moqt.values.errors import ConnectError, SessionClosed
 from moqt.wire.codec import codec_for
 
 TICK_SECONDS = 0.5

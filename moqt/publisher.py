@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from moqt.codes import RequestErrorCode
-from moqt.deadlines import Deadline
-from moqt.handler import SessionHandler
-from moqt.names import FullTrackName, TrackNamespace, is_prefix, printable_namespace
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
@@ -13,7 +9,11 @@ from moqt.requests import (
     IncomingSubscribeTracks,
     IncomingTrackStatus,
 )
-from moqt.store import TrackStore
+from moqt.session.handler import SessionHandler
+from moqt.track.store import TrackStore
+from moqt.values.codes import RequestErrorCode
+from moqt.values.deadlines import Deadline
+from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, printable_namespace
 
 MAX_RENDEZVOUS = 30.0
 """Seconds a SUBSCRIBE waits at most for its track, whatever RENDEZVOUS_TIMEOUT allows."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from moqt.aio import MoqtSession
-from moqt.codes import RequestErrorCode
-from moqt.errors import RequestError
-from moqt.names import FullTrackName
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import RequestError
+from moqt.values.names import FullTrackName
 
 _T = TypeVar("_T")
 

@@ -8,11 +8,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from moqt.codes import EndOfRange, RequestErrorCode, StreamErrorCode
-from moqt.errors import MisuseError, MoqtError, RequestError, StreamReset
-from moqt.messages import Parameters, Properties, RequestOk
-from moqt.names import FullTrackName, Location, TrackNamespace
-from moqt.receiving import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
 from moqt.requests import (
     IncomingPublish,
     OutgoingFetch,
@@ -24,7 +20,11 @@ from moqt.requests import (
     OutgoingSubscribeTracks,
     RequestOwner,
 )
-from moqt.stored import buffer_length
+from moqt.track.stored import buffer_length
+from moqt.values.codes import EndOfRange, RequestErrorCode, StreamErrorCode
+from moqt.values.errors import MisuseError, MoqtError, RequestError, StreamReset
+from moqt.values.messages import Parameters, Properties, RequestOk
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 from moqt.wire.objects import ObjectHeader, RangeMarker
 
 QUEUE_OCTETS = 8 << 20

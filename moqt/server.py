@@ -10,13 +10,13 @@ from typing import Self
 
 from moqt.aio import MoqtSession
 from moqt.client import keep_ticking
-from moqt.codes import SessionErrorCode
-from moqt.quic import endpoint
 from moqt.quic.accept import by_alpn
-from moqt.quic.base import Transport, TransportHandler
 from moqt.quic.config import QuicConfig
-from moqt.quic.webtransport import H3_ALPN
+from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.udp import endpoint
+from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.values.codes import SessionErrorCode
 from moqt.wire.codec import codec_for
 
 

@@ -6,9 +6,9 @@ import os
 import stat
 from pathlib import Path
 
-from moqt.codes import AliasType
-from moqt.errors import MoqtError
-from moqt.messages import AuthorizationToken
+from moqt.values.codes import AliasType
+from moqt.values.errors import MoqtError
+from moqt.values.messages import AuthorizationToken
 from moqt.wire.primitives import encode_token
 
 MIN_TOKEN = 22

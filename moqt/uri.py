@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from moqt.errors import MisuseError
+from moqt.values.errors import MisuseError
 
 DEFAULT_PORT = 443
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moqt.codes import ObjectStatus
-from moqt.errors import MalformedTrack
-from moqt.names import Location
-from moqt.store import TrackStore
-from moqt.stored import Buffer, StoredObject, SubgroupLog, buffer_length
+from moqt.track.store import TrackStore
+from moqt.track.stored import Buffer, StoredObject, SubgroupLog, buffer_length
+from moqt.values.codes import ObjectStatus
+from moqt.values.errors import MalformedTrack
+from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
 from relay.cache import OBJECT_OVERHEAD
 from relay.home import Home

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moqt.codes import PublishDoneCode, StreamErrorCode
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
@@ -12,6 +11,7 @@ from moqt.requests import (
     PublisherSide,
     RequestState,
 )
+from moqt.values.codes import PublishDoneCode, StreamErrorCode
 from relay.home import TrackRequest
 
 

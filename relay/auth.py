@@ -23,10 +23,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from moqt.codes import RequestErrorCode
-from moqt.names import TrackNamespace
 from moqt.session import Session
-from moqt.tokens import Token
+from moqt.values.codes import RequestErrorCode
+from moqt.values.names import TrackNamespace
+from moqt.values.tokens import Token
 from relay.config import Action
 
 logger = logging.getLogger("relay")

@@ -13,12 +13,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-from moqt.codes import PropertyType
-from moqt.deadlines import Deadline, Deadlines
-from moqt.names import Location
 from moqt.requests import track_property
-from moqt.store import TrackStore
-from moqt.stored import StoredObject
+from moqt.track.store import TrackStore
+from moqt.track.stored import StoredObject
+from moqt.values.codes import PropertyType
+from moqt.values.deadlines import Deadline, Deadlines
+from moqt.values.names import Location
 
 OBJECT_OVERHEAD = 768
 """Octets billed per Object beyond its payload and properties: CPython needs about 550.

@@ -15,12 +15,12 @@ from typing import Annotated, NoReturn, TypeVar, cast
 
 import typer
 
-from moqt.config import SessionConfig
-from moqt.errors import MoqtError
-from moqt.quic.certs import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
+from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
+from moqt.values.config import SessionConfig
+from moqt.values.errors import MoqtError
 from relay.auth import AuthFileError, TokenPolicy
 from relay.config import RelayConfig
 from relay.daemon import DaemonConfig, Upstream, run

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from moqt.codes import RequestErrorCode
-from moqt.names import TrackNamespace
 from moqt.session import Session
-from moqt.tokens import Token
+from moqt.values.codes import RequestErrorCode
+from moqt.values.names import TrackNamespace
+from moqt.values.tokens import Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

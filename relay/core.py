@@ -10,10 +10,7 @@ from collections import OrderedDict
 from dataclasses import fields
 from operator import attrgetter
 
-from moqt.codes import RequestErrorCode
-from moqt.errors import RequestError, SessionClosed, escaped
-from moqt.messages import Goaway, Redirect
-from moqt.names import FullTrackName, TrackNamespace
+from moqt.delivery.scheduler import DeliveryCounters, DeliveryLimits
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
@@ -28,9 +25,12 @@ from moqt.requests import (
     RequestState,
     SubscriberSide,
 )
-from moqt.scheduler import DeliveryCounters, DeliveryLimits
 from moqt.session import Session, SessionHandler
-from moqt.tokens import Token
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import RequestError, SessionClosed, escaped
+from moqt.values.messages import Goaway, Redirect
+from moqt.values.names import FullTrackName, TrackNamespace
+from moqt.values.tokens import Token
 from relay.cache import Cache
 from relay.config import Action, AllowAll, Counters, Policy, RelayConfig
 from relay.desk import Desk

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from prometheus_client import start_http_server
 
 import moqt
-from moqt.config import SessionConfig
 from moqt.quic.config import QuicConfig
 from moqt.uri import parse_uri
+from moqt.values.config import SessionConfig
 from relay import rights
 from relay.auth import TokenPolicy
 from relay.core import Relay

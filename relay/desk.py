@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from moqt.codes import RequestErrorCode
-from moqt.malformed import MalformedTracks
-from moqt.messages import Redirect
-from moqt.names import TrackNamespace
 from moqt.requests import IncomingRequest, RequestOwner
 from moqt.session import Session
+from moqt.track.malformed import MalformedTracks
+from moqt.values.codes import RequestErrorCode
+from moqt.values.messages import Redirect
+from moqt.values.names import TrackNamespace
 from relay.config import Action, Counters, Policy, RelayConfig
 
 

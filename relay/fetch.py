@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from moqt.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
-from moqt.errors import MalformedTrack, MoqtError, RequestError
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import MAX_LOCATION, Location, location_after, location_before
-from moqt.receiving import IncomingStream
+from moqt.receiving.receiver import IncomingStream
 from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
-from moqt.stored import Buffer, StoredObject
+from moqt.track.stored import Buffer, StoredObject
+from moqt.values.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
+from moqt.values.errors import MalformedTrack, MoqtError, RequestError
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, RangeMarker
 from relay.intake import Intake, StreamState
 

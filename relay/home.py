@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
-from moqt.errors import RequestError
-from moqt.names import FullTrackName, TrackNamespace
 from moqt.requests import IncomingFetch, IncomingSubscribe, IncomingTrackStatus
 from moqt.session import Session
+from moqt.values.errors import RequestError
+from moqt.values.names import FullTrackName, TrackNamespace
 from relay.cache import Cache
 from relay.config import Counters, RelayConfig
 

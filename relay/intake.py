@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moqt.codes import ObjectStatus
-from moqt.names import Location
-from moqt.receiving import IncomingStream, Receiver
+from moqt.receiving.receiver import IncomingStream, Receiver
 from moqt.session import Session
-from moqt.stored import Buffer
+from moqt.track.stored import Buffer
+from moqt.values.codes import ObjectStatus
+from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
 from relay.arrivals import Arrival, Arrivals
 

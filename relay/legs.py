@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.codes import RequestErrorCode
-from moqt.errors import MoqtError, RequestError
-from moqt.messages import LocationFilter, Parameters, RequestOk
-from moqt.receiving import IncomingStream
+from moqt.receiving.receiver import IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
 from moqt.session import Session
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError
+from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.wire.objects import ObjectHeader
 from relay.intake import Intake, StreamState
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from moqt.names import TrackNamespace, printable_namespace
 from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
 from moqt.session import Session
+from moqt.values.names import TrackNamespace, printable_namespace
 from relay.config import Action
 from relay.desk import Desk
 from relay.routing import PrefixMap

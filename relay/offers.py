@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from moqt.codes import PublishDoneCode
-from moqt.errors import MoqtError
-from moqt.names import TrackNamespace
 from moqt.requests import IncomingSubscribeTracks, OutgoingPublish
 from moqt.session import Session
+from moqt.values.codes import PublishDoneCode
+from moqt.values.errors import MoqtError
+from moqt.values.names import TrackNamespace
 from relay.config import Action
 from relay.desk import Desk
 from relay.home import Home

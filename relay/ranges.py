@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from moqt.errors import RequestError
-from moqt.intervals import IntervalSet
-from moqt.names import Location, location_after
 from moqt.session import Session
-from moqt.store import TrackStore
-from moqt.stored import StoredObject
+from moqt.track.store import TrackStore
+from moqt.track.stored import StoredObject
+from moqt.values.errors import RequestError
+from moqt.values.intervals import IntervalSet
+from moqt.values.names import Location, location_after
 from relay.fetch import Attempt, Unknown, UpstreamFetch
 
 if TYPE_CHECKING:

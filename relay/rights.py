@@ -7,8 +7,6 @@ everything that is open is asked about again, with the tokens it has shown
 
 from __future__ import annotations
 
-from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.errors import RequestError
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
@@ -16,6 +14,8 @@ from moqt.requests import (
     IncomingTrackStatus,
 )
 from moqt.session import Session
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.errors import RequestError
 from relay.config import Action
 from relay.core import Relay
 from relay.home import TrackRequest

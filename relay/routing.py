@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from moqt.names import TrackNamespace
+from moqt.values.names import TrackNamespace
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ are shared. Sans-IO.
 
 from __future__ import annotations
 
-from moqt.codes import RequestErrorCode, SessionErrorCode
-from moqt.scheduler import DeliveryCounters
+from moqt.delivery.scheduler import DeliveryCounters
 from moqt.session import Session, SessionHandler
-from moqt.tokens import Token
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.values.tokens import Token
 from relay.cache import Cache
 from relay.config import AllowAll, Counters, Policy, RelayConfig
 from relay.core import Relay, total

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
-from moqt.errors import MoqtError, RequestError
-from moqt.messages import RequestUpdate
-from moqt.names import FullTrackName, Location, location_after
 from moqt.requests import (
     IncomingFetch,
     PublisherSide,
 )
 from moqt.session import Session
-from moqt.store import TrackStore
-from moqt.stored import StoredObject
+from moqt.track.store import TrackStore
+from moqt.track.stored import StoredObject
+from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError
+from moqt.values.messages import RequestUpdate
+from moqt.values.names import FullTrackName, Location, location_after
 from relay.arrivals import Arrivals
 from relay.audience import Audience, live
 from relay.home import Home, TrackRequest

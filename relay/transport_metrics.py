@@ -8,7 +8,7 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moqt.quic.endpoint import Endpoint
+from moqt.quic.udp.endpoint import Endpoint
 
 GAUGES = {
     "connections": "QUIC connections, closing ones included.",

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from moqt.codes import RequestErrorCode
-from moqt.errors import MoqtError, RequestError
-from moqt.names import TrackNamespace, printable_namespace
 from moqt.requests import IncomingPublish, OutgoingPublishNamespace
 from moqt.session import Session
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError
+from moqt.values.names import TrackNamespace, printable_namespace
 from relay.core import Relay
 from relay.routing import PrefixMap
 

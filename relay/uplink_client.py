@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from moqt.aio import MoqtSession
 from moqt.backoff import Backoff
-from moqt.errors import MoqtError, SessionClosed
 from moqt.redirects import Churn
+from moqt.values.errors import MoqtError, SessionClosed
 from relay.uplink import Uplink
 
 logger = logging.getLogger("relay")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moqt.names import FullTrackName, TrackNamespace
+from moqt.values.names import FullTrackName, TrackNamespace
 from relay.home import TrackRequest
 from relay.routing import PrefixMap
 from relay.track import UpstreamTrack

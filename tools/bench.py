@@ -38,7 +38,7 @@ from kvcs.assembly import ArrayDestination
 from kvcs.consumer import Consumer
 from kvcs.publisher import Publication, publish
 from kvsp.identity import Descriptor, Scope
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 from tools import bench_raw
 
 SIZES = (1200, 1452, 8952)

@@ -28,10 +28,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.certs import make_self_signed
+from moqt.quic.aio.transport import AioquicTransport
+from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig
-from moqt.quic.endpoint import connect, serve
+from moqt.quic.udp.endpoint import connect, serve
 
 OBJECT = 32 << 10
 STREAM = 4 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from moqt.quic.certs import DEFAULT_NAMES, make_self_signed
+from moqt.quic.certificates import DEFAULT_NAMES, make_self_signed
 
 __all__ = ["make_self_signed"]
 

@@ -13,12 +13,12 @@ from kvcs.manifest import Manifest
 from kvcs.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.payload import check_payload
 from kvsp.errors import DecodeError
-from moqt.codes import REQUEST_OPENERS, GroupOrder, MessageType, SessionErrorCode
-from moqt.describe import describe, line
-from moqt.errors import MisuseError, RequestError, SessionError
-from moqt.filters import check_range_filters
-from moqt.messages import Parameters
+from moqt.log.describe import describe, line
+from moqt.track.filters import check_range_filters
 from moqt.uri import parse_uri
+from moqt.values.codes import REQUEST_OPENERS, GroupOrder, MessageType, SessionErrorCode
+from moqt.values.errors import MisuseError, RequestError, SessionError
+from moqt.values.messages import Parameters
 from moqt.wire.objects import PaddingDatagram
 from tools.fuzz_base import CODEC, KVCS, Case, Target, vectors
 

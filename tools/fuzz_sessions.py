@@ -9,19 +9,19 @@ from typing import Any
 
 from aioquic.tls import Epoch
 
-from moqt.messages import Parameters
-from moqt.quic.base import Transport
 from moqt.quic.counters import TransportCounters
-from moqt.quic.webtransport_client import WebTransportClient
-from moqt.quic.webtransport_server import WebTransportServer
+from moqt.quic.transport import Transport
+from moqt.quic.webtransport.client import WebTransportClient
+from moqt.quic.webtransport.server import WebTransportServer
 from moqt.session import Session
+from moqt.values.messages import Parameters
 from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.loose import LIMITS, NAME, Everything, Lone, Loose, ask, video
 from tests.moqt.memory import ALPN, Pair
+from tests.moqt.session.test_session_pair import FILL, Collector
 from tests.moqt.simulator import Path as NetworkPath
 from tests.moqt.simulator import Simulation
-from tests.moqt.test_session_pair import FILL, Collector
 from tests.relay.star import Star
 from tools.fuzz_base import Case, Target, vectors
 

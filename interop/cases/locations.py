@@ -12,7 +12,7 @@ import moqt
 from interop.case import Stage, case
 from interop.cases.support import FROM_START, TRACK, expect_locations, normal, publisher
 from moqt import Location, LocationFilter
-from moqt.codes import LocationFilterType
+from moqt.values.codes import LocationFilterType
 
 
 async def _selected(

@@ -20,7 +20,7 @@ from interop.cases.support import (
     update,
 )
 from moqt import KeyValue, Location, LocationFilter, ObjectStatus, Parameters, RangeFilter, Via
-from moqt.codes import ParameterType
+from moqt.values.codes import ParameterType
 
 APPLICATION_PROPERTY = 0x3800
 """The first Property type left to applications."""

@@ -15,7 +15,7 @@ from interop.cases.support import (
     take,
 )
 from moqt import RequestErrorCode, SessionErrorCode
-from moqt.codes import MessageType
+from moqt.values.codes import MessageType
 
 SUBSCRIBE_START = b"\x00\x01\x01n\x01t"
 """Request ID 0, namespace ("n"), name "t": the beginning of a SUBSCRIBE's body."""

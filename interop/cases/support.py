@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import moqt
 from interop.case import Mismatch, Stage
 from moqt import Location, LocationFilter, ObjectStatus, ReceivedObject
-from moqt.codes import MessageType, SessionErrorCode, code_name
-from moqt.messages import Properties
+from moqt.values.codes import MessageType, SessionErrorCode, code_name
+from moqt.values.messages import Properties
 
 TRACK = b"test-track"
 Locations = list[tuple[int, int]]

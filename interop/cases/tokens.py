@@ -6,8 +6,8 @@ import moqt
 from interop.case import NotOffered, Stage, case
 from interop.cases.support import expect_closed, expect_refused, framed, send_raw
 from moqt import Parameters, RequestErrorCode, SessionErrorCode
-from moqt.codes import AliasType, MessageType, ParameterType
-from moqt.messages import AuthorizationToken
+from moqt.values.codes import AliasType, MessageType, ParameterType
+from moqt.values.messages import AuthorizationToken
 
 SECRET = b"not-a-real-token"
 UNUSED_ID = b"\x40"

@@ -32,12 +32,12 @@ from kvsp.cli.common import print_json as print_json
 from kvsp.errors import DecodeError, KvspError
 from kvsp.identity import Descriptor
 from moqt.backoff import Backoff as Backoff
-from moqt.codes import SessionErrorCode
-from moqt.config import SessionConfig
-from moqt.errors import MisuseError, MoqtError, SessionClosed
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
+from moqt.values.codes import SessionErrorCode
+from moqt.values.config import SessionConfig
+from moqt.values.errors import MisuseError, MoqtError, SessionClosed
 
 # The options that publishing and subscribing share.
 Url = Annotated[

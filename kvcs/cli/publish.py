@@ -47,13 +47,13 @@ from kvsp.identity import Scope, block_keys
 from kvsp.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.client import connect
-from moqt.config import SessionConfig
-from moqt.errors import ConnectError, MoqtError
-from moqt.messages import Goaway
 from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
+from moqt.values.config import SessionConfig
+from moqt.values.errors import ConnectError, MoqtError
+from moqt.values.messages import Goaway
 
 if TYPE_CHECKING:
     from kvcs.replicas import Replicas

@@ -52,9 +52,9 @@ from kvsp.errors import KvspError
 from kvsp.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.config import SessionConfig
-from moqt.errors import MoqtError
 from moqt.quic.config import QuicConfig
+from moqt.values.config import SessionConfig
+from moqt.values.errors import MoqtError
 
 PROGRAM: Final = "kvcs-subscribe"
 EXAMPLE: Final = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moqt.codes import GroupOrder, ObjectStatus
-from moqt.scheduler import Delivery, Progress
-from moqt.stored import StoredObject
+from moqt.delivery.scheduler import Delivery, Progress
+from moqt.track.stored import StoredObject
+from moqt.values.codes import GroupOrder, ObjectStatus
 from moqt.wire.objects import DatagramObject
 
 if TYPE_CHECKING:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moqt.codes import MAX_VI64, EndOfRange, GroupOrder, ObjectStatus, StreamErrorCode
-from moqt.deadlines import Deadline
+from moqt.delivery.scheduler import Flow, Progress
 from moqt.delivery.stream import Outlet, StreamDelivery
-from moqt.filters import matches
-from moqt.messages import RangeFilter
-from moqt.names import Location, location_after, location_before
-from moqt.scheduler import Flow, Progress
-from moqt.store import Assumption, TrackStore
-from moqt.stored import StoredObject, SubgroupLog
+from moqt.track.filters import matches
+from moqt.track.store import Assumption, TrackStore
+from moqt.track.stored import StoredObject, SubgroupLog
+from moqt.values.codes import MAX_VI64, EndOfRange, GroupOrder, ObjectStatus, StreamErrorCode
+from moqt.values.deadlines import Deadline
+from moqt.values.messages import RangeFilter
+from moqt.values.names import Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, RangeMarker
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moqt.codes import StreamErrorCode
+from moqt.delivery.scheduler import Delivery, Flow, Progress
 from moqt.delivery.stream import Outlet
-from moqt.scheduler import Delivery, Flow, Progress
+from moqt.values.codes import StreamErrorCode
 
 LAST = 256
 """Behind every subscriber and publisher priority."""

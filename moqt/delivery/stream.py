@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from moqt.codes import StreamErrorCode
-from moqt.quic.base import Transport
-from moqt.scheduler import Delivery, Flow, Progress, Scheduler
-from moqt.store import TrackStore
-from moqt.stored import StoredObject
+from moqt.delivery.scheduler import Delivery, Flow, Progress, Scheduler
+from moqt.quic.transport import Transport
+from moqt.track.store import TrackStore
+from moqt.track.stored import StoredObject
+from moqt.values.codes import StreamErrorCode
 from moqt.wire.codec import Codec
 
 SHORT_PART = 256

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING
 
-from moqt.codes import GroupOrder, ObjectStatus, StreamErrorCode
-from moqt.deadlines import Deadline
+from moqt.delivery.scheduler import Progress
 from moqt.delivery.stream import StreamDelivery
 from moqt.delivery.timeouts import Timeouts
-from moqt.names import Location
-from moqt.scheduler import Progress
-from moqt.stored import StoredObject, SubgroupLog
+from moqt.track.stored import StoredObject, SubgroupLog
+from moqt.values.codes import GroupOrder, ObjectStatus, StreamErrorCode
+from moqt.values.deadlines import Deadline
+from moqt.values.names import Location
 from moqt.wire.objects import SubgroupHeader
 
 if TYPE_CHECKING:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
-from moqt.codes import MAX_VI64, GroupOrder, ObjectStatus, PublishDoneCode, StreamErrorCode
-from moqt.deadlines import Deadline
 from moqt.delivery.datagram import DatagramDelivery
 from moqt.delivery.fetch import FetchDelivery
+from moqt.delivery.scheduler import Flow
 from moqt.delivery.stream import Outlet
 from moqt.delivery.subgroup import SubgroupDelivery
 from moqt.delivery.timeouts import Timeouts, subgroup_timeouts, track_timeouts
-from moqt.filters import matches
-from moqt.intervals import IntervalSet
-from moqt.messages import RangeFilter
-from moqt.names import MAX_LOCATION, Location, location_after, location_before
-from moqt.scheduler import Flow
-from moqt.store import MAX_INTERVALS, TrackStore
-from moqt.stored import StoredObject, SubgroupLog
+from moqt.track.filters import matches
+from moqt.track.store import MAX_INTERVALS, TrackStore
+from moqt.track.stored import StoredObject, SubgroupLog
+from moqt.values.codes import MAX_VI64, GroupOrder, ObjectStatus, PublishDoneCode, StreamErrorCode
+from moqt.values.deadlines import Deadline
+from moqt.values.intervals import IntervalSet
+from moqt.values.messages import RangeFilter
+from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 
 
 class SubscriptionDelivery:

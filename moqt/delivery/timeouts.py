@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moqt.codes import PropertyType
-from moqt.messages import Parameters, property_value
-from moqt.store import TrackStore
-from moqt.stored import SubgroupLog
+from moqt.track.store import TrackStore
+from moqt.track.stored import SubgroupLog
+from moqt.values.codes import PropertyType
+from moqt.values.messages import Parameters, property_value
 
 
 class Timeouts(NamedTuple):

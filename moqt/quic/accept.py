@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from moqt.quic.aioquic import AioquicTransport, HandlerFactory
-from moqt.quic.base import Transport, TransportHandler
-from moqt.quic.webtransport import H3_ALPN
-from moqt.quic.webtransport_server import WebTransportServer
+from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
+from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.webtransport.server import WebTransportServer
+from moqt.quic.webtransport.session import H3_ALPN
 
 MakeSession = Callable[[Transport], TransportHandler]
 

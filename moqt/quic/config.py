@@ -77,7 +77,7 @@ class QuicConfig:
     """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
     traffic. For debugging only; no environment variable sets it."""
     qlog_dir: str | Path | None = None
-    """An event log (`moqt.qlog`) per connection goes here. For debugging: it costs most of the
+    """An event log (`moqt.quic.qlog`) per connection goes here. For debugging: it costs most of the
     throughput."""
     qlog_max_octets: int = 256 << 20
     """Where the log of a connection ends; later events are dropped and counted."""

@@ -12,17 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.messages import (
-    Fetch,
-    Publish,
-    PublishNamespace,
-    Request,
-    Subscribe,
-    SubscribeNamespace,
-    SubscribeTracks,
-    TrackStatus,
-)
-from moqt.requests.base import RequestOwner, UpdateAnswer, track_property
 from moqt.requests.incoming import (
     IncomingFetch,
     IncomingRequest,
@@ -37,7 +26,8 @@ from moqt.requests.namespaces import (
 )
 from moqt.requests.outgoing import OutgoingFetch, OutgoingRequest, OutgoingTrackStatus
 from moqt.requests.publications import IncomingPublish
-from moqt.requests.publishing import IncomingSubscribe, OutgoingPublish, PublisherSide
+from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
+from moqt.requests.request import RequestOwner, UpdateAnswer, track_property
 from moqt.requests.stream import (
     AFTER_OPENING,
     FIRST_ANSWER,
@@ -46,8 +36,18 @@ from moqt.requests.stream import (
     RequestState,
     RequestStream,
 )
-from moqt.requests.subscribing import OutgoingSubscribe, SubscriberSide
-from moqt.requests.tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
+from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
+from moqt.requests.subscriber_side import OutgoingSubscribe, SubscriberSide
+from moqt.values.messages import (
+    Fetch,
+    Publish,
+    PublishNamespace,
+    Request,
+    Subscribe,
+    SubscribeNamespace,
+    SubscribeTracks,
+    TrackStatus,
+)
 
 if TYPE_CHECKING:
     from moqt.session import Session

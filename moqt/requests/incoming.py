@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
 from moqt.delivery import FetchDelivery
-from moqt.errors import MoqtError, RequestError
-from moqt.messages import (
+from moqt.delivery.scheduler import Flow
+from moqt.requests.request import RequestOwner
+from moqt.requests.stream import RequestState, RequestStream
+from moqt.track.store import TrackStore
+from moqt.values.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
+from moqt.values.errors import MoqtError, RequestError
+from moqt.values.messages import (
     Fetch,
     FetchOk,
     LocationFilter,
@@ -24,16 +28,12 @@ from moqt.messages import (
     Subscribe,
     TrackStatus,
 )
-from moqt.names import FullTrackName, Location, TrackNamespace, location_after
-from moqt.requests.base import RequestOwner
-from moqt.requests.stream import RequestState, RequestStream
-from moqt.scheduler import Flow
-from moqt.store import TrackStore
+from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 
 if TYPE_CHECKING:
-    from moqt.deadlines import Deadline
-    from moqt.handler import SessionHandler
     from moqt.session import Session
+    from moqt.session.handler import SessionHandler
+    from moqt.values.deadlines import Deadline
 
 
 class IncomingRequest(RequestOwner):

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.codes import (
+from moqt.requests.incoming import IncomingRequest
+from moqt.requests.outgoing import OutgoingRequest
+from moqt.requests.request import UpdateAnswer
+from moqt.requests.stream import RequestState, RequestStream
+from moqt.values.codes import (
     MAX_FULL_TRACK_NAME,
     MAX_NAMESPACE_FIELDS,
     MessageType,
     RequestErrorCode,
 )
-from moqt.errors import MoqtError, RequestError, protocol_violation
-from moqt.messages import (
+from moqt.values.errors import MoqtError, RequestError, protocol_violation
+from moqt.values.messages import (
     Message,
     Namespace,
     NamespaceDone,
@@ -22,15 +26,11 @@ from moqt.messages import (
     RequestUpdate,
     SubscribeNamespace,
 )
-from moqt.names import TrackNamespace, is_prefix, is_reserved
-from moqt.requests.base import UpdateAnswer
-from moqt.requests.incoming import IncomingRequest
-from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.stream import RequestState, RequestStream
+from moqt.values.names import TrackNamespace, is_prefix, is_reserved
 
 if TYPE_CHECKING:
-    from moqt.handler import SessionHandler
     from moqt.session import Session
+    from moqt.session.handler import SessionHandler
 
 OVERLAP = "overlaps a subscription of this kind in this session"
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.codes import GroupOrder, MessageType, RequestErrorCode
-from moqt.errors import MoqtError, RequestError, StreamReset, protocol_violation
-from moqt.messages import (
+from moqt.receiving.receiver import Receiver
+from moqt.requests.request import RequestOwner, check_track_properties, request_error
+from moqt.requests.stream import RequestState, RequestStream
+from moqt.values.codes import GroupOrder, MessageType, RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError, StreamReset, protocol_violation
+from moqt.values.messages import (
     Fetch,
     FetchOk,
     Goaway,
@@ -21,14 +24,11 @@ from moqt.messages import (
     RequestUpdate,
     TrackStatus,
 )
-from moqt.names import FullTrackName, Location
-from moqt.receiving import Receiver
-from moqt.requests.base import RequestOwner, check_track_properties, request_error
-from moqt.requests.stream import RequestState, RequestStream
+from moqt.values.names import FullTrackName, Location
 
 if TYPE_CHECKING:
-    from moqt.deadlines import Deadline
     from moqt.session import Session
+    from moqt.values.deadlines import Deadline
 
 
 class OutgoingRequest(RequestOwner):

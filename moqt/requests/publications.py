@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.codes import ParameterType, RequestErrorCode
-from moqt.errors import MoqtError, RequestError, protocol_violation
-from moqt.messages import (
+from moqt.receiving.receiver import Receiver
+from moqt.requests.incoming import IncomingTrackRequest
+from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.subscriber_side import SubscriberSide
+from moqt.values.codes import ParameterType, RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError, protocol_violation
+from moqt.values.messages import (
     LocationFilter,
     Message,
     Parameters,
@@ -17,15 +21,11 @@ from moqt.messages import (
     RequestOk,
     RequestUpdate,
 )
-from moqt.receiving import Receiver
-from moqt.requests.incoming import IncomingTrackRequest
-from moqt.requests.stream import RequestState, RequestStream
-from moqt.requests.subscribing import SubscriberSide
 
 if TYPE_CHECKING:
-    from moqt.handler import SessionHandler
-    from moqt.requests.tracks import OutgoingSubscribeTracks
+    from moqt.requests.subscribe_tracks import OutgoingSubscribeTracks
     from moqt.session import Session
+    from moqt.session.handler import SessionHandler
 
 OBJECT_FILTERS = frozenset(
     {

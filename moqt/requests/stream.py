@@ -5,15 +5,15 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from moqt.codes import MessageType, StreamErrorCode
-from moqt.errors import MisuseError, protocol_violation
-from moqt.messages import Goaway, Message
-from moqt.states import move
+from moqt.values.codes import MessageType, StreamErrorCode
+from moqt.values.errors import MisuseError, protocol_violation
+from moqt.values.messages import Goaway, Message
+from moqt.values.states import move
 
 if TYPE_CHECKING:
-    from moqt.deadlines import Deadline
-    from moqt.requests.base import RequestOwner
+    from moqt.requests.request import RequestOwner
     from moqt.session import Session
+    from moqt.values.deadlines import Deadline
 
 _M = MessageType
 _UPDATE = frozenset({_M.REQUEST_UPDATE, _M.GOAWAY})

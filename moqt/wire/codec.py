@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from moqt.codes import GroupOrder, MessageType, ObjectStatus
-from moqt.errors import MisuseError
-from moqt.messages import AuthorizationToken, Message, Parameters, Request, RequestOk
+from moqt.values.codes import GroupOrder, MessageType, ObjectStatus
+from moqt.values.errors import MisuseError
+from moqt.values.messages import AuthorizationToken, Message, Parameters, Request, RequestOk
 from moqt.wire.draft22 import Draft22Codec
 from moqt.wire.objects import (
     DEFAULT_MAX_PROPERTIES,
@@ -95,7 +95,7 @@ class Codec(Protocol):
 
         Parameters of REQUEST_UPDATE and REQUEST_OK are checked as far as they can be
         without the request; the two checks below do the rest. Values of range
-        filters are not judged here but by `moqt.filters.check_range_filters`.
+        filters are not judged here but by `moqt.track.filters.check_range_filters`.
         """
 
     def check_request_update(

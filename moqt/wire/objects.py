@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from moqt.codes import EndOfRange, GroupOrder, ObjectStatus
-from moqt.names import Location
+from moqt.values.codes import EndOfRange, GroupOrder, ObjectStatus
+from moqt.values.names import Location
 
 DEFAULT_MAX_PROPERTIES = 65536
 """Octets of Object Properties a stream decoder accepts, and so holds, unless told otherwise."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from moqt.codes import (
+from moqt.values.codes import (
     MAX_FULL_TRACK_NAME,
     MAX_KVP_VALUE,
     MAX_NAMESPACE_FIELDS,
@@ -18,9 +18,9 @@ from moqt.codes import (
     PropertyType,
     SessionErrorCode,
 )
-from moqt.errors import MisuseError, SessionError, protocol_violation
-from moqt.messages import AuthorizationToken, KeyValue, Properties
-from moqt.names import Location, TrackNamespace
+from moqt.values.errors import MisuseError, SessionError, protocol_violation
+from moqt.values.messages import AuthorizationToken, KeyValue, Properties
+from moqt.values.names import Location, TrackNamespace
 from moqt.wire.vi64 import Truncated, decode_vi64, encode_vi64
 
 

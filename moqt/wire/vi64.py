@@ -5,8 +5,8 @@ The leading one-bits of the first octet count the octets that follow it.
 
 from __future__ import annotations
 
-from moqt.codes import MAX_VI64
-from moqt.errors import MisuseError
+from moqt.values.codes import MAX_VI64
+from moqt.values.errors import MisuseError
 
 Buffer = bytes | bytearray | memoryview
 

@@ -28,7 +28,7 @@ from kvcs.payload import data_digest, encode_header
 from kvcs.publisher import Publication, publish
 from kvsp.codes import Codec
 from kvsp.identity import Scope
-from moqt.names import Location
+from moqt.values.names import Location
 
 
 def say(text: str) -> None:

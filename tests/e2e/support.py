@@ -20,10 +20,10 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from kvsp.identity import Descriptor, Scope
+from tests.paths import ROOT
 
 BIN = Path(sys.executable).parent
 DEADLINE = 60.0
-ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tools" / "data"
 PEER = (sys.executable, "-m", "tests.e2e.peer")
 MIB = 1 << 20

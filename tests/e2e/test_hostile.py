@@ -10,9 +10,9 @@ import socket
 import pytest
 
 import moqt
-from moqt.quic import endpoint
-from moqt.quic.base import TransportHandler
 from moqt.quic.config import QuicConfig
+from moqt.quic.transport import TransportHandler
+from moqt.quic.udp import endpoint
 from tests.e2e.support import eventually
 
 

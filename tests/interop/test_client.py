@@ -8,7 +8,7 @@ import moqt
 from interop import client
 from interop.case import CASES, perform
 from interop.tap import parse
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 from relay.core import Relay
 
 SUITE = [

@@ -12,11 +12,11 @@ from kvcs.consumer import Consumer
 from kvcs.publisher import Publication
 from kvsp.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
-from moqt.codes import ObjectStatus, PublishDoneCode
-from moqt.incoming import ControlIn
-from moqt.names import Location
 from moqt.publisher import Publisher
-from moqt.store import TrackStore
+from moqt.receiving.data_streams import ControlIn
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PublishDoneCode
+from moqt.values.names import Location
 from tests.moqt.memory import ALPN, Pair
 
 LAYERS = 6

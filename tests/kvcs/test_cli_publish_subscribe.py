@@ -31,8 +31,8 @@ from kvcs.errors import (
     VerificationFailed,
 )
 from kvcs.files import KvFileWriter
-from moqt.codes import RequestErrorCode, SessionErrorCode
-from moqt.errors import ConnectError, RequestError, SessionClosed
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.values.errors import ConnectError, RequestError, SessionClosed
 from tests.kvcs.support import DESCRIPTOR, LAYERS, SCOPE, TOKENS, Link, descriptor, kv, produced
 
 URL = "moqt://127.0.0.1:9"

@@ -18,12 +18,12 @@ from kvcs.files import KvFile, KvFileWriter
 from kvcs.namespace import PublicationNamespace
 from kvcs.publisher import Publication
 from kvsp.identity import Scope
-from moqt.codes import RequestErrorCode, SessionErrorCode
 from moqt.publisher import Publisher
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig
 from moqt.server import serve
 from moqt.session import SessionHandler
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from tests.kvcs.support import (
     BLOCK,
     DESCRIPTOR,

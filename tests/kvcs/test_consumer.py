@@ -26,11 +26,11 @@ from kvcs.tensors import allocate
 from kvsp import ijson
 from kvsp.errors import DecodeError
 from kvsp.identity import Scope
-from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.names import Location
 from moqt.publisher import Publisher
-from moqt.receiving import ObjectReceiver
+from moqt.receiving.receiver import ObjectReceiver
 from moqt.session import SessionConfig
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.names import Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,

@@ -22,9 +22,9 @@ from kvcs.publisher import Publication
 from kvcs.sessions import Fallback
 from kvsp.client import Fault, NotAuthorizedError, ProblemDetails, UnreachableError
 from kvsp.identity import Scope
-from moqt.codes import RequestErrorCode
-from moqt.errors import ConnectError
 from moqt.publisher import Publisher
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import ConnectError
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,

@@ -11,8 +11,8 @@ from kvcs.namespace import publication_uri
 from kvsp.instance.engine import KvBlock
 from kvsp.instance.loading import LoadError
 from kvsp.uris import BlockId
-from moqt.errors import ConnectError
 from moqt.publisher import Publisher
+from moqt.values.errors import ConnectError
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,

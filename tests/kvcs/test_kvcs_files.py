@@ -27,8 +27,8 @@ from kvsp.codes import ElementType
 from kvsp.errors import DecodeError
 from kvsp.identity import Descriptor, Scope, block_keys
 from kvsp.prefix import complete_blocks
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tools/data/smollm2-survey.safetensors"
 VECTORS: dict[str, Any] = json.loads((ROOT / "tests/data/kvsp-vectors.json").read_text("utf-8"))
 SEED = VECTORS["compat_id"][0]["descriptor"]

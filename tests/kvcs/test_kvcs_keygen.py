@@ -18,8 +18,7 @@ from kvsp.http.auth import ROLES, Credentials, PrincipalsFile
 from kvsp.identity import Scope
 from moqt.token_file import read_token_file
 from relay.auth import load_principals
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 def keygen(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +21,9 @@ from kvsp import ijson
 from kvsp.codes import Codec
 from kvsp.errors import DecodeError
 from kvsp.identity import Descriptor, Scope, block_keys
+from tests.paths import DATA
 
-VECTORS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data/kvcs-vectors.json").read_text("utf-8")
-)
+VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))
 VECTOR = VECTORS["manifest"]
 TREE: dict[str, Any] = VECTOR["manifest"]
 SCOPE = Scope(bytes.fromhex(VECTOR["scope_key"]))

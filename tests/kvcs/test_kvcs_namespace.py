@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +22,10 @@ from kvcs.namespace import (
 from kvcs.tracks import DataTrack, parse_track_name, publisher_priority
 from kvsp.codes import Codec
 from kvsp.errors import DecodeError
-from moqt.names import is_prefix
+from moqt.values.names import is_prefix
+from tests.paths import DATA
 
-VECTORS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data/kvcs-vectors.json").read_text("utf-8")
-)
+VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))
 
 # groups of the vector file that other issues bring to life
 LATER = {"manifest_cose", "secure_objects", "secure_objects_upstream"}

@@ -7,7 +7,6 @@ import json
 import struct
 import tracemalloc
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from kvcs.codes import PAYLOAD_HEADER_OCTETS, Component
 from kvcs.payload import check_payload, data_digest, decode_header, encode_header
 from kvcs.tracks import DataTrack, parse_track_name
 from kvsp.errors import DecodeError
+from tests.paths import DATA
 
-VECTORS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data/kvcs-vectors.json").read_text("utf-8")
-)
+VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))
 INVALID = VECTORS["payload_invalid"]
 PAYLOADS = {vector["id"]: vector for vector in VECTORS["payloads"]}
 

@@ -25,10 +25,9 @@ from kvcs.tensors import (
 from kvsp.codes import ElementType
 from kvsp.errors import DecodeError
 from kvsp.identity import Descriptor
+from tests.paths import DATA
 
-VECTORS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "data/kvsp-vectors.json").read_text("utf-8")
-)
+VECTORS: dict[str, Any] = json.loads((DATA / "kvsp-vectors.json").read_text("utf-8"))
 SEED = VECTORS["compat_id"][0]["descriptor"]
 SMALL = Descriptor.parse(
     SEED | {"kv_heads": 2, "head_dim": 3, "block_tokens": 4, "kv_dtype": "fp16", "layers": 2}

@@ -14,12 +14,12 @@ from kvcs.payload import check_payload
 from kvcs.publisher import Publication, publish, unpublish
 from kvsp.codes import Codec
 from kvsp.identity import block_keys
-from moqt.codes import ObjectStatus, PropertyType, PublishDoneCode
-from moqt.errors import RequestError
-from moqt.messages import KeyValue
-from moqt.names import Location
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.errors import RequestError
+from moqt.values.messages import KeyValue
+from moqt.values.names import Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -34,7 +34,7 @@ from tests.kvcs.support import (
     publisher,
 )
 from tests.moqt.memory import Pair
-from tests.moqt.test_session_pair import Collector
+from tests.moqt.session.test_session_pair import Collector
 
 
 def manifests(publication):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvsp.errors import DecodeError
 from kvsp.identity import Descriptor
+from tests.paths import DATA
 
-DATA = Path(__file__).parents[1] / "data"
 VECTORS: dict[str, Any] = json.loads((DATA / "kvsp-vectors.json").read_text("utf-8"))
 KVCS_VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))
 SEED: dict[str, Any] = VECTORS["compat_id"][0]["descriptor"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 DOCUMENT = ROOT / "docs" / "kvsp-conformance.md"
 STATES = {"implemented", "partly", "not implemented", "not applicable"}
 ROWS = [

@@ -31,8 +31,8 @@ from kvsp.identity import (
     parse_positional,
 )
 from kvsp.prefix import complete_blocks
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 VECTORS: dict[str, Any] = json.loads((ROOT / "tests/data/kvsp-vectors.json").read_text("utf-8"))
 SEED_SCOPE = Scope(bytes(range(32)))
 SEED = VECTORS["compat_id"][0]["descriptor"]

@@ -26,14 +26,15 @@ from kvsp.identity import Scope
 from kvsp.server import Assembly
 from kvsp.server_settings import SettingsError, load_settings
 from kvsp.uris import instance_id
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
 from tests.kvsp.controller.support import SESSION, A, B, checkpoint, status
 from tests.kvsp.support_http import Client, running
 from tests.kvsp.support_server import serving
+from tests.paths import ROOT
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
 IS = "https://is.example/kvsp/"
 PC = "https://pc.example/kvsp/"
 OTHER = "00000000-0000-4000-8000-000000000000"

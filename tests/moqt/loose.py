@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from moqt.codes import SessionErrorCode
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import FullTrackName
 from moqt.publisher import Publisher
 from moqt.requests import IncomingPublish, IncomingPublishNamespace
 from moqt.session import Session, SessionConfig, SessionState
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import SessionErrorCode
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import FullTrackName
 from tests.moqt.memory import ALPN, MemoryTransport, assert_clean
-from tests.moqt.test_session_pair import Collector
+from tests.moqt.session.test_session_pair import Collector
 
 NAME = FullTrackName((b"demo", b"live"), b"video")
 SETUP = bytes.fromhex("af000000")

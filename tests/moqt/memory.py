@@ -6,7 +6,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from moqt.quic.base import TransportHandler
+from moqt.quic.transport import TransportHandler
 from moqt.session import Session, SessionConfig, SessionHandler
 
 ALPN = "moqt-22"
@@ -25,7 +25,7 @@ class _Outgoing:
 
 
 class MemoryTransport:
-    """A `moqt.quic.base.Transport` without QUIC underneath."""
+    """A `moqt.quic.transport.Transport` without QUIC underneath."""
 
     qlog = None
     authority: str | None = None

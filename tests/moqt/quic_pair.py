@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.base import Transport, TransportHandler
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
+from moqt.quic.transport import Transport, TransportHandler
 from tests.moqt.simulator import Address, Host, Path, Simulation, certificate, quic_config
 
 __all__ = ["CLIENT", "SERVER", "Pair", "Recorder", "Side", "Source", "certificate", "quic_config"]

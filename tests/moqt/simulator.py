@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.aioquic_context import QuicContext
-from moqt.quic.base import Transport, TransportHandler
+from moqt.quic.aio.context import QuicContext
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import DEFAULT_ALPN, QuicConfig
-from moqt.quic.webtransport import H3_ALPN
-from moqt.quic.webtransport_client import WebTransportClient
-from moqt.quic.webtransport_server import WebTransportServer
+from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.webtransport.client import WebTransportClient
+from moqt.quic.webtransport.server import WebTransportServer
+from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler, SessionState
 
 TICK = 0.5

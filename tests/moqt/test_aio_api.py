@@ -9,13 +9,13 @@ import pytest
 
 import moqt
 from moqt import aio
-from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 from moqt.session import SessionHandler
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
 from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject
 from tests.moqt.memory import ALPN, Pair, assert_clean

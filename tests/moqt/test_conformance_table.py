@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 STATES = ("implemented", "partly", "not implemented", "not applicable")
 
 

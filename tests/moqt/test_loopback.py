@@ -9,7 +9,7 @@ import json
 import pytest
 
 import moqt
-from moqt.quic.certs import make_self_signed
+from moqt.quic.certificates import make_self_signed
 
 NAMESPACE = (b"demo", b"live")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.errors import MisuseError
 from moqt.uri import parse_uri
+from moqt.values.errors import MisuseError
 
 
 @pytest.mark.parametrize("scheme, webtransport", [("moqt", False), ("https", True)])

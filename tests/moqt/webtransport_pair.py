@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moqt.quic.aioquic import AioquicTransport
-from moqt.quic.base import Transport, TransportHandler
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
-from moqt.quic.h3 import (
+from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.webtransport.client import WebTransportClient
+from moqt.quic.webtransport.h3 import (
     FrameType,
     HeaderCodec,
     Headers,
@@ -17,9 +18,8 @@ from moqt.quic.h3 import (
     encode_settings,
     encode_varint,
 )
-from moqt.quic.webtransport import SETTINGS, WebTransport
-from moqt.quic.webtransport_client import WebTransportClient
-from moqt.quic.webtransport_server import WebTransportServer
+from moqt.quic.webtransport.server import WebTransportServer
+from moqt.quic.webtransport.session import SETTINGS, WebTransport
 from tests.moqt.quic_pair import Pair, Recorder, Side, quic_config
 
 PATH = "/moq?room=1"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from moqt.codes import EndOfRange, ObjectStatus, PublishDoneCode
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.receiving import Via
+from moqt.receiving.receiver import Via
 from moqt.session import SessionHandler
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import EndOfRange, ObjectStatus, PublishDoneCode
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
 from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.memory import Pair
-from tests.moqt.test_session_pair import Collector as PairCollector
+from tests.moqt.session.test_session_pair import Collector as PairCollector
 
 NAMESPACE = (b"demo", b"live")
 NAME = FullTrackName(NAMESPACE, b"video")

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from moqt.codes import AliasType, RequestErrorCode
-from moqt.messages import AuthorizationToken, Parameters
-from moqt.names import FullTrackName
 from moqt.session import SessionConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
+from moqt.values.codes import AliasType, RequestErrorCode
+from moqt.values.messages import AuthorizationToken, Parameters
+from moqt.values.names import FullTrackName
 from relay.auth import RIGHTS, AuthFileError, TokenPolicy, load_principals
 from relay.config import Action
 from tests.relay.star import JOIN, Collector, Star, track

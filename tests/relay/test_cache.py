@@ -8,13 +8,13 @@ import weakref
 
 import pytest
 
-import moqt.store
+import moqt.track.store
 import relay.cache
-from moqt.codes import PropertyType
-from moqt.messages import KeyValue, LocationFilter, Parameters
-from moqt.names import FullTrackName, Location
-from moqt.store import TrackStore
-from moqt.stored import SubgroupLog
+from moqt.track.store import TrackStore
+from moqt.track.stored import SubgroupLog
+from moqt.values.codes import PropertyType
+from moqt.values.messages import KeyValue, LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
 from moqt.wire.primitives import encode_key_values
 from relay.cache import OBJECT_OVERHEAD, Cache, bill
 from tests.relay.star import (
@@ -477,7 +477,7 @@ def test_an_eviction_does_not_look_at_all_subgroups_of_an_empty_group(monkeypatc
             looked_at += name == "readers"
             return super().__getattribute__(name)
 
-    monkeypatch.setattr(moqt.store, "SubgroupLog", Counting)
+    monkeypatch.setattr(moqt.track.store, "SubgroupLog", Counting)
     store = TrackStore(NAME, authoritative=False)
     for number in range(1000):
         stored = grow(store, 0, number, subgroup=number)

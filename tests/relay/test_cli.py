@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 
 import moqt
-from moqt.quic.certs import make_self_signed, names_of
+from moqt.quic.certificates import make_self_signed, names_of
 from relay.cli import _own_addresses, _own_names, _self_signed, _Usage, parse_address, parse_size
 from tests.relay.star import end_track, everything, publish
 

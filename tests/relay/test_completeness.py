@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.names import Location
+from moqt.values.names import Location
 from tests.relay.star import Star, end_track, everything, publish, track
 
 OBJECTS = [(group, object_) for group in range(3) for object_ in range(4)]

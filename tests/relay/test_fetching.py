@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 import relay.ranges
-from moqt.codes import (
+from moqt.session import SessionHandler
+from moqt.values.codes import (
     EndOfRange,
     GroupOrder,
     PublishDoneCode,
     RequestErrorCode,
     StreamErrorCode,
 )
-from moqt.messages import FetchOk, LocationFilter, Parameters
-from moqt.names import Location
-from moqt.session import SessionHandler
+from moqt.values.messages import FetchOk, LocationFilter, Parameters
+from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader, RangeMarker
 from tests.relay.star import (
     JOIN,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from moqt.codes import GroupOrder, ObjectStatus, PublishDoneCode
-from moqt.messages import KeyValue, LocationFilter, Parameters
-from moqt.names import Location
-from moqt.receiving import Via
+from moqt.receiving.receiver import Via
+from moqt.values.codes import GroupOrder, ObjectStatus, PublishDoneCode
+from moqt.values.messages import KeyValue, LocationFilter, Parameters
+from moqt.values.names import Location
 from tests.relay.star import (
     JOIN,
     LIVE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import ObjectStatus, RequestErrorCode
-from moqt.messages import KeyValue, LocationFilter, Parameters
-from moqt.names import Location
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, RequestErrorCode
+from moqt.values.messages import KeyValue, LocationFilter, Parameters
+from moqt.values.names import Location
 from relay.cache import OBJECT_OVERHEAD
 from relay.config import RelayConfig
 from tests.relay.star import (

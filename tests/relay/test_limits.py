@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from moqt.codes import RequestErrorCode
-from moqt.messages import Parameters
-from moqt.names import FullTrackName
+from moqt.values.codes import RequestErrorCode
+from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName
 from relay.config import Action, RelayConfig
 from relay.metrics import RelayMetrics
 from relay.scopes import Scopes

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.messages import Parameters
-from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName, Location
 from tests.relay.star import (
     JOIN,
     LIVE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.names import Location
+from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.names import Location
 from tests.relay.star import JOIN, LIVE, NAME, Star, publish, track
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moqt.codes import RequestErrorCode
-from moqt.names import FullTrackName, Location
+from moqt.values.codes import RequestErrorCode
+from moqt.values.names import FullTrackName, Location
 from relay.routing import PrefixMap
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, publish, track
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from moqt.codes import GroupOrder, ParameterType, PublishDoneCode, RequestErrorCode
-from moqt.errors import RequestError
-from moqt.messages import KeyValue, LocationFilter, Parameters, RangeFilter
-from moqt.names import FullTrackName, Location
+from moqt.values.codes import GroupOrder, ParameterType, PublishDoneCode, RequestErrorCode
+from moqt.values.errors import RequestError
+from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilter
+from moqt.values.names import FullTrackName, Location
 from relay.config import Action
 from tests.relay.star import (
     JOIN,

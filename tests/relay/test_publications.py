@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import PublishDoneCode, RequestErrorCode
-from moqt.messages import KeyValue, LocationFilter, Parameters
-from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
+from moqt.values.messages import KeyValue, LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
 from tests.relay.star import (
     JOIN,
     LIVE,

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from moqt.codes import ObjectStatus, PublishDoneCode
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import Location
 from moqt.requests import RequestState
+from moqt.values.codes import ObjectStatus, PublishDoneCode
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import Location
 from relay.cache import OBJECT_OVERHEAD, bill
 from tests.relay.star import (
     JOIN,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import PublishDoneCode, RequestErrorCode, SessionErrorCode
-from moqt.messages import Parameters, Subscribe
-from moqt.names import FullTrackName
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, SessionErrorCode
+from moqt.values.messages import Parameters, Subscribe
+from moqt.values.names import FullTrackName
 from moqt.wire.codec import codec_for
 from tests.moqt.memory import ALPN
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, SilentPublisher, Star, publish, track

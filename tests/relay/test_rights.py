@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.messages import Parameters
-from moqt.names import FullTrackName, Location
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName, Location
 from relay import rights
 from relay.auth import TokenPolicy
 from relay.config import Action

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moqt.codes import RequestErrorCode
-from moqt.messages import KeyValue
+from moqt.values.codes import RequestErrorCode
+from moqt.values.messages import KeyValue
 from tests.relay.star import JOIN, Star, track
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import RequestErrorCode, SessionErrorCode
 from moqt.session import SessionConfig
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from relay.config import RelayConfig
 from relay.metrics import RelayMetrics
 from relay.scopes import Scopes, scope_of

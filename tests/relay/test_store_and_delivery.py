@@ -1,13 +1,13 @@
-"""What the relay needs of `moqt.store` and `moqt.delivery`, without a relay in between."""
+"""What the relay needs of `moqt.track.store` and `moqt.delivery`, without a relay in between."""
 
 from __future__ import annotations
 
 import pytest
 
-from moqt.codes import MAX_VI64, StreamErrorCode
-from moqt.names import Location, location_after, location_before
 from moqt.publisher import Publisher
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import MAX_VI64, StreamErrorCode
+from moqt.values.names import Location, location_after, location_before
 from tests.moqt.memory import Pair
 from tests.relay.star import LIVE, NAME, Collector, publish, track
 

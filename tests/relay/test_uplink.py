@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from moqt.backoff import Backoff
-from moqt.codes import PublishDoneCode, RequestErrorCode
-from moqt.errors import ConnectError, SessionClosed
-from moqt.messages import Goaway, LocationFilter, Parameters
-from moqt.names import Location
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
+from moqt.values.errors import ConnectError, SessionClosed
+from moqt.values.messages import Goaway, LocationFilter, Parameters
+from moqt.values.names import Location
 from relay.uplink import Interests, Uplink
 from relay.uplink_client import UplinkClient
 from tests.relay.star import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moqt.codes import MessageType
-from moqt.errors import protocol_violation
-from moqt.messages import Parameters, Request, RequestOk
+from moqt.values.codes import MessageType
+from moqt.values.errors import protocol_violation
+from moqt.values.messages import Parameters, Request, RequestOk
 from moqt.wire.draft22 import messages, parameters, streams
 from moqt.wire.objects import DEFAULT_MAX_PROPERTIES, GroupOrderOf
 from moqt.wire.primitives import decode_token, encode_token

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from moqt.codes import (
+from moqt.values.codes import (
     MAX_GOAWAY_URI,
     MAX_MESSAGE_BODY,
     MessageType,
@@ -15,8 +15,8 @@ from moqt.codes import (
     SessionErrorCode,
     SetupOptionType,
 )
-from moqt.errors import MisuseError, SessionError, protocol_violation
-from moqt.messages import (
+from moqt.values.errors import MisuseError, SessionError, protocol_violation
+from moqt.values.messages import (
     Fetch,
     FetchOk,
     Goaway,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from moqt.codes import MAX_VI64, LocationFilterType, MessageType, ParameterType
-from moqt.errors import MisuseError, protocol_violation
-from moqt.messages import NO_PARAMETERS, LocationFilter, Parameters, RangeFilter
+from moqt.values.codes import MAX_VI64, LocationFilterType, MessageType, ParameterType
+from moqt.values.errors import MisuseError, protocol_violation
+from moqt.values.messages import NO_PARAMETERS, LocationFilter, Parameters, RangeFilter
 from moqt.wire.primitives import (
     Reader,
     decode_token,
@@ -195,7 +195,7 @@ def _range_filter(type_: ParameterType) -> _Value:
         if body.at_end:
             raise body.violation("no Range")
         # Sums may pass 2^64-1 here. That is a fault of the request, not of the session:
-        # `moqt.filters.check_range_filters` finds it and the session answers INVALID_FILTER.
+        # `moqt.track.filters.check_range_filters` finds it and the session answers INVALID_FILTER.
         ranges: list[tuple[int, int | None]] = []
         last = 0
         while not body.at_end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from moqt.codes import (
+from moqt.values.codes import (
     MAX_VI64,
     PADDING_DATAGRAM_TYPE,
     DatagramFlag,
@@ -15,8 +15,8 @@ from moqt.codes import (
     StreamType,
     SubgroupFlag,
 )
-from moqt.errors import MisuseError, SessionError, protocol_violation
-from moqt.names import Location
+from moqt.values.errors import MisuseError, SessionError, protocol_violation
+from moqt.values.names import Location
 from moqt.wire.incremental import Incremental
 from moqt.wire.objects import (
     DEFAULT_MAX_PROPERTIES,

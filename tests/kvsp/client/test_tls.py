@@ -18,8 +18,8 @@ from kvsp.http.auth import unauthorized
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from moqt.quic import certs
-from moqt.quic.certs import make_self_signed
+from moqt.quic import certificates as certs
+from moqt.quic.certificates import make_self_signed
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,

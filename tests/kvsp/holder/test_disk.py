@@ -28,6 +28,7 @@ from tests.kvsp.holder.support import (
     make_world,
     octets,
 )
+from tests.paths import ROOT
 
 
 class Killed(BaseException):
@@ -164,7 +165,7 @@ async def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path: Path) -> No
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
     )
     try:
         assert process.stdout is not None

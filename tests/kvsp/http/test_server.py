@@ -38,6 +38,7 @@ from kvsp.http.server import (
 )
 from kvsp.server_settings import ListenTable
 from tests.kvsp.support_server import Authority, serving
+from tests.paths import ROOT
 
 URI = "https://ii7.example/kvsp/"
 
@@ -334,7 +335,7 @@ def test_a_signal_drains_and_ends_the_server_well() -> None:
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
     )
     try:
         assert process.stdout is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +25,9 @@ from kvsp.records import (
     ReplicaRecord,
     Residency,
 )
+from tests.paths import DATA
 
-VECTORS = json.loads((Path(__file__).parents[2] / "data/kvsp-vectors.json").read_text())
+VECTORS = json.loads((DATA / "kvsp-vectors.json").read_text())
 DESCRIPTOR = Descriptor.parse(
     {
         "model": "example-model",

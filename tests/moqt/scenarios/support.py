@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
 from tests.moqt.simulator import Host, Path, Simulation
 
 HOSTILE = Path(latency=0.03, loss=0.1, reorder=0.3, duplicate=0.1)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from moqt.codes import SessionErrorCode
-from moqt.messages import LocationFilter, Parameters
 from moqt.publisher import Publisher
 from moqt.session import SessionConfig, SessionHandler, SessionState
+from moqt.values.codes import SessionErrorCode
+from moqt.values.messages import LocationFilter, Parameters
 from tests.moqt.memory import assert_clean
 from tests.moqt.scenarios.support import HOSTILE, served, world
+from tests.moqt.session.test_session_pair import NAME, Collector, track
 from tests.moqt.simulator import Path, Simulation
-from tests.moqt.test_session_pair import NAME, Collector, track
 
 
 def test_one_seed_has_one_trace():

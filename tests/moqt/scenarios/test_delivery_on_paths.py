@@ -6,16 +6,16 @@ from collections import defaultdict
 
 import pytest
 
-from moqt.codes import ObjectStatus, PublishDoneCode
-from moqt.messages import LocationFilter, Parameters
-from moqt.names import FullTrackName, Location
 from moqt.publisher import Publisher
-from moqt.receiving import Via
-from moqt.store import TrackStore
+from moqt.receiving.receiver import Via
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PublishDoneCode
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import assert_clean
 from tests.moqt.scenarios.support import HOSTILE, served, world
+from tests.moqt.session.test_session_pair import FILL, NAME, Collector, publish, track
 from tests.moqt.simulator import Path, Simulation
-from tests.moqt.test_session_pair import FILL, NAME, Collector, publish, track
 
 
 class Timed(Collector):

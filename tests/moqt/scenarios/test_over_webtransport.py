@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import ObjectStatus, PublishDoneCode, SessionErrorCode
-from moqt.names import Location
-from moqt.receiving import Via
+from moqt.receiving.receiver import Via
 from moqt.session import SessionState
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PublishDoneCode, SessionErrorCode
+from moqt.values.names import Location
 from tests.moqt.memory import assert_clean
 from tests.moqt.scenarios.support import HOSTILE, served
+from tests.moqt.session.test_session_pair import FILL, NAME, Collector, track
 from tests.moqt.simulator import Path
-from tests.moqt.test_session_pair import FILL, NAME, Collector, track
 
 H3 = ("h3",)
 

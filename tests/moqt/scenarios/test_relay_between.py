@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.codes import ObjectStatus, PublishDoneCode
-from moqt.names import Location
 from moqt.publisher import Publisher
 from moqt.session import SessionState
-from moqt.store import TrackStore
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PublishDoneCode
+from moqt.values.names import Location
 from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.scenarios.support import HOSTILE
+from tests.moqt.session.test_session_pair import FILL, NAME, Collector
 from tests.moqt.simulator import Host, Path, Simulation
-from tests.moqt.test_session_pair import FILL, NAME, Collector
 
 GROUPS, OBJECTS = 8, 4
 ALL = [Location(g, o) for g in range(GROUPS) for o in range(OBJECTS)]

@@ -1,0 +1,188 @@
+"""What the connections of one endpoint share, and what becomes of a datagram for none of them."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicPacketType,
+    QuicProtocolVersion,
+    encode_quic_version_negotiation,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+
+from moqt.quic.aio.sending import Connection
+from moqt.quic.aio.trace import StreamingLogger
+from moqt.quic.certificates import check_key_pair
+from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.packets.layout import CID_LENGTH, Address
+from moqt.quic.packets.retry import Retries, parse_long_header
+
+if TYPE_CHECKING:
+    pass
+
+from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
+
+DATAGRAM_FRAME_LIMIT = 65536
+
+MIN_INITIAL_CID = 8
+"""Octets of the connection id a client makes up (RFC 9000 section 7.2)."""
+
+SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersion.VERSION_2)]
+
+
+class QuicContext:
+    """What the connections of one endpoint share: TLS material, settings, the secrets log."""
+
+    def __init__(self, config: QuicConfig, *, is_client: bool) -> None:
+        self.config = config
+        self.is_client = is_client
+        self._secrets: TextIO | None = None
+        self._qlog: StreamingLogger | None = None
+        self._retry = Retries()
+        if not is_client and (config.certfile is None or config.keyfile is None):
+            raise ValueError("a QUIC server needs certfile and keyfile")
+        config.prepare_logs()
+        if config.keylog_file is not None:
+            handle = os.open(config.keylog_file, os.O_WRONLY | os.O_APPEND)
+            self._secrets = os.fdopen(handle, "a", encoding="ascii")
+        try:
+            if config.qlog_dir is not None:
+                self._qlog = StreamingLogger(Path(config.qlog_dir), config.qlog_max_octets)
+            self._configuration = self._configure(config.server_name)
+            if not is_client:
+                assert config.certfile is not None and config.keyfile is not None
+                check_key_pair(config.certfile, config.keyfile)
+                self._configuration.load_cert_chain(config.certfile, config.keyfile)
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, server_name: str | None) -> QuicConfiguration:
+        config = self.config
+        return QuicConfiguration(
+            alpn_protocols=list(config.alpn),
+            is_client=self.is_client,
+            congestion_control_algorithm=config.congestion_control_algorithm,
+            connection_id_length=CID_LENGTH,
+            idle_timeout=config.idle_timeout,
+            max_data=config.session_window,
+            max_stream_data=config.stream_window,
+            max_datagram_size=config.max_datagram_size,
+            max_datagram_frame_size=DATAGRAM_FRAME_LIMIT,
+            server_name=server_name,
+            secrets_log_file=self._secrets,
+            quic_logger=self._qlog,
+            supported_versions=SUPPORTED_VERSIONS,
+            cafile=None if config.cafile is None else str(config.cafile),
+            verify_mode=None if config.verify else ssl.CERT_NONE,
+        )
+
+    @property
+    def log_events_dropped(self) -> int:
+        """Events that could not be written to the logs of connections that are over."""
+        return 0 if self._qlog is None else self._qlog.dropped
+
+    def close(self) -> None:
+        if self._qlog is not None:
+            self._qlog.close()
+        if self._secrets is not None:
+            self._secrets.close()
+            self._secrets = None
+            self._configuration.secrets_log_file = None
+
+    def connect(
+        self, addr: Address, handler_factory: HandlerFactory, *, server_name: str, now: float
+    ) -> AioquicTransport:
+        """A client's transport whose first flight waits in `datagrams_to_send`."""
+        self._start_log(now)
+        connection = Connection(
+            configuration=self._configure(self.config.server_name or server_name),
+            config=self.config,
+        )
+        transport = AioquicTransport(connection, self.config, now=now)
+        transport.attach(handler_factory(transport))
+        connection.connect(addr, now)
+        return transport
+
+    def _start_log(self, now: float) -> None:
+        if self._qlog is not None:
+            self._qlog.now = now
+
+    def unsolicited(
+        self,
+        data: bytes,
+        *,
+        now: float,
+        full: bool = False,
+        addr: Address | None = None,
+        prove: bool = False,
+    ) -> AioquicTransport | bytes | None:
+        """What a server does with a datagram for no known connection.
+
+        With `prove` a client must first show with a Retry packet that it is at `addr`. Returns
+        a new transport (which has not seen `data` yet and has no handler), a datagram
+        to answer with, or None.
+        """
+        header = parse_long_header(data)
+        if header is None or len(data) < MIN_DATAGRAM_SIZE:
+            return None
+        version, kind, destination, source = header
+        if version == 0:
+            return None
+        if version not in SUPPORTED_VERSIONS:
+            return encode_quic_version_negotiation(
+                source_cid=destination,
+                destination_cid=source,
+                supported_versions=SUPPORTED_VERSIONS,
+            )
+        if kind != (1 if version == QuicProtocolVersion.VERSION_2 else 0):
+            return None  # not an Initial
+        if len(destination) < MIN_INITIAL_CID:
+            return None
+        if full:
+            return _refusal(version, destination, source)
+        self._start_log(now)
+        original, retried = destination, None
+        if addr is not None:
+            proven = self._retry.original(data, addr, destination, now)
+            if proven is not None:
+                original, retried = proven, destination
+            elif prove:
+                return self._retry.packet(version, addr, destination, source, now)
+        connection = Connection(
+            configuration=self._configuration,
+            config=self.config,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        return AioquicTransport(connection, self.config, now=now)
+
+
+def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
+    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED), for a server that is full."""
+    crypto = CryptoPair()
+    crypto.setup_initial(cid=destination, is_client=False, version=version)
+    builder = QuicPacketBuilder(
+        host_cid=destination,
+        is_client=False,
+        max_datagram_size=MIN_DATAGRAM_SIZE,
+        peer_cid=source,
+        version=version,
+    )
+    reason = b"the server has no room for more connections"
+    builder.start_packet(QuicPacketType.INITIAL, crypto)
+    buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=25 + len(reason))
+    buf.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)
+    buf.push_uint_var(QuicFrameType.PADDING)
+    buf.push_uint_var(len(reason))
+    buf.push_bytes(reason)
+    datagrams, _ = builder.flush()
+    return datagrams[0]

@@ -1,0 +1,405 @@
+"""The receive path: batches of datagrams in, stream data out, limits kept.
+
+Runs of 1-RTT packets are read without the general buffer, with their header-protection masks
+computed at once; everything else goes through aioquic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aioquic import tls
+from aioquic._buffer import Buffer
+from aioquic.quic.connection import (
+    QuicConnectionError,
+    QuicConnectionState,
+    QuicNetworkPath,
+    QuicReceiveContext,
+)
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame, decode_packet_number
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import FinalSizeError, StreamFinishedError
+from cryptography.exceptions import InvalidTag
+
+from moqt.quic.aio.credit import CLOSED_STATES, StreamTable
+from moqt.quic.aio.streams import Stream
+from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, header_masks
+
+log = logging.getLogger(__name__)
+
+ACK_EVERY = 32
+"""Packets after which an ACK no longer waits for the ACK timer."""
+
+EAGER_PACKETS = 256
+"""The first packets of a peer are acknowledged by twos (RFC 9000 section 13.2.2): its window is
+still smaller than `ACK_EVERY`, and each time it would wait for the timer."""
+
+
+def _varint(octets: bytes, pos: int) -> tuple[int, int]:
+    """The integer at `pos` and the position after it, which may lie beyond the end."""
+    first = octets[pos]
+    if first < 0x40:
+        return first, pos + 1
+    if first < 0x80:
+        return (first & 0x3F) << 8 | octets[pos + 1], pos + 2
+    if first < 0xC0:
+        return int.from_bytes(octets[pos : pos + 4], "big") & 0x3FFFFFFF, pos + 4
+    return int.from_bytes(octets[pos : pos + 8], "big") & 0x3FFFFFFFFFFFFFFF, pos + 8
+
+
+def _note_received(space: QuicPacketSpace, start: int, stop: int) -> None:
+    """The packets numbered [start, stop) have come: for ACKs, and to tell duplicates."""
+    space.ack_queue.add(start, stop)
+    if len(space.ack_queue) > 60:  # aioquic keeps 64
+        space.ack_queue.shift()
+    window = space.received_packets
+    window._received.update(range(start, stop - 1))
+    window.add(stop - 1)  # it slides, and prunes what it leaves behind
+
+
+class ReceivingConnection(StreamTable):
+    """The table of streams, and what fills it."""
+
+    def receive_batch(self, datagrams: Sequence[bytes], addr: Address, now: float) -> None:
+        """`receive_datagram` for several datagrams from one address, in order."""
+        index, count = 0, len(datagrams)
+        while index < count and self._state not in CLOSED_STATES and not self._close_pending:
+            if self._handshake_confirmed and self.trace is None:
+                path = self._network_paths[0]
+                if path.addr == addr and path.is_validated:
+                    index = self._receive_short(datagrams, index, path, now)
+                    if index >= count:
+                        break
+            before = self._network_paths[0] if self._network_paths else None
+            self.receive_datagram(datagrams[index], addr, now)
+            if before is not None and self._network_paths[0] is not before:
+                self.path_changes += 1
+            self._unacknowledged += 1
+            index += 1
+        if self._unacknowledged >= 2 and not self.over:
+            space = self._spaces[tls.Epoch.ONE_RTT]
+            eager = space.largest_received_packet < EAGER_PACKETS
+            if space.ack_at is not None and (eager or self._unacknowledged >= ACK_EVERY):
+                space.ack_at = now
+
+    def _receive_short(
+        self, datagrams: Sequence[bytes], index: int, path: QuicNetworkPath, now: float
+    ) -> int:
+        """Read the run of 1-RTT packets to our current connection id that begins at `index`.
+
+        Returns the index of the first datagram that needs the general path.
+        """
+        cid = self.host_cid
+        cid_end = 1 + len(cid)
+        sample_at = cid_end + 4
+        sample_end = sample_at + SAMPLE_LENGTH
+        stop, count = index, len(datagrams)
+        samples = []
+        while stop < count:
+            data = datagrams[stop]
+            if len(data) < sample_end or data[0] & 0xC0 != 0x40 or data[1:cid_end] != cid:
+                break
+            samples.append(data[sample_at:sample_end])
+            stop += 1
+        if not samples:
+            return index
+
+        keys = self._cryptos[tls.Epoch.ONE_RTT].recv
+        if keys.aead is None or keys.hp is None:
+            return index
+        masks = header_masks(keys.hp, samples)
+        phase = keys.key_phase << 2
+        iv, decrypt = keys.aead._iv, keys.aead._aead.decrypt
+        space = self._spaces[tls.Epoch.ONE_RTT]
+        received = space.received_packets
+        expected = space.expected_packet_number
+        largest = space.largest_received_packet
+        base = index
+        accepted = elicited = 0
+        gap = False
+        spin = self._spin_bit
+        run_start = run_stop = -1  # packet numbers received and noted nowhere else yet
+
+        try:
+            while index < stop:
+                data = datagrams[index]
+                offset = (index - base) * SAMPLE_LENGTH
+                first = data[0] ^ (masks[offset] & 0x1F)
+                if first & 0x04 != phase:
+                    return index  # the peer updates its keys: the general path follows
+                if first & 0x03 == 1:
+                    head = cid_end + 2
+                    truncated = (data[cid_end] ^ masks[offset + 1]) << 8 | (
+                        data[cid_end + 1] ^ masks[offset + 2]
+                    )
+                    if truncated == expected & 0xFFFF:
+                        number = expected
+                    else:
+                        number = decode_packet_number(truncated, 16, expected)
+                    header = b"%c%b%c%c" % (first, cid, truncated >> 8, truncated & 0xFF)
+                else:
+                    length = (first & 0x03) + 1
+                    head = cid_end + length
+                    octets = bytes(data[cid_end + i] ^ masks[offset + 1 + i] for i in range(length))
+                    number = decode_packet_number(
+                        int.from_bytes(octets, "big"), 8 * length, expected
+                    )
+                    header = b"%c%b%b" % (first, cid, octets)
+                index += 1
+                try:
+                    plain = decrypt((iv ^ number).to_bytes(12, "big"), data[head:], header)
+                except InvalidTag:
+                    continue
+                # Not `expected`: aioquic leaves it at a number that came just as expected.
+                if number <= largest and (run_start <= number < run_stop or number in received):
+                    continue
+                if first & 0x18:
+                    self.close(
+                        QuicErrorCode.PROTOCOL_VIOLATION,
+                        QuicFrameType.PADDING,
+                        "Reserved bits must be zero",
+                    )
+                    return count
+                if number >= expected:
+                    expected = number + 1
+
+                try:
+                    eliciting = self._frames_received(plain, cid, path, now)
+                except QuicConnectionError as exc:
+                    log.warning("%s", exc)
+                    self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
+                if self._close_pending or self._state is not QuicConnectionState.CONNECTED:
+                    return count
+
+                accepted += 1
+                elicited += eliciting
+                if number == run_stop:
+                    run_stop += 1
+                else:
+                    if run_start >= 0:
+                        _note_received(space, run_start, run_stop)
+                    run_start, run_stop = number, number + 1
+                if number > largest:
+                    gap = gap or number != largest + 1
+                    largest = number
+                    spin = (first & 0x20 != 0) != self._is_client
+                else:
+                    gap = True
+        finally:
+            space.expected_packet_number = expected
+            if run_start >= 0:
+                _note_received(space, run_start, run_stop)
+            if largest > space.largest_received_packet:
+                space.largest_received_packet = self._spin_highest_pn = largest
+                space.largest_received_time = now
+                self._spin_bit = spin
+            if elicited:
+                self._unacknowledged += elicited
+                if space.ack_at is None:
+                    space.ack_at = now + self._ack_delay
+            if accepted and not self.over:
+                self._close_at = now + self._idle_timeout()
+                self._ack_eliciting_sent_since_receipt = False
+        if gap and space.ack_at is not None:
+            # RFC 9000 section 13.2.1: report reordering and loss at once.
+            space.ack_at = now
+        return index
+
+    def _frames_received(
+        self, plain: bytes, host_cid: bytes, path: QuicNetworkPath, now: float
+    ) -> bool:
+        """Handle the frames of a 1-RTT packet; whether it elicits an ACK."""
+        pos, end = 0, len(plain)
+        eliciting = False
+        try:
+            while pos < end:
+                kind = plain[pos]
+                if kind & 0xF8 != 0x08:
+                    # Anything but STREAM: aioquic reads the rest of the packet. Frames after
+                    # the first are mostly few, so the copy is small.
+                    context = QuicReceiveContext(
+                        epoch=tls.Epoch.ONE_RTT,
+                        host_cid=host_cid,
+                        network_path=path,
+                        quic_logger_frames=None,
+                        time=now,
+                        version=None,
+                    )
+                    rest, _ = self._payload_received(context, plain[pos:] if pos else plain)
+                    return eliciting or rest
+                eliciting = True
+                pos += 1
+                stream_id = plain[pos]
+                if stream_id < 0x40:
+                    pos += 1
+                else:
+                    stream_id, pos = _varint(plain, pos)
+                offset = 0
+                if kind & 4:
+                    offset, pos = _varint(plain, pos)
+                if kind & 2:
+                    length, pos = _varint(plain, pos)
+                    stop = pos + length
+                    if stop > end:
+                        raise IndexError
+                else:
+                    stop = end
+                if pos > end:
+                    raise IndexError
+                self._stream_received(kind, stream_id, offset, plain[pos:stop], bool(kind & 1))
+                pos = stop
+        except IndexError:
+            raise QuicConnectionError(
+                QuicErrorCode.FRAME_ENCODING_ERROR, kind, "Failed to parse frame"
+            ) from None
+        if not end:
+            raise QuicConnectionError(
+                QuicErrorCode.PROTOCOL_VIOLATION,
+                QuicFrameType.PADDING,
+                "Packet contains no frames",
+            )
+        return eliciting
+
+    def _handle_stream_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        stream_id = buf.pull_uint_var()
+        offset = buf.pull_uint_var() if frame_type & 4 else 0
+        length = buf.pull_uint_var() if frame_type & 2 else buf.capacity - buf.tell()
+        data = buf.pull_bytes(length)
+        if self.trace is not None and context.quic_logger_frames is not None:
+            frame = QuicStreamFrame(data=data, fin=bool(frame_type & 1), offset=offset)
+            context.quic_logger_frames.append(self.trace.encode_stream_frame(frame, stream_id))
+        self._stream_received(frame_type, stream_id, offset, data, bool(frame_type & 1))
+
+    def _stream_received(
+        self, frame_type: int, stream_id: int, offset: int, data: bytes, fin: bool
+    ) -> None:
+        stream: Stream | None = self._streams.get(stream_id)  # type: ignore[assignment]
+        if stream is None:
+            self._assert_stream_can_receive(frame_type, stream_id)
+            try:
+                stream = self._get_or_create_stream(frame_type, stream_id)  # type: ignore[assignment]
+            except StreamFinishedError:
+                return
+            assert stream is not None
+        elif stream.max_stream_data_local == 0:
+            self._assert_stream_can_receive(frame_type, stream_id)
+        receiver = stream.inbox
+        stop = offset + len(data)
+        if stop > stream.max_stream_data_local:
+            raise QuicConnectionError(
+                QuicErrorCode.FLOW_CONTROL_ERROR, frame_type, "Over stream data limit"
+            )
+        grown = stop - receiver.highest_offset
+        if grown > 0:
+            limit = self._local_max_data
+            if limit.used + grown > limit.value:
+                raise QuicConnectionError(
+                    QuicErrorCode.FLOW_CONTROL_ERROR, frame_type, "Over connection data limit"
+                )
+            limit.used += grown
+
+        if (
+            offset == receiver._buffer_start
+            and data
+            and not receiver.held
+            and not fin
+            and receiver._final_size is None
+            and not receiver.is_finished
+            and not stream.stopped
+        ):
+            # In order, nothing waiting: no need for the reassembly buffer.
+            receiver._buffer_start = stop
+            if grown > 0:
+                receiver.highest_offset = stop
+            self._events.append((stream, data, stop, False))  # type: ignore[arg-type]
+            return
+
+        if stream.stopped:
+            self._discard_stopped(stream, frame_type, stop, fin)
+            return
+        before = receiver.held
+        try:
+            taken = receiver.take(offset, data, fin)
+        except FinalSizeError as exc:
+            raise QuicConnectionError(
+                QuicErrorCode.FINAL_SIZE_ERROR, frame_type, str(exc)
+            ) from None
+        self.held += receiver.held - before
+        if self.held > self._max_held or receiver.waiting > self.config.max_pieces:
+            self.over_budget = True
+            raise QuicConnectionError(
+                QuicErrorCode.INTERNAL_ERROR, frame_type, "Too much stream data out of order"
+            )
+        if taken is not None:
+            self._events.append((stream, taken[0], receiver._buffer_start, taken[1]))  # type: ignore[arg-type]
+
+    def _discard_stopped(self, stream: Stream, frame_type: int, stop: int, fin: bool) -> None:
+        """Octets nobody wants any more: only the final size still matters."""
+        receiver = stream.receiver
+        final = receiver._final_size
+        if (
+            (final is not None and (stop > final or (fin and stop != final)))
+            or (fin and stop < receiver.highest_offset)
+        ):  # fmt: skip
+            raise QuicConnectionError(
+                QuicErrorCode.FINAL_SIZE_ERROR, frame_type, "Cannot change final size"
+            )
+        receiver.highest_offset = max(receiver.highest_offset, stop)
+        self.consume(stream, receiver.highest_offset)
+        if fin:
+            receiver._final_size = stop
+            self._end_receiving(stream)
+
+    def _handle_ack_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+        # Every later packet would count as lost once one beyond it was "received".
+        start = buf.tell()
+        largest = buf.pull_uint_var()
+        buf.seek(start)
+        if largest >= self._packet_number:
+            raise QuicConnectionError(
+                QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "ACK of a packet that was not sent"
+            )
+        super()._handle_ack_frame(context, frame_type, buf)
+
+    def _handle_reset_stream_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        start = buf.tell()
+        stream_id = buf.pull_uint_var()
+        buf.seek(start)
+        super()._handle_reset_stream_frame(context, frame_type, buf)
+        stream = self.stream(stream_id)
+        if stream is not None:
+            # What the reset skipped, and what was waiting for a gap to close, will never be
+            # consumed: it goes back to the session's window here.
+            self._release(stream)
+            stream.paused = False
+            self.consume(stream, stream.receiver.highest_offset)
+
+    def _handle_stop_sending_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        start = buf.tell()
+        stream_id = buf.pull_uint_var()
+        buf.seek(start)
+        stream = self.stream(stream_id)
+        over = stream is not None and (stream.out.failed or stream.out.is_finished)
+        super()._handle_stop_sending_frame(context, frame_type, buf)
+        if over:
+            self._events.pop()  # we had reset or finished it ourselves: nothing new
+
+    def _handle_max_stream_data_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        start = buf.tell()
+        stream_id = buf.pull_uint_var()
+        buf.seek(start)
+        super()._handle_max_stream_data_frame(context, frame_type, buf)
+        stream = self.stream(stream_id)
+        if stream is not None:
+            self.credited.add(stream_id)
+            if stream.out.has_new:
+                self.queue_new(stream_id)

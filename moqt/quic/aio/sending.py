@@ -1,0 +1,432 @@
+"""aioquic's connection, made fit for bulk transfer. Only `aio.transport` uses it.
+
+`Connection` is aioquic's sans-IO `QuicConnection` with five parts replaced, because the stock
+ones do not hold up under bulk transfer:
+
+- flow-control credit follows what the application consumed, in fixed windows; stock aioquic
+  doubles its windows by the highest offset received, so a receiver can never push back;
+- streams wait in queues of those that have something to say, and payloads are referenced, not
+  copied; stock aioquic visits every stream for every packet and moves its whole buffer per ACK;
+- messages go before Objects: control streams, then requests, then data (MOQT "Priorities");
+- 1-RTT packets that carry only STREAM frames of data streams (nearly all of them) are built and
+  read without the general packet builder and buffer, with the header-protection masks of a
+  whole batch computed at once;
+- the pacer releases what is due within a timer tick.
+
+With an event log the general paths are taken throughout: they log, and they are slow.
+
+No socket and no clock in here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aioquic import tls
+from aioquic.quic.connection import QuicNetworkPath
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.quic.recovery import QuicPacketSpace
+
+from moqt.quic.aio.receiving import ReceivingConnection
+from moqt.quic.aio.streams import Stream
+from moqt.quic.config import MIN_DATAGRAM_SIZE
+from moqt.quic.packets.layout import (
+    PN_LENGTH,
+    SAMPLE_LENGTH,
+    TAG_LENGTH,
+    Datagram,
+    SentPacket,
+    header_masks,
+    varint,
+)
+
+BURST = 256 << 10
+"""Octets built before they go to the socket: the peer reads while we build the next ones."""
+
+MIN_STREAM_ROOM = 64
+"""A packet with less room left than this does not begin another STREAM frame."""
+
+TURN = 64 << 10
+"""Octets a stream sends before the next one that waits has its turn."""
+
+MAX_FRAME_DATA = 0x3FFF - 64
+"""What a two-octet STREAM length (and the packet around it) can carry."""
+
+KEY_UPDATE_PACKETS = 1 << 22
+"""Half the confidentiality limit of AES-GCM (RFC 9001 section 6.6); aioquic never updates."""
+
+
+RankedQueues = tuple[tuple[dict[int, Stream], bool], ...]
+"""Streams in the order of their turns, and whether it is lost data they are to send."""
+
+
+class Connection(ReceivingConnection):
+    """aioquic's connection with credit by consumption and short paths for bulk data."""
+
+    def datagrams_to_send(self, now: float) -> list[Datagram]:
+        if not self._network_paths:
+            return []
+        closing = self._close_pending
+        self.capped = False
+        if self._has_nothing(now):
+            self._pacing_at = None
+            return []
+        size = self._max_datagram_size
+        if self._recovery.wants_small_probes:
+            self._max_datagram_size = MIN_DATAGRAM_SIZE
+        try:
+            datagrams: list[Datagram] = super().datagrams_to_send(now)
+        finally:
+            self._max_datagram_size = size
+        if closing and datagrams:
+            self.close_datagrams = datagrams
+        return datagrams
+
+    def _has_nothing(self, now: float) -> bool:
+        """Whether there is surely nothing to send, which many batches of datagrams end with."""
+        path = self._network_paths[0]
+        return (
+            self._handshake_confirmed
+            and not any(self._queues)
+            and not self.over
+            and path.is_validated
+            and len(self._network_paths) == 1
+            and self._remote_preferred_address is None  # else it is to be probed
+            and not self._control_is_pending(self._spaces[tls.Epoch.ONE_RTT], path, now)
+        )
+
+    def _write_ack_frame(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, now: float
+    ) -> None:
+        super()._write_ack_frame(builder, space, now)
+        if space.is_application_data:
+            self._unacknowledged = 0
+
+    def _control_is_pending(
+        self, space: QuicPacketSpace, network_path: QuicNetworkPath, now: float
+    ) -> bool:
+        """Whether anything but the octets of data streams waits to be sent."""
+        return bool(
+            (space.ack_at is not None and space.ack_at <= now)
+            or self._control_queue
+            or self._credit_queue
+            or any(self._messages)
+            or self._limit_is_due(self._local_max_data)
+            or self._limit_is_due(self._local_max_streams_bidi)
+            or self._limit_is_due(self._local_max_streams_uni)
+            or self._datagrams_pending
+            or self._ping_pending
+            or self._probe_pending
+            or self._handshake_done_pending
+            or self._retire_connection_ids
+            or network_path.remote_challenges
+            or not self._crypto_streams[tls.Epoch.ONE_RTT].sender.buffer_is_empty
+            or any(not cid.was_sent for cid in self._host_cids)
+        )
+
+    def _write_application(
+        self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
+    ) -> None:
+        crypto = self._cryptos[tls.Epoch.ONE_RTT]
+        if not crypto.send.is_valid():
+            return  # 0-RTT is not offered
+        space = self._spaces[tls.Epoch.ONE_RTT]
+        crypto_stream = self._crypto_streams[tls.Epoch.ONE_RTT]
+        if self._packets_under_key >= KEY_UPDATE_PACKETS and self._handshake_confirmed:
+            self._packets_under_key = 0
+            self.key_updates += 1
+            crypto.update_key()
+
+        while True:
+            if (
+                self._handshake_confirmed
+                and self.trace is None
+                and network_path.is_validated
+                and not crypto._update_key_requested
+                and not self._control_is_pending(space, network_path, now)
+            ):
+                self._write_stream_packets(builder, crypto, now)
+                return
+
+            # ACKs are not paced.
+            if space.ack_at is None or space.ack_at > now:
+                self._pacing_at = self._pacer.next_send_time(now=now)
+                if self._pacing_at is not None:
+                    return
+            builder.start_packet(QuicPacketType.ONE_RTT, crypto)
+
+            if space.ack_at is not None and space.ack_at <= now:
+                self._write_ack_frame(builder=builder, space=space, now=now)
+
+            if self._handshake_complete:
+                if not (network_path.is_validated or network_path.local_challenge_sent):
+                    self._write_path_challenge_frame(builder=builder, network_path=network_path)
+                    if network_path.validation_deadline is None:
+                        # RFC 9000 section 8.2.4: three times the larger PTO.
+                        network_path.validation_deadline = now + 3 * max(
+                            self._loss.get_probe_timeout(), 2 * self._configuration.initial_rtt
+                        )
+                if self._handshake_done_pending:
+                    self._write_handshake_done_frame(builder=builder)
+                    self._handshake_done_pending = False
+                while network_path.remote_challenges:
+                    self._write_path_response_frame(
+                        builder=builder, challenge=network_path.remote_challenges[0]
+                    )
+                    network_path.remote_challenges.popleft()
+                for connection_id in self._host_cids:
+                    if not connection_id.was_sent:
+                        self._write_new_connection_id_frame(
+                            builder=builder, connection_id=connection_id
+                        )
+                while self._retire_connection_ids:
+                    self._write_retire_connection_id_frame(
+                        builder=builder, sequence_number=self._retire_connection_ids[0]
+                    )
+                    self._retire_connection_ids.pop(0)
+                self._write_connection_limits(builder=builder, space=space)
+
+            while self._credit_queue:
+                stream_id, stream = next(iter(self._credit_queue.items()))
+                self._write_stream_limits(builder=builder, space=space, stream=stream)
+                del self._credit_queue[stream_id]
+            if self._ping_pending:
+                self._write_ping_frame(builder, self._ping_pending)
+                self._ping_pending.clear()
+            if self._probe_pending:
+                self._write_ping_frame(builder, comment="probe")
+                self._probe_pending = False
+            if not crypto_stream.sender.buffer_is_empty:
+                self._write_crypto_frame(builder=builder, space=space, stream=crypto_stream)
+            self._write_stream_frames(builder, self._message_queues)
+            while self._datagrams_pending:
+                try:
+                    self._write_datagram_frame(
+                        builder=builder,
+                        data=self._datagrams_pending[0],
+                        frame_type=QuicFrameType.DATAGRAM_WITH_LENGTH,
+                    )
+                except QuicPacketBuilderStop:
+                    break
+                self.datagram_backlog -= len(self._datagrams_pending.popleft())
+            while self._control_queue:
+                stream_id, stream = next(iter(self._control_queue.items()))
+                if stream.receiver.stop_pending:
+                    self._write_stop_sending_frame(builder=builder, stream=stream)
+                if stream.sender.reset_pending:
+                    self._write_reset_stream_frame(builder=builder, stream=stream)
+                del self._control_queue[stream_id]
+
+            # What room is left goes to data.
+            self._write_stream_frames(builder, self._data_queues, self._credit_kept)
+
+            if builder.packet_is_empty:
+                return
+            self._packets_under_key += 1
+            self._pacer.update_after_send(now=now)
+
+    def _write_stream_frames(
+        self, builder: QuicPacketBuilder, queues: RankedQueues, kept: int = 0
+    ) -> None:
+        """Fill the packet under way from `queues`."""
+        while (room := builder.remaining_flight_space) >= MIN_STREAM_ROOM:
+            frame = self._next_frame(room, queues, kept)
+            if frame is None:
+                return
+            stream, header, pieces, handler_args = frame
+            buf = builder.start_frame(
+                header[0],
+                capacity=len(header),
+                handler=stream.sender.on_data_delivery,
+                handler_args=handler_args,
+            )
+            buf.push_bytes(header[1:])
+            for piece in pieces:
+                buf.push_bytes(bytes(piece))
+            if self.trace is not None and builder.quic_logger_frames is not None:
+                start, stop, fin = handler_args
+                builder.quic_logger_frames.append(
+                    {
+                        "fin": fin,
+                        "frame_type": "stream",
+                        "length": stop - start,
+                        "offset": start,
+                        "stream_id": stream.id,
+                    }
+                )
+
+    def _next_frame(
+        self, room: int, queues: RankedQueues, kept: int
+    ) -> tuple[Stream, bytes, list[memoryview], tuple[int, int, bool]] | None:
+        """The next STREAM frame of at most `room` octets: stream, header, payload, and what
+        its delivery callback needs. New data leaves `kept` octets of the session's credit."""
+        for queue, lost in queues:
+            if not queue:
+                continue
+            credit = self._remote_max_data - self._remote_max_data_used - kept
+            leave: list[int] = []
+            found = None
+            for stream_id, stream in queue.items():
+                out = stream.out
+                # Around the payload: type, id, offset (at most 8 octets), length.
+                space = room - 11 - len(stream.id_octets)
+                if space > MAX_FRAME_DATA:
+                    space = MAX_FRAME_DATA
+                if lost:
+                    if not out.has_lost:
+                        leave.append(stream_id)
+                        continue
+                    start, length, fin, pieces = out.take_lost(space)
+                    if not out.has_lost:
+                        leave.append(stream_id)
+                else:
+                    limit = out.highest_offset + credit
+                    if limit > stream.max_stream_data_remote:
+                        limit = stream.max_stream_data_remote
+                    taken = out.take_new(space, limit)
+                    if taken is None:
+                        # MAX_STREAM_DATA queues it again; for MAX_DATA all wait in the queue.
+                        if not out.has_new or out.highest_offset >= stream.max_stream_data_remote:
+                            leave.append(stream_id)
+                        continue
+                    start, length, fin, pieces = taken
+                    self._remote_max_data_used += length
+                    stream.served += length
+                    if out.highest_offset == out._buffer_stop:
+                        stream.served = 0
+                        leave.append(stream_id)
+                    elif stream.served >= TURN:
+                        stream.served = 0
+                        if len(queue) > 1:
+                            leave.append(stream_id)
+                            self._again = stream
+                if not start:
+                    header = b"%c%b%c%c" % (
+                        0x0A | fin,
+                        stream.id_octets,
+                        length >> 8 | 0x40,
+                        length & 0xFF,
+                    )
+                else:
+                    header = b"%c%b%b%c%c" % (
+                        0x0E | fin,
+                        stream.id_octets,
+                        (start | 0x80000000).to_bytes(4, "big")
+                        if 0x4000 <= start < 0x40000000
+                        else varint(start),
+                        length >> 8 | 0x40,
+                        length & 0xFF,
+                    )
+                found = stream, header, pieces, (start, start + length, fin)
+                break
+            for stream_id in leave:
+                del queue[stream_id]
+            if found is not None:
+                if self._again is not None:
+                    queue[self._again.id] = self._again  # at the end
+                    self._again = None
+                return found
+        return None
+
+    def _write_stream_packets(
+        self, builder: QuicPacketBuilder, crypto: CryptoPair, now: float
+    ) -> None:
+        """Add packets that hold nothing but STREAM frames, without the packet builder."""
+        if not any(self._queues):
+            return
+        if builder._packet is not None:
+            builder._end_packet()
+        allowance = self._pacer.allowance(now)
+        if allowance == 0:
+            self._pacing_at = self._pacer.next_send_time(now=now)
+            return
+        keys = crypto.send
+        assert keys.aead is not None and keys.hp is not None
+        iv, encrypt = keys.aead._iv, keys.aead._aead.encrypt
+        cid = builder._peer_cid
+        first = 0x40 | (builder._spin_bit << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1)
+        prefix = b"%c%b" % (first, cid)
+        overhead = len(prefix) + PN_LENGTH + TAG_LENGTH
+        size = self._max_datagram_size
+        burst = max(1, BURST // size)
+        most = min(allowance, burst)
+        flight = (builder.max_flight_bytes or 0) - builder._flight_bytes
+        number = builder._packet_number
+        numbers: list[int] = []
+        sealed: list[bytes] = []
+        samples: list[bytes] = []
+        # Packets are registered in the order of their numbers: here, if the builder has none.
+        packets: list[Any] = builder._packets
+        register = None if packets else self._loss.on_packet_sent
+        space = self._spaces[tls.Epoch.ONE_RTT]
+        sample_at = 4 - PN_LENGTH
+        next_frame, queues, kept = self._next_frame, self._data_queues, self._credit_kept
+
+        # A packet is only begun when a full one fits: runts would cost as much as full ones,
+        # and segmentation offload wants equal sizes.
+        while len(sealed) < most and flight >= size:
+            room = size - overhead
+            parts: list[bytes | memoryview] = []
+            handlers: list[tuple[Any, Any]] = []
+            while room >= MIN_STREAM_ROOM:
+                frame = next_frame(room, queues, kept)
+                if frame is None:
+                    break
+                stream, frame_header, pieces, args = frame
+                parts.append(frame_header)
+                parts += pieces
+                handlers.append((stream.out.on_data_delivery, args))
+                room -= len(frame_header) + args[1] - args[0]
+            if not parts:
+                break
+            header = prefix + (number & 0xFFFF).to_bytes(PN_LENGTH, "big")
+            cipher = encrypt((iv ^ number).to_bytes(12, "big"), b"".join(parts), header)
+            sent = len(header) + len(cipher)
+            numbers.append(number)
+            sealed.append(cipher)
+            samples.append(cipher[sample_at : sample_at + SAMPLE_LENGTH])
+            packet: Any = SentPacket(number, sent, handlers)
+            if register is None:
+                packets.append(packet)
+            else:
+                packet.sent_time = now
+                register(packet=packet, space=space)
+            flight -= sent
+            number += 1
+
+        if not sealed:
+            return
+        masks = header_masks(keys.hp, samples)
+        datagrams = builder._datagrams
+        total = 0
+        at = 0
+        for number_sent, cipher in zip(numbers, sealed, strict=True):
+            datagrams.append(
+                b"%c%b%c%c%b"
+                % (
+                    first ^ (masks[at] & 0x1F),
+                    cid,
+                    (number_sent >> 8 & 0xFF) ^ masks[at + 1],
+                    (number_sent & 0xFF) ^ masks[at + 2],
+                    cipher,
+                )
+            )
+            total += overhead - TAG_LENGTH + len(cipher)
+            at += SAMPLE_LENGTH
+        builder._packet_number = number
+        builder._flight_bytes += total
+        builder._total_bytes += total
+        if register is not None and not self._ack_eliciting_sent_since_receipt:
+            # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
+            self._close_at = now + self._idle_timeout()
+            self._ack_eliciting_sent_since_receipt = True
+        self._packets_under_key += len(sealed)
+        self._pacer.spend(len(sealed))
+        if not any(self._queues):
+            return
+        if len(sealed) == allowance:
+            self._pacing_at = self._pacer.next_send_time(now=now) or now
+        else:
+            self.capped = len(sealed) == burst

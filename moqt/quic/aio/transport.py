@@ -1,0 +1,522 @@
+"""The aioquic adapter: `Transport` over `moqt.quic.aio.sending`.
+
+The modules named after it are the only ones that import aioquic's connection. They are sans-IO:
+datagrams and times come in, datagrams go out. `moqt.quic.udp.endpoint` drives them with a socket,
+tests with a list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aioquic import tls
+from aioquic.quic import events
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+)
+
+from moqt.quic.aio.sending import Connection
+from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
+from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.counters import TransportCounters
+from moqt.quic.packets.layout import Address, Datagram
+from moqt.quic.qlog import QlogWriter
+from moqt.quic.transport import TransportHandler
+from moqt.values.codes import SessionErrorCode
+
+if TYPE_CHECKING:
+    from moqt.quic.udp.endpoint import Endpoint
+
+log = logging.getLogger(__name__)
+
+HandlerFactory = Callable[["AioquicTransport"], TransportHandler]
+
+LINGER = 1.0
+"""Seconds a connection that was asked to linger is kept."""
+
+MAX_REASON = 512
+"""A CONNECTION_CLOSE must fit one packet, whatever reason was given."""
+
+_CERTIFICATE_ALERTS = frozenset(
+    {
+        tls.AlertDescription.bad_certificate,
+        tls.AlertDescription.unsupported_certificate,
+        tls.AlertDescription.certificate_revoked,
+        tls.AlertDescription.certificate_expired,
+        tls.AlertDescription.certificate_unknown,
+        tls.AlertDescription.unknown_ca,
+    }
+)
+
+
+def explain(code: int, reason: str) -> str:
+    """A reason a person understands for a transport error `code` (RFC 9000 section 20.1)."""
+    if QuicErrorCode.CRYPTO_ERROR <= code < QuicErrorCode.CRYPTO_ERROR + 0x100:
+        number = code - QuicErrorCode.CRYPTO_ERROR
+        try:
+            alert = tls.AlertDescription(number)
+        except ValueError:
+            return f"TLS alert {number}: {reason}" if reason else f"TLS alert {number}"
+        if alert in _CERTIFICATE_ALERTS:
+            what = "the server's certificate was not accepted (does cafile name its authority?)"
+        elif alert is tls.AlertDescription.no_application_protocol:
+            what = "no common application protocol (ALPN)"
+        else:
+            what = "the TLS handshake failed"
+        return f"{what}: {reason or alert.name} (TLS alert {alert.name})"
+    if reason:
+        return reason
+    try:
+        return QuicErrorCode(code).name
+    except ValueError:
+        return f"QUIC error {code:#x}"
+
+
+class _Closed:
+    """The handler of a connection that has been reported closed."""
+
+    def connection_established(self, alpn: str) -> None: ...
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None: ...
+
+    def stream_reset(self, stream_id: int, code: int) -> None: ...
+
+    def stop_sending(self, stream_id: int, code: int) -> None: ...
+
+    def datagram(self, data: bytes) -> None: ...
+
+    def ready_to_send(self) -> None: ...
+
+    def connection_closed(self, code: int, reason: str, application: bool) -> None: ...
+
+
+_CLOSED = _Closed()
+
+
+def _nothing() -> None:
+    """Nobody drives the connection yet."""
+
+
+class AioquicTransport:
+    """One connection: `Transport` for the session, datagrams and timers for the endpoint.
+
+    A stream paused when its FIN arrives keeps its octets on the session's account until
+    `resume_receiving` or `stop_receiving`: they are the application's to consume. A reset
+    releases them at once.
+    """
+
+    def __init__(self, connection: Connection, config: QuicConfig, *, now: float) -> None:
+        self.is_client = connection.configuration.is_client
+        self.authority: str | None = None
+        self.path: str | None = None
+        self.config = config
+        self.alpn: str | None = None
+        self.endpoint: Endpoint | None = None
+        self.on_wake: Callable[[], None] = _nothing
+        self.on_cid_issued: Callable[[bytes], None] | None = None
+        self.on_cid_retired: Callable[[bytes], None] | None = None
+        self.more = False
+        self.closed: tuple[int, str, bool] | None = None
+        self._connection = connection
+        self._handler: TransportHandler = _CLOSED
+        self._paused: dict[int, Stream] = {}
+        self._handshake_at: float | None = now + config.handshake_timeout
+        self._heard_at = now
+        self._pinged_at = now
+        self._busy = False  # inside a call of the endpoint's: it transmits afterwards
+        self._closing_locally = False
+        self._repeats = 0
+        self._now = now
+        self._deadline: tuple[float, int, str] | None = None
+        self.leaving = False
+        self._on_acknowledged: dict[int, Callable[[], None]] = {}
+        self.counters = TransportCounters()
+
+    # ---- Transport
+
+    def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
+        return self._connection.open_stream(bidirectional, urgent)
+
+    def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is None or self._connection.over or (not fin and not len(data)):
+            return
+        if stream.out.is_finished:
+            raise ValueError(f"stream {stream_id} cannot be sent on")
+        stream.out.write(data, fin)
+        self.wake()
+
+    def reset(self, stream_id: int, code: int) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is not None and not self._connection.over:
+            stream.out.reset(code)
+            self.wake()
+
+    def stop_receiving(self, stream_id: int, code: int) -> None:
+        paused = self._paused.pop(stream_id, None)
+        stream = paused or self._connection.stream(stream_id)
+        if stream is None or stream.stopped or self._connection.over:
+            return
+        stream.paused = False
+        self._connection.stop_receiving(stream, code)
+        self.wake()
+
+    def send_datagram(self, data: bytes) -> bool:
+        connection = self._connection
+        if (
+            connection.over
+            or len(data) > connection.max_datagram_payload()
+            or connection.datagram_backlog + len(data) > self.config.max_datagram_queue
+        ):
+            return False
+        connection.datagram_backlog += len(data)
+        connection.send_datagram_frame(data)
+        self.wake()
+        return True
+
+    def pause_receiving(self, stream_id: int) -> None:
+        stream = self._connection.stream(stream_id)
+        if stream is not None and not stream.stopped and stream.max_stream_data_local:
+            stream.paused = True
+            self._paused[stream_id] = stream
+
+    def resume_receiving(self, stream_id: int) -> None:
+        stream = self._paused.pop(stream_id, None)
+        if stream is not None and stream.paused:
+            stream.paused = False
+            self._connection.consume(stream, stream.delivered)
+            self._connection.grant(stream)
+            self.wake()
+
+    @property
+    def qlog(self) -> QlogWriter | None:
+        trace = self._connection.trace
+        return None if trace is None else trace.writer
+
+    @property
+    def unsent(self) -> int:
+        return self._connection.unsent
+
+    def send_room(self, stream_id: int) -> int:
+        stream = self._connection.stream(stream_id)
+        return 0 if stream is None or self._connection.over else stream.send_room
+
+    def take_credited(self) -> Iterable[int]:
+        credited, self._connection.credited = self._connection.credited, set()
+        return credited
+
+    def wake(self) -> None:
+        if not self._busy:
+            self.on_wake()
+
+    def close(self, code: int, reason: str) -> None:
+        if self._connection.close_event is None:
+            self._closing_locally = True
+            self._connection.close(error_code=code, reason_phrase=_shorten(reason))
+            self.wake()
+
+    # ---- for what runs between this and the session
+
+    def set_deadline(self, seconds: float | None, code: int = 0, reason: str = "") -> None:
+        """Close with `code` when so many seconds have passed; None takes it back."""
+        self._deadline = None if seconds is None else (self._now + seconds, code, reason)
+        self.wake()
+
+    def linger(self, code: int) -> None:
+        """Close with `code` in `LINGER` seconds: what is queued still goes out."""
+        self.leaving = True
+        self.set_deadline(LINGER, code)
+
+    def when_acknowledged(self, stream_id: int, action: Callable[[], None]) -> None:
+        """Call `action` once the peer has all of what we sent on the stream, its end included.
+
+        Nothing is called when the stream is reset, is over already or the connection ends.
+        """
+        if self._connection.watch(stream_id):
+            self._on_acknowledged[stream_id] = action
+
+    @property
+    def live_streams(self) -> list[int]:
+        """The streams of which a direction is open."""
+        return self._connection.live_streams
+
+    # ---- for the endpoint
+
+    @property
+    def established(self) -> bool:
+        return self.alpn is not None
+
+    @property
+    def started(self) -> bool:
+        """Whether a packet of the peer's could be read."""
+        return self._connection.heard_from_peer
+
+    @property
+    def terminated(self) -> bool:
+        """Whether nothing more will come: the closing period is over."""
+        return self._connection.terminated
+
+    @property
+    def held(self) -> int:
+        """Octets received that wait for a gap before them to close, with their overhead."""
+        return self._connection.held
+
+    @property
+    def remote_address(self) -> Address | None:
+        address: Address | None = self._connection.get_peer_address()
+        return address
+
+    @property
+    def local_cid(self) -> bytes:
+        return self._connection.host_cid
+
+    def attach(self, handler: TransportHandler) -> None:
+        self._handler = handler
+
+    def receive(self, datagrams: Sequence[bytes], addr: Address, now: float) -> list[Datagram]:
+        """Take datagrams from `addr`; returns those that answer a peer that missed our close."""
+        connection = self._connection
+        if connection.closing:
+            # RFC 9000 section 10.2.1: repeat the close, ever more rarely.
+            before = self._repeats.bit_length()
+            self._repeats += len(datagrams)
+            if self._repeats.bit_length() > before:
+                return connection.close_datagrams
+            return []
+        self._heard_at = now
+        self._time(now)
+        self._busy = True
+        paths = connection.path_changes
+        try:
+            connection.receive_batch(datagrams, addr, now)
+            self.counters.path_changes += connection.path_changes - paths
+            if connection.trace is not None:
+                connection.trace.settle()
+        except Exception:
+            # A fault in the library or the adapter costs this connection, not the endpoint.
+            log.exception("receiving failed, closing the connection")
+            self._fail()
+        finally:
+            self._busy = False
+        return []
+
+    def timer(self) -> float | None:
+        """When `handle_timer` wants to be called."""
+        connection = self._connection
+        if connection.terminated:
+            return None
+        at: float | None = connection.get_timer()
+        if connection.over:
+            return at
+        times = [] if at is None else [at]
+        if self._deadline is not None:
+            times.append(self._deadline[0])
+        if self._handshake_at is not None:
+            times.append(self._handshake_at)
+        elif (interval := self._keep_alive()) > 0:
+            times.append(max(self._heard_at, self._pinged_at) + interval)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        connection = self._connection
+        if connection.terminated:
+            return
+        self._time(now)
+        at = connection.get_timer()
+        if at is not None and now >= at:
+            # aioquic arms the loss timer for sent + delay but then looks for what was sent
+            # before now - delay; rounding can make these disagree, and the timer would fire
+            # for ever while the clock stands still.
+            try:
+                connection.handle_timer(now + 1e-6)
+            except Exception:
+                log.exception("a timer failed, closing the connection")
+                self._fail()
+        if connection.over:
+            return
+        if self._deadline is not None and now >= self._deadline[0]:
+            _, code, reason = self._deadline
+            self._deadline = None
+            self.close(code, reason)
+            return
+        if self._handshake_at is not None:
+            if now >= self._handshake_at:
+                self._handshake_at = None
+                connection.close(
+                    QuicErrorCode.INTERNAL_ERROR,
+                    QuicFrameType.PADDING,
+                    f"the handshake did not complete within {self.config.handshake_timeout:g} s"
+                    f"{self.config.size_hint}",
+                )
+        elif (interval := self._keep_alive()) > 0 and (
+            now >= max(self._heard_at, self._pinged_at) + interval
+        ):
+            self._pinged_at = now
+            connection.send_ping(0)
+
+    def datagrams_to_send(self, now: float, *, again: bool = False) -> list[Datagram]:
+        """Deliver events, let the handler add data, and return what may go out now.
+
+        Call with `again` while `more` is set: the window took all there was and the handler may
+        have more. Nothing but new data is looked for then.
+        """
+        connection = self._connection
+        self._time(now)
+        self.more = False
+        if connection.terminated:
+            self.deliver()
+            return []
+        self._busy = True
+        try:
+            self.deliver()
+            if self.established and not connection.over:
+                try:
+                    self._handler.ready_to_send()
+                except Exception:
+                    log.exception("a handler failed, closing the connection")
+                    self._fail()
+                connection.credited.clear()
+            if again and connection.unsent == 0 and not connection.capped and not connection.over:
+                return []
+            datagrams = connection.datagrams_to_send(now)
+            self.more = (
+                bool(datagrams)
+                and (connection.capped or connection.unsent == 0)
+                and not connection.over
+            )
+            if connection.trace is not None:
+                connection.trace.settle()
+            self.deliver()
+            return datagrams
+        except Exception:
+            log.exception("sending failed, closing the connection")
+            self._fail()
+            return []
+        finally:
+            self._busy = False
+
+    def abort(self, reason: str) -> None:
+        """Report the connection closed without a word to the peer (the socket is gone)."""
+        if self._connection.close_event is None:
+            self._connection.close(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, reason)
+        self.deliver()
+
+    # ---- events to handler calls
+
+    def deliver(self) -> None:
+        connection = self._connection
+        queue: deque[Any] = connection._events
+        try:
+            while queue:
+                event = queue.popleft()
+                if type(event) is not tuple:
+                    self._deliver_event(event)
+                    continue
+                stream, data, upto, fin = event
+                if queue and type(queue[0]) is tuple and queue[0][0] is stream:
+                    pieces = [data]
+                    while queue and type(queue[0]) is tuple and queue[0][0] is stream:
+                        _, data, upto, fin = queue.popleft()
+                        pieces.append(data)
+                    data = b"".join(pieces)
+                if self._closing_locally:
+                    continue
+                stream.delivered = upto
+                if not stream.stopped:
+                    self._handler.stream_data(stream.id, data, fin)
+                if not stream.paused:
+                    connection.consume(stream, upto)
+                    connection.grant(stream)
+                if fin:
+                    connection.settle(stream)
+        except Exception:
+            log.exception("a handler failed, closing the connection")
+            self._fail()
+        if connection.close_event is not None and self.closed is None:
+            self._report_closed(connection.close_event)
+
+    def _deliver_event(self, event: events.QuicEvent) -> None:
+        if isinstance(event, events.ConnectionIdIssued):
+            if self.on_cid_issued is not None:
+                self.on_cid_issued(event.connection_id)
+        elif isinstance(event, events.ConnectionIdRetired):
+            if self.on_cid_retired is not None:
+                self.on_cid_retired(event.connection_id)
+        elif self._closing_locally:
+            return
+        elif isinstance(event, events.StreamReset):
+            self._paused.pop(event.stream_id, None)
+            stream = self._connection.stream(event.stream_id)
+            if stream is not None:
+                if not stream.stopped:
+                    self._handler.stream_reset(event.stream_id, event.error_code)
+                self._connection.settle(stream)
+        elif isinstance(event, events.StopSendingReceived):
+            self._handler.stop_sending(event.stream_id, event.error_code)
+        elif isinstance(event, events.DatagramFrameReceived):
+            self._handler.datagram(event.data)
+        elif isinstance(event, PathNarrowed):
+            self.counters.paths_narrowed += 1
+            log.warning(
+                "the path to %s no longer carries packets of %d octets (max_datagram_size): "
+                "the connection goes on with %d",
+                self.remote_address,
+                event.octets,
+                MIN_DATAGRAM_SIZE,
+            )
+        elif isinstance(event, SendingFinished):
+            self._on_acknowledged.pop(event.stream_id, _nothing)()
+        elif isinstance(event, events.HandshakeCompleted):
+            self._handshake_at = None
+            self._connection.keep_credit()
+            if event.alpn_protocol is None:
+                self._connection.close(
+                    QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.no_application_protocol,
+                    QuicFrameType.CRYPTO,
+                    "the peer does not negotiate one",
+                )
+            else:
+                self.alpn = event.alpn_protocol
+                self._handler.connection_established(self.alpn)
+
+    def _report_closed(self, event: events.ConnectionTerminated) -> None:
+        application = event.frame_type is None
+        reason = event.reason_phrase
+        if not application:
+            reason = explain(event.error_code, reason)
+        self.closed = (event.error_code, reason, application)
+        self.counters.connections_over_budget += self._connection.over_budget
+        self._connection.drop_streams()
+        self._paused.clear()
+        self._on_acknowledged.clear()
+        handler, self._handler = self._handler, _CLOSED
+        try:
+            handler.connection_closed(event.error_code, reason, application)
+        except Exception:
+            log.exception("a handler failed in connection_closed")
+        if self.qlog is not None:
+            self.qlog.flush()
+
+    def _time(self, now: float) -> None:
+        self._now = now
+        if self._connection.trace is not None:
+            self._connection.trace.now = now
+
+    def _fail(self) -> None:
+        self._closing_locally = True
+        self._connection.close(
+            error_code=SessionErrorCode.INTERNAL_ERROR, reason_phrase="internal error"
+        )
+
+    def _keep_alive(self) -> float:
+        if self.config.keep_alive is not None:
+            return self.config.keep_alive
+        return self._connection._idle_timeout() / 3
+
+
+def _shorten(reason: str) -> str:
+    return reason.encode()[:MAX_REASON].decode(errors="ignore")

@@ -1,0 +1,68 @@
+"""Who may begin a connection with a server: how many in all, of one address, and half-open."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from moqt.quic.aio.transport import AioquicTransport
+from moqt.quic.config import QuicConfig
+from moqt.quic.packets.layout import Address
+
+
+class Admission:
+    """The connections that clients have begun, by where they came from."""
+
+    def __init__(self, config: QuicConfig) -> None:
+        self.half_open: set[AioquicTransport] = set()
+        """Those whose handshake is not complete."""
+        self._config = config
+        self._origins: dict[AioquicTransport, str] = {}
+        self._per_origin: dict[str, int] = {}
+
+    def is_full(self, addr: Address, connections: int) -> bool:
+        """Whether one more from `addr`, with `connections` there are, would be too many."""
+        config = self._config
+        return (
+            connections >= config.max_connections
+            or self._of(addr) >= config.max_connections_per_address
+        )
+
+    def needs_proof(self, addr: Address) -> bool:
+        """Whether a client must show that it is at `addr` first.
+
+        Who forges an address must not use up what the one at that address may have.
+        """
+        config = self._config
+        return len(self.half_open) >= config.retry_threshold or (
+            2 * self._of(addr) >= config.max_connections_per_address
+        )
+
+    def add(self, transport: AioquicTransport, addr: Address) -> None:
+        origin = origin_of(addr)
+        self.half_open.add(transport)
+        self._origins[transport] = origin
+        self._per_origin[origin] = self._per_origin.get(origin, 0) + 1
+
+    def discard(self, transport: AioquicTransport) -> None:
+        self.half_open.discard(transport)
+        origin = self._origins.pop(transport, None)
+        if origin is not None:
+            self._per_origin[origin] -= 1
+            if not self._per_origin[origin]:
+                del self._per_origin[origin]
+
+    def _of(self, addr: Address) -> int:
+        return self._per_origin.get(origin_of(addr), 0)
+
+
+def origin_of(addr: Address) -> str:
+    """What counts as one address: an IPv4 address, or a /64 of IPv6."""
+    try:
+        ip = ipaddress.ip_address(addr[0])
+    except ValueError:
+        return str(addr[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return ip.packed[:8].hex()

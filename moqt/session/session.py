@@ -1,0 +1,723 @@
+"""The MOQT session (draft-22): one connection's streams, requests and Objects.
+
+Sans-IO: it implements `TransportHandler`, calls a `Transport`, and tells a
+`SessionHandler` what the peer asks. No socket, no task, no clock: `tick(now)`
+brings the time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+
+from moqt.delivery import FetchDelivery, StreamDelivery
+from moqt.delivery.scheduler import Scheduler
+from moqt.log.event_log import LoggedTransport, event_log
+from moqt.quic.transport import Transport
+from moqt.receiving.aliases import TrackAliases
+from moqt.receiving.data_streams import ControlIn, DataIn, RequestIn, receive_datagram
+from moqt.receiving.early import EarlyStreams
+from moqt.receiving.receiver import Receiver
+from moqt.requests import (
+    IncomingFetch,
+    IncomingPublish,
+    IncomingRequest,
+    IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
+    ObjectOwner,
+    OutgoingFetch,
+    OutgoingPublish,
+    OutgoingPublishNamespace,
+    OutgoingRequest,
+    OutgoingSubscribe,
+    OutgoingSubscribeNamespace,
+    OutgoingSubscribeTracks,
+    OutgoingTrackStatus,
+    PublisherSide,
+    RequestState,
+    RequestStream,
+    SubscriberSide,
+    build_incoming,
+)
+from moqt.requests.rules import Rules
+from moqt.session.handler import SessionHandler
+from moqt.session.handshake import read_setup, setup_options
+from moqt.session.open_requests import RequestQueue
+from moqt.track.malformed import MalformedTracks
+from moqt.track.store import TrackStore
+from moqt.values.codes import (
+    REQUEST_OPENERS,
+    GroupOrder,
+    RequestErrorCode,
+    SessionErrorCode,
+    StreamErrorCode,
+)
+from moqt.values.config import SessionConfig, SessionCounters
+from moqt.values.deadlines import Deadline, Deadlines
+from moqt.values.errors import (
+    MisuseError,
+    MoqtError,
+    RequestError,
+    SessionClosed,
+    SessionError,
+    protocol_violation,
+)
+from moqt.values.messages import (
+    NO_PARAMETERS,
+    Goaway,
+    Message,
+    Parameters,
+    Setup,
+)
+from moqt.values.names import FullTrackName, TrackNamespace, is_reserved, overlap
+from moqt.values.states import move
+from moqt.values.tokens import Token
+from moqt.wire.codec import Codec, codec_for
+from moqt.wire.objects import (
+    StreamKind,
+)
+
+__all__ = ["SESSION_MOVES", "Session", "SessionConfig", "SessionHandler", "SessionState"]
+
+logger = logging.getLogger("moqt.session")
+
+WRITE_QUANTUM = 64 * 1024
+"""Octets one delivery may hand over before the priorities are looked at again."""
+
+
+class SessionState(IntEnum):
+    CONNECTING = 0
+    """The QUIC handshake runs."""
+    SETUP = 1
+    """Our SETUP is sent, the peer's has not come."""
+    ESTABLISHED = 2
+    CLOSED = 3
+
+
+_S = SessionState
+SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    _S.CONNECTING: frozenset({_S.SETUP, _S.CLOSED}),
+    _S.SETUP: frozenset({_S.ESTABLISHED, _S.CLOSED}),
+    _S.ESTABLISHED: frozenset({_S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
+
+
+class Session:
+    """One MOQT session over `transport`; the handshake's ALPN chooses the codec."""
+
+    codec: Codec
+
+    def __init__(
+        self,
+        transport: Transport,
+        handler: SessionHandler,
+        config: SessionConfig | None = None,
+        *,
+        now: float = 0.0,
+    ) -> None:
+        self.event_log = event_log(self, transport)
+        """None costs nothing but a look for each message."""
+        if self.event_log is not None:
+            transport = LoggedTransport(transport, self.event_log)
+        self.transport = transport
+        self.handler = handler
+        self.config = config or SessionConfig()
+        self.state = SessionState.CONNECTING
+        self.now = now
+        self.scheduler = Scheduler()
+        self.malformed = MalformedTracks()
+        """Tracks of the peer's that contradicted themselves."""
+        self.aliases = TrackAliases()
+        self.waiting_for_alias: dict[int, DataIn] = {}
+        """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
+        self.fetch_receivers: dict[int, ObjectOwner] = {}
+        self.deadlines = Deadlines()
+        self.counters = SessionCounters()
+        self.held_octets = 0
+        self.streams_dropped = 0
+        self.peer_max_request_updates = 0
+        self.authority: str | None = None
+        self.path: str | None = None
+        """At a server: what the client dialled, from SETUP or WebTransport's CONNECT; with the
+        authority the path (without its query) is the scope in which track names are unique."""
+        self.peer_tokens: tuple[Token, ...] = ()
+        self.goaway: Goaway | None = None
+        self.closed: SessionClosed | None = None
+        self.observers: list[Callable[[SessionClosed | None], None]] = []
+        """Called with None at establishment and with the reason at the end."""
+        self.goaway_observers: list[Callable[[Goaway], None]] = []
+        """Called with the peer's GOAWAY, after the handler."""
+        self._goaway_sent = False
+        self._draining = False
+        self.rules = Rules(self)
+        self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
+        self._reading: dict[ObjectOwner, dict[int, DataIn]] = {}
+        """The data streams of `_streams` that have an owner."""
+        self._sending: dict[int, StreamDelivery] = {}
+        self._control_out: int | None = None
+        self._control_in: int | None = None
+        self._early = EarlyStreams(transport, self.config.max_held_octets)
+        self._incoming: dict[int, IncomingRequest] = {}
+        self._outgoing: dict[int, OutgoingRequest] = {}
+        self.queue = RequestQueue(self)
+        self._next_request_id = 0 if transport.is_client else 1
+        self._next_alias = 0
+        self._setup_deadline: Deadline | None = None
+
+    def move(self, to: SessionState) -> None:
+        self.state = move(SESSION_MOVES, self.state, to)
+
+    # -- requests of ours ----------------------------------------------------------------
+
+    def subscribe(
+        self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
+    ) -> OutgoingSubscribe:
+        """SUBSCRIBE to a track; `receiver` gets the answer and the Objects.
+
+        Raises RequestError MALFORMED_TRACK for a while after it was found to be malformed.
+        """
+        self.malformed.refuse(name, self.now)
+        return OutgoingSubscribe(self, name, parameters, receiver)
+
+    def fetch(
+        self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
+    ) -> OutgoingFetch:
+        """FETCH a range of a track; refused like `subscribe`."""
+        self.malformed.refuse(name, self.now)
+        return OutgoingFetch(self, name, parameters, receiver)
+
+    def publish_namespace(
+        self,
+        namespace: TrackNamespace,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        on_ended: Callable[[MoqtError], None],
+    ) -> OutgoingPublishNamespace:
+        """PUBLISH_NAMESPACE; `on_ended` when it is refused, revoked or the session ends."""
+        return OutgoingPublishNamespace(self, namespace, parameters, on_ended=on_ended)
+
+    def subscribe_namespace(
+        self,
+        prefix: TrackNamespace,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        on_namespace: Callable[[TrackNamespace, bool], None],
+        on_ended: Callable[[MoqtError | None], None],
+    ) -> OutgoingSubscribeNamespace:
+        """SUBSCRIBE_NAMESPACE; `on_namespace(full namespace, present)` as they come and go."""
+        return OutgoingSubscribeNamespace(
+            self, prefix, parameters, on_namespace=on_namespace, on_ended=on_ended
+        )
+
+    def track_status(
+        self, name: FullTrackName, parameters: Parameters = NO_PARAMETERS
+    ) -> OutgoingTrackStatus:
+        """TRACK_STATUS; `on_answer` of what is returned tells when it was answered."""
+        return OutgoingTrackStatus(self, name, parameters)
+
+    def publish(
+        self,
+        store: TrackStore,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        include_properties: bool = True,
+        on_ended: Callable[[MoqtError | None], None] | None = None,
+    ) -> OutgoingPublish:
+        """PUBLISH the track in `store`. `parameters` are as a subscriber would ask: FORWARD,
+        LOCATION_FILTER (default Next Object), priority, group order, timeouts, EXPIRES; range
+        filters and a fill are applied without being told.
+
+        `on_ended` is called once: with None after PUBLISH_DONE, else with why it ended.
+        """
+        return OutgoingPublish(
+            self, store, parameters, include_properties=include_properties, on_ended=on_ended
+        )
+
+    def subscribe_tracks(
+        self,
+        prefix: TrackNamespace,
+        parameters: Parameters = NO_PARAMETERS,
+        *,
+        on_publish: Callable[[IncomingPublish], None],
+        on_skipped: Callable[[FullTrackName], None] | None = None,
+        on_ended: Callable[[MoqtError | None], None],
+    ) -> OutgoingSubscribeTracks:
+        """SUBSCRIBE_TRACKS: every track under `prefix`, now and later, comes to `on_publish`.
+
+        A PUBLISH may come before the answer does. `on_skipped` gets tracks that the publisher
+        will not PUBLISH; they can be subscribed to.
+        """
+        return OutgoingSubscribeTracks(
+            self,
+            prefix,
+            parameters,
+            on_publish=on_publish,
+            on_skipped=on_skipped,
+            on_ended=on_ended,
+        )
+
+    def send_goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
+        """GOAWAY on the control stream, at most once."""
+        if self.state is SessionState.CLOSED or self._goaway_sent or self._control_out is None:
+            return
+        self.rules.check_uri_to_peer(uri, "GOAWAY")
+        self._goaway_sent = True
+        if timeout_ms:
+            self.call_later(timeout_ms / 1000, self._goaway_timeout)
+        self.send_message(self._control_out, Goaway(uri, timeout_ms), False)
+
+    def _goaway_timeout(self) -> None:
+        if self.busy:
+            self.close(SessionErrorCode.GOAWAY_TIMEOUT, "the peer did not leave in time")
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is open or waits, of either side."""
+        return bool(self._incoming or self._outgoing or len(self.queue))
+
+    def drain(self) -> None:
+        """Close with NO_ERROR as soon as no subscription or fetch is left, as a client does that
+        has moved after GOAWAY (MOQT "GOAWAY"). Namespace requests do not keep it open."""
+        self._draining = True
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self._draining and not any(
+            isinstance(request, SubscriberSide | PublisherSide | OutgoingFetch | IncomingFetch)
+            for request in (*self._outgoing.values(), *self.queue, *self._incoming.values())
+        ):
+            self.close(SessionErrorCode.NO_ERROR, "every subscription has moved")
+
+    def close(self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = "") -> None:
+        """End the session and every request of it."""
+        if self.state is SessionState.CLOSED:
+            return
+        self.transport.close(code, reason)
+        self._ended(SessionClosed(code, reason))
+
+    # -- TransportHandler ----------------------------------------------------------------
+
+    def connection_established(self, alpn: str) -> None:
+        if self.state is not SessionState.CONNECTING:
+            return
+        self.codec = codec_for(alpn)
+        self.move(SessionState.SETUP)
+        self._control_out = self.transport.open_stream(bidirectional=False, urgent=True)
+        if self._control_out is None:
+            self.close(SessionErrorCode.INTERNAL_ERROR, "the peer allows no control stream")
+            return
+        self.send_message(
+            self._control_out, Setup(setup_options(self.config, self.transport)), False
+        )
+        for stream_id, data, fin in self._early.take_all():
+            self.transport.resume_receiving(stream_id)
+            self.stream_data(stream_id, data, fin)
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        try:
+            if self.state is SessionState.CONNECTING:
+                self._early.hold(stream_id, data, fin)
+                return
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                stream = self._new_stream(stream_id)
+            if self.state is not SessionState.ESTABLISHED and not isinstance(stream, ControlIn):
+                self._before_setup(stream_id, stream, data, fin)
+            else:
+                stream.data(data, fin)
+        except SessionError as error:
+            self._violated(error)
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        try:
+            stream = self._streams.get(stream_id)
+            match stream:
+                case ControlIn():
+                    raise protocol_violation("the control stream was reset")
+                case None | RequestIn(stream=None):
+                    self._refuse_request_stream(stream_id)
+                case RequestIn(stream=RequestStream() as request):
+                    request.peer_cancelled(code)
+                case DataIn():
+                    stream.reset(code)
+        except SessionError as error:
+            self._violated(error)
+
+    def stop_sending(self, stream_id: int, code: int) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        try:
+            if stream_id == self._control_out:
+                raise protocol_violation("STOP_SENDING on the control stream")
+            stream = self._streams.get(stream_id)
+            delivery = self._sending.get(stream_id)
+            if isinstance(stream, RequestIn) and stream.stream is not None:
+                stream.stream.peer_cancelled(code)
+            elif delivery is not None:
+                delivery.stopped()
+            else:
+                self._refuse_request_stream(stream_id)
+        except SessionError as error:
+            self._violated(error)
+
+    def datagram(self, data: bytes) -> None:
+        if self.state is not SessionState.ESTABLISHED:
+            return
+        try:
+            receive_datagram(self, data)
+        except SessionError as error:
+            self._violated(error)
+
+    def ready_to_send(self) -> None:
+        if self.state is not SessionState.ESTABLISHED:
+            return
+        self.queue.open()
+        self._close_if_drained()
+        scheduler, budget = self.scheduler, self.config.send_budget
+        scheduler.unblock(self.transport.take_credited())
+        while self.transport.unsent < budget:
+            if not scheduler.write_next(WRITE_QUANTUM):
+                break
+
+    def connection_closed(self, code: int, reason: str, application: bool) -> None:
+        self._ended(SessionClosed(code, reason, transport=not application))
+
+    def tick(self, now: float) -> None:
+        """Time has passed: deadlines are looked at. Once a second is enough for the session's
+        own; the deliveries' are in `scheduler.deadlines`, which says when the next one is."""
+        self.now = now
+        if self.state is SessionState.CLOSED:
+            return
+        self.scheduler.tick(now)
+        if self.state is SessionState.SETUP and self._setup_deadline is None:
+            self._setup_deadline = self.call_later(self.config.setup_timeout, self._setup_timeout)
+        self.deadlines.run(now)
+        if self.closed is not None:
+            return
+        self.queue.open()
+        self._close_if_drained()
+        for stream in tuple(self.waiting_for_alias.values()):
+            if now - stream.held_since > self.config.alias_timeout and not stream.owner_pending:
+                self.streams_dropped += 1
+                stream.drop()
+
+    def _setup_timeout(self) -> None:
+        self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline:
+        """Have `action` called by the first tick `seconds` from the last one or later."""
+        return self.deadlines.at(self.now + seconds, action)
+
+    def last_heard(self, owner: SubscriberSide) -> float:
+        """When a stream of `owner`'s that is still open brought something: a slow path is no
+        reason to give up what is on its way."""
+        return max((reader.heard_at for reader in self._readers(owner)), default=0)
+
+    def _readers(self, owner: ObjectOwner) -> tuple[DataIn, ...]:
+        return tuple(self._reading.get(owner, {}).values())
+
+    def stream_owned(self, stream: DataIn, owner: ObjectOwner) -> None:
+        """What comes on `stream` is read for `owner`."""
+        self._reading.setdefault(owner, {})[stream.stream_id] = stream
+
+    # -- Outlet, for deliveries ------------------------------------------------------------
+
+    def open_data_stream(self, delivery: StreamDelivery) -> int | None:
+        stream_id = self.transport.open_stream(bidirectional=False)
+        if stream_id is not None:
+            self._sending[stream_id] = delivery
+        return stream_id
+
+    def data_stream_closed(self, stream_id: int) -> None:
+        self._sending.pop(stream_id, None)
+
+    def sending_order(self, stream_id: int) -> GroupOrder:
+        """In which order the groups of a fetch stream of ours go out."""
+        delivery = self._sending.get(stream_id)
+        return delivery.group_order if isinstance(delivery, FetchDelivery) else GroupOrder.ASCENDING
+
+    # -- used by the request objects -------------------------------------------------------
+
+    def send_message(self, stream_id: int, message: Message, fin: bool) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        if self.event_log is not None:
+            self.event_log.message("created", stream_id, message)
+        self.transport.send(stream_id, self.codec.encode_message(message), fin)
+        self.transport.wake()
+
+    def next_request_id(self) -> int:
+        request_id = self._next_request_id
+        self._next_request_id += 2
+        return request_id
+
+    def next_track_alias(self) -> int:
+        self._next_alias += 1
+        return self._next_alias
+
+    def submit(self, owner: OutgoingRequest) -> None:
+        """Send a request of ours now, or queue it until the peer grants a stream.
+
+        Raises SessionClosed; MisuseError before the session is connected or for a token that
+        cannot be registered; RequestError INVALID_FILTER for more ranges than the peer's
+        MAX_FILTER_RANGES, EXCESSIVE_LOAD when too many requests wait already.
+        """
+        if self.closed is not None:
+            raise self.closed
+        if self.state is SessionState.CONNECTING:
+            raise MisuseError("the session is not connected yet")
+        parameters = owner.parameters
+        self.rules.check_ranges_to_peer(parameters.range_filters, parameters.fill_parameters)
+        self.rules.check_tokens_to_peer(parameters)
+        self.queue.submit(owner)
+
+    def open_request(self, owner: OutgoingRequest) -> bool:
+        """Send a request if the peer grants a stream for it."""
+        stream_id = self.transport.open_stream(bidirectional=True)
+        if stream_id is None:
+            return False
+        self._streams[stream_id] = RequestIn(self, stream_id, owner.stream)
+        self._outgoing[stream_id] = owner
+        self.counters.requests_sent += 1
+        owner.open(stream_id, self.next_request_id())
+        return True
+
+    @property
+    def requests_waiting(self) -> int:
+        """Requests of ours for which the peer grants no stream yet."""
+        return len(self.queue)
+
+    @property
+    def peer_max_filter_ranges(self) -> int:
+        """The peer's MAX_FILTER_RANGES, 0 before its SETUP."""
+        return self.rules.peer_max_filter_ranges
+
+    @property
+    def peer_update_limit(self) -> int:
+        """REQUEST_UPDATEs that may be unanswered on one stream; 0 is no limit."""
+        if self.state is SessionState.SETUP:
+            return 1  # what the peer allows is not known yet
+        return self.peer_max_request_updates
+
+    def forget_stream(self, stream_id: int) -> None:
+        stream = self._streams.pop(stream_id, None)
+        self._outgoing.pop(stream_id, None)
+        if isinstance(stream, DataIn) and stream.owner in self._reading:
+            readers = self._reading[stream.owner]
+            readers.pop(stream_id, None)
+            if not readers:
+                del self._reading[stream.owner]
+
+    def request_closed(self, stream_id: int) -> None:
+        self._outgoing.pop(stream_id, None)
+
+    def request_over(self, request: IncomingRequest) -> None:
+        self._incoming.pop(request.stream.stream_id, None)
+
+    def place_waiting(self) -> None:
+        """SUBSCRIBE_OK came or PUBLISH was accepted: place the streams that waited for it."""
+        for stream in tuple(self.waiting_for_alias.values()):
+            if not stream.discard:
+                stream.place()
+
+    def reset_streams(self, owner: OutgoingFetch, code: int) -> bool:
+        """The peer gave `owner` up: its streams end as if reset; False when there is none."""
+        readers = self._readers(owner)
+        for reader in readers:
+            reader.drop()
+            reader.reset(code)
+        return bool(readers)
+
+    def drop_streams(self, owner: ObjectOwner) -> None:
+        """`owner` is over: STOP_SENDING on its streams that are still open."""
+        for reader in (*self._readers(owner), *self.waiting_for_alias.values()):
+            if reader.owner is owner or not reader.wanted:
+                reader.drop()
+
+    def track_malformed(self, owner: ObjectOwner, reason: str) -> None:
+        """Give up every request for the track (MOQT "Malformed Tracks")."""
+        self.malformed.add(owner.name, reason, self.now)
+        error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
+        for request in (owner, *self._outgoing.values(), *self._incoming.values()):
+            if isinstance(request, ObjectOwner) and (
+                request.name == owner.name and request.state is not RequestState.CLOSED
+            ):
+                request.give_up(error)
+
+    def prefix_overlaps(
+        self, prefix: TrackNamespace, but: IncomingSubscribeNamespace | IncomingSubscribeTracks
+    ) -> bool:
+        """Whether another request of the kind of `but` in this session overlaps `prefix`."""
+        return any(
+            type(other) is type(but) and other is not but and overlap(other.namespace, prefix)
+            for other in self._incoming.values()
+        )
+
+    def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
+        """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
+        for request in self._outgoing.values():
+            if (
+                isinstance(request, OutgoingSubscribeTracks)
+                and request.state is not RequestState.CLOSED
+                and request.covers(name.namespace)
+            ):
+                return request
+        return None
+
+    def may_be_fill(self, request_id: int) -> bool:
+        """Whether a PUBLISH with this ID may still come whose fill was asked for."""
+        return request_id & 1 == self.transport.is_client and any(
+            isinstance(request, OutgoingSubscribeTracks) and request.wants_fill
+            for request in self._outgoing.values()
+        )
+
+    # -- called by the stream readers ------------------------------------------------------
+
+    def control_opened(self, stream_id: int, data: bytes, fin: bool) -> None:
+        if self._control_in is not None:
+            raise protocol_violation("a second control stream")
+        self._control_in = stream_id
+        control = ControlIn(self, stream_id)
+        self._streams[stream_id] = control
+        control.data(data, fin)
+
+    def control_message(self, message: Message) -> None:
+        if self.state is SessionState.SETUP:
+            if not isinstance(message, Setup):
+                raise protocol_violation(f"{message.TYPE.name} before SETUP")
+            self._setup_received(message)
+        elif isinstance(message, Goaway):
+            if self.goaway is not None:
+                raise protocol_violation("a second GOAWAY")
+            self.rules.check_goaway(message)
+            self.goaway = message
+            self.handler.goaway_received(self, message)
+            for observer in tuple(self.goaway_observers):
+                observer(message)
+        else:
+            raise protocol_violation(f"{message.TYPE.name} on the control stream")
+
+    def request_opened(self, stream_id: int, message: Message) -> RequestStream:
+        if message.TYPE not in REQUEST_OPENERS:
+            raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
+        stream = RequestStream(self, message.TYPE, requester=False, stream_id=stream_id)
+        self.rules.use_request_id(message.request_id)  # type: ignore[union-attr]
+        request = build_incoming(self, stream, message)  # type: ignore[arg-type]
+        self._incoming[stream_id] = request
+        self.counters.requests_received += 1
+        try:
+            request.tokens = self.rules.resolve_tokens(request.parameters)
+            self.rules.check_filters(request.parameters)
+        except RequestError as error:
+            if error.code != RequestErrorCode.INVALID_FILTER:
+                self.counters.tokens_refused += 1
+            request.reject(RequestErrorCode(error.code), error.reason)
+            return stream
+        self._dispatch(request)
+        return stream
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _refuse_request_stream(self, stream_id: int) -> None:
+        """The peer gave up a request stream of its own before its request was read."""
+        if not stream_id & 2 and (stream_id & 1 == 0) != self.transport.is_client:
+            self.transport.reset(stream_id, StreamErrorCode.CANCELLED)
+            self.transport.stop_receiving(stream_id, StreamErrorCode.CANCELLED)
+            self.forget_stream(stream_id)
+
+    def _dispatch(self, request: IncomingRequest) -> None:
+        if len(self._incoming) > self.config.max_requests:
+            self.counters.requests_over_limit += 1
+            request.reject(
+                RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000
+            )
+            return
+        if self._goaway_sent:
+            request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
+            return
+        if is_reserved(request.namespace):
+            request.reject(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
+            return
+        request.dispatch(self.handler)
+
+    def _setup_received(self, setup: Setup) -> None:
+        peer = read_setup(setup, self.codec, self.transport)
+        self.authority, self.path = peer.authority, peer.path
+        if not self.transport.is_client:
+            self.rules.check_scope(peer.authority, peer.path)
+        self.peer_tokens = self.rules.setup_tokens(peer.tokens)
+        self.rules.sent_tokens.announced(
+            peer.max_auth_token_cache_size, map(self.codec.decode_token, self.config.setup_tokens)
+        )
+        self.rules.peer_max_filter_ranges = peer.max_filter_ranges
+        self.peer_max_request_updates = peer.max_request_updates
+        self.move(SessionState.ESTABLISHED)
+        self.deadlines.cancel(self._setup_deadline)
+        self.handler.session_established(self)
+        if self.closed is not None:
+            return
+        for observer in tuple(self.observers):
+            observer(None)
+        for stream_id, data, fin in self._early.take_all():
+            stream = self._streams.get(stream_id)
+            if stream is not None and self.closed is None:
+                self.transport.resume_receiving(stream_id)
+                stream.data(data, fin)
+
+    def _new_stream(self, stream_id: int) -> RequestIn | DataIn:
+        stream: RequestIn | DataIn
+        if stream_id & 2:
+            stream = DataIn(self, stream_id)
+        else:
+            stream = RequestIn(self, stream_id)
+        self._streams[stream_id] = stream
+        return stream
+
+    def _before_setup(
+        self, stream_id: int, stream: RequestIn | DataIn, data: bytes, fin: bool
+    ) -> None:
+        """Hold what overtook the peer's SETUP; find the control stream among it."""
+        if isinstance(stream, DataIn):
+            found = self.codec.data_stream_type(self._early.head(stream_id, data))
+            if found is not None and found[0] is StreamKind.CONTROL:
+                held = self._early.take(stream_id)
+                self.transport.resume_receiving(stream_id)
+                stream.data(held + data, fin)
+                return
+        self._early.hold(stream_id, data, fin)
+
+    def _violated(self, error: SessionError) -> None:
+        logger.info("closing the session: %s", error)
+        self.close(error.code, error.reason)
+
+    def _ended(self, closed: SessionClosed) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        self.move(SessionState.CLOSED)
+        self.closed = closed
+        self._early.clear()
+        for reader in self._streams.values():
+            if isinstance(reader, DataIn):
+                reader.discard = True
+        self._streams.clear()
+        self._reading.clear()
+        self.waiting_for_alias.clear()
+        self.held_octets = 0
+        for incoming in tuple(self._incoming.values()):
+            incoming.session_closed(closed)
+        for outgoing in (*self._outgoing.values(), *self.queue):
+            outgoing.session_closed(closed)
+        self._incoming.clear()
+        self._outgoing.clear()
+        self.queue.clear()
+        self._sending.clear()
+        self.deadlines = Deadlines()
+        self.handler.session_closed(self, closed)
+        for observer in tuple(self.observers):
+            observer(closed)

@@ -1,0 +1,70 @@
+"""What a session announces, the limits it holds a peer to, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moqt.values.errors import MisuseError
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What a session announces, and the limits it holds a peer to."""
+
+    path: str = "/"
+    authority: str = "localhost"
+    setup_tokens: tuple[bytes, ...] = field(default=(), repr=False)
+    """Encoded Token structures to send in SETUP."""
+    max_filter_ranges: int = 16
+    max_request_updates: int = 16
+    max_auth_token_cache_size: int = 4096
+    max_requests: int = 1024
+    """Requests of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
+    max_queued_requests: int = 1024
+    """Requests of ours that may wait for a stream; beyond, they fail here."""
+    max_track_aliases: int = 16384
+    """Track Aliases of the peer in use; a PUBLISH beyond gets EXCESSIVE_LOAD."""
+    max_namespaces: int = 4096
+    """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
+    max_held_octets: int = 4 << 20
+    """Octets held for streams that came before SETUP or before their Track Alias."""
+    send_budget: int = 256 * 1024
+    """Octets kept unsent inside QUIC: enough to fill batches, little enough for priorities."""
+    known_properties: frozenset[int] = frozenset()
+    """Mandatory Track Properties (0x4000 to 0x7FFF) that the application understands."""
+    grease: int | None = None
+    """N of a Setup Option 0x7f*N+0x9D to send along, so that peers learn to ignore them."""
+    setup_timeout: float = 10.0
+    request_timeout: float | None = 60.0
+    """Seconds a request or an update may stay unanswered, beyond its RENDEZVOUS_TIMEOUT; then
+    it fails here with TIMEOUT. None waits for ever."""
+    publish_linger: float = 1.0
+    """How long PUBLISH_DONE waits after PUBLISH was accepted, so that a fill can be asked for."""
+    alias_timeout: float = 5.0
+    done_timeout: float = 10.0
+    """How long PUBLISH_DONE waits at least for the streams it counts."""
+
+    def __post_init__(self) -> None:
+        if self.max_request_updates < 1:  # 0 would announce "unlimited"
+            raise MisuseError("max_request_updates must be at least 1")
+
+
+@dataclass(slots=True)
+class SessionCounters:
+    """What happened in one session; each only grows."""
+
+    requests_sent: int = 0
+    requests_queued: int = 0
+    """Of ours: those that had to wait for the peer to grant a stream."""
+    requests_timed_out: int = 0
+    requests_received: int = 0
+    requests_refused: int = 0
+    """Of the peer: answered with REQUEST_ERROR, for whatever reason."""
+    requests_over_limit: int = 0
+    """Of those, the ones beyond `max_requests` or `max_track_aliases`."""
+    updates_received: int = 0
+    publications_received: int = 0
+    tracks_skipped: int = 0
+    """PUBLISH_SKIPPED sent."""
+    tokens_refused: int = 0
+    """Requests refused because of an Authorization Token, before the application saw them."""

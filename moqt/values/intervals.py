@@ -1,0 +1,96 @@
+"""Sets of Locations kept as intervals: a range costs one entry, however wide it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from moqt.values.codes import MAX_VI64
+from moqt.values.names import Location
+
+
+class IntervalSet:
+    """A set of Locations kept as closed intervals, so that ranges cost one entry."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @staticmethod
+    def _key(location: Location) -> int:
+        return location.group << 64 | location.object
+
+    @staticmethod
+    def _location(key: int) -> Location:
+        return Location(key >> 64, key & MAX_VI64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start: Location, end: Location) -> None:
+        low, high = self._key(start), self._key(end)
+        first = bisect_left(self._ends, low - 1)
+        last = bisect_right(self._starts, high + 1)
+        if first < last:
+            low = min(low, self._starts[first])
+            high = max(high, self._ends[last - 1])
+        self._starts[first:last] = [low]
+        self._ends[first:last] = [high]
+
+    def remove(self, start: Location, end: Location) -> None:
+        low, high = self._key(start), self._key(end)
+        first = bisect_left(self._ends, low)
+        last = bisect_right(self._starts, high)
+        if first >= last:
+            return
+        starts: list[int] = []
+        ends: list[int] = []
+        if self._starts[first] < low:
+            starts.append(self._starts[first])
+            ends.append(low - 1)
+        if self._ends[last - 1] > high:
+            starts.append(high + 1)
+            ends.append(self._ends[last - 1])
+        self._starts[first:last] = starts
+        self._ends[first:last] = ends
+
+    def first_missing(self, start: Location, end: Location) -> Location | None:
+        """The smallest Location of [start, end] outside the set."""
+        low = self._key(start)
+        index = bisect_left(self._ends, low)
+        if index < len(self._starts) and self._starts[index] <= low:
+            low = self._ends[index] + 1
+        return self._location(low) if low <= self._key(end) else None
+
+    def last_missing(self, start: Location, end: Location) -> Location | None:
+        """The largest Location of [start, end] outside the set."""
+        high = self._key(end)
+        index = bisect_right(self._starts, high) - 1
+        if index >= 0 and self._ends[index] >= high:
+            high = self._starts[index] - 1
+        return self._location(high) if high >= self._key(start) else None
+
+    def missing_end(self, start: Location, end: Location) -> Location:
+        """The last Location of the hole that begins at `start`, not beyond `end`."""
+        index = bisect_right(self._starts, self._key(start))
+        if index < len(self._starts):
+            return min(end, self._location(self._starts[index] - 1))
+        return end
+
+    def missing_start(self, start: Location, end: Location) -> Location:
+        """The first Location of the hole that ends at `end`, not before `start`."""
+        index = bisect_left(self._ends, self._key(end)) - 1
+        if index >= 0:
+            return max(start, self._location(self._ends[index] + 1))
+        return start
+
+    def coarsen(self, limit: int) -> None:
+        """Keep at most `limit` intervals, by counting the lowest holes as in the set."""
+        extra = len(self._starts) - limit
+        if extra > 0:
+            del self._starts[1 : extra + 1]
+            del self._ends[:extra]
+
+    def __contains__(self, location: Location) -> bool:
+        return self.first_missing(location, location) is None

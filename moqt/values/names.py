@@ -1,0 +1,71 @@
+"""Track Namespaces, Full Track Names and Locations (MOQT "Track Naming", "Location Structure")."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from moqt.values.codes import MAX_VI64
+
+TrackNamespace = tuple[bytes, ...]
+"""Track Namespace Fields, 0 to 32 of them, each at least one octet."""
+
+
+class Location(NamedTuple):
+    """Where an Object stands in its Track; ordered by group, then object."""
+
+    group: int
+    object: int
+
+
+MAX_LOCATION = Location(MAX_VI64, MAX_VI64)
+
+
+def location_after(location: Location) -> Location:
+    """The Location that comes next."""
+    if location.object < MAX_VI64:
+        return Location(location.group, location.object + 1)
+    return Location(location.group + 1, 0)
+
+
+def location_before(location: Location) -> Location:
+    """The Location that comes directly before; there must be one."""
+    if location.object:
+        return Location(location.group, location.object - 1)
+    return Location(location.group - 1, MAX_VI64)
+
+
+class FullTrackName(NamedTuple):
+    namespace: TrackNamespace
+    name: bytes
+
+    def __str__(self) -> str:
+        return printable_name(self.namespace, self.name)
+
+
+def is_prefix(prefix: TrackNamespace, namespace: TrackNamespace) -> bool:
+    """Whether `prefix` matches `namespace`, field by field (the empty prefix matches all)."""
+    return namespace[: len(prefix)] == prefix
+
+
+def overlap(a: TrackNamespace, b: TrackNamespace) -> bool:
+    """Whether either prefix matches the other."""
+    return is_prefix(a, b) or is_prefix(b, a)
+
+
+def is_reserved(namespace: TrackNamespace) -> bool:
+    """Whether the first field is exactly `.` or `.session`, which no application serves."""
+    return bool(namespace) and namespace[0] in (b".", b".session")
+
+
+def _printable(field: bytes) -> str:
+    return re.sub(rb"[^a-zA-Z0-9_]", lambda m: b".%02x" % m.group()[0], field).decode("ascii")
+
+
+def printable_namespace(namespace: TrackNamespace) -> str:
+    return "-".join(_printable(field) for field in namespace)
+
+
+def printable_name(namespace: TrackNamespace, name: bytes) -> str:
+    """The one-to-one text form of a Full Track Name for logs and file names."""
+    return f"{printable_namespace(namespace)}--{_printable(name)}"

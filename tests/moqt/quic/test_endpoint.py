@@ -1,0 +1,465 @@
+"""Endpoints on real loopback sockets, and the UDP socket under them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from moqt.quic import certificates as certs
+from moqt.quic.aio.transport import AioquicTransport
+from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
+from moqt.quic.config import QuicConfig
+from moqt.quic.udp import socket as udp_module
+from moqt.quic.udp.endpoint import Endpoint, QuicConnectError, connect, serve
+from moqt.quic.udp.socket import UdpSocket
+from tests.moqt.quic_pair import Recorder, quic_config
+
+
+class Echo(Recorder):
+    """Returns what comes on bidirectional streams."""
+
+    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        super().stream_data(stream_id, data, fin)
+        if not stream_id & 2:
+            self.transport.send(stream_id, data, fin)
+
+
+class Server:
+    def __init__(self) -> None:
+        self.handlers: list[Echo] = []
+        self.endpoint: Endpoint
+
+    def make(self, transport: AioquicTransport) -> Echo:
+        self.handlers.append(Echo(transport))
+        return self.handlers[-1]
+
+
+async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def start(config: QuicConfig | None = None, host: str = "127.0.0.1") -> Server:
+    server = Server()
+    server.endpoint = await serve(host, 0, config or quic_config(), server.make)
+    return server
+
+
+async def dial(
+    server: Server, config: QuicConfig | None = None, host: str = "127.0.0.1", within: float = 5.0
+) -> tuple[AioquicTransport, Recorder]:
+    made: list[Recorder] = []
+
+    def make(transport: AioquicTransport) -> Recorder:
+        made.append(Recorder(transport))
+        return made[-1]
+
+    port = server.endpoint.port
+    transport = await connect(host, port, config or quic_config(), make, within=within)
+    return transport, made[-1]
+
+
+async def hang_up(transport: AioquicTransport) -> None:
+    assert transport.endpoint is not None
+    await transport.endpoint.close(0, "done")
+
+
+async def echo(transport: AioquicTransport, record: Recorder, payload: bytes) -> None:
+    stream_id = transport.open_stream(bidirectional=True)
+    assert stream_id is not None
+    transport.send(stream_id, payload, True)
+    await until(lambda: stream_id in record.finished)
+    assert bytes(record.data[stream_id]) == payload
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = await start()
+    yield made
+    await made.endpoint.close()
+
+
+@pytest.mark.parametrize("size", [1200, 1452, 8952])
+async def test_echo(size: int) -> None:
+    config = quic_config(max_datagram_size=size)
+    server = await start(config)
+    transport, record = await dial(server, config)
+    assert record.alpn == "moqt-22"
+    await echo(transport, record, os.urandom(1 << 20))
+    await hang_up(transport)
+    await until(lambda: bool(server.handlers[0].closed))
+    assert server.handlers[0].closed == [(0, "done", True)]
+    await until(lambda: server.endpoint.connections == 0)
+    await server.endpoint.close()
+
+
+async def test_echo_without_kernel_offload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UdpSocket, "_try_option", lambda *_: False)
+    server = await start()
+    transport, record = await dial(server)
+    await echo(transport, record, os.urandom(300_000))
+    await hang_up(transport)
+    await server.endpoint.close()
+
+
+async def test_echo_over_ipv6() -> None:
+    try:
+        server = await start(host="::1")
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    transport, record = await dial(server, host="::1")
+    await echo(transport, record, os.urandom(100_000))
+    await hang_up(transport)
+    await server.endpoint.close()
+
+
+async def test_a_name_with_several_addresses_is_tried_in_order(server: Server) -> None:
+    """`localhost` may be ::1 first, where nobody listens."""
+    transport, record = await dial(server, quic_config(server_name=None), host="localhost")
+    await echo(transport, record, b"x" * 1000)
+    await hang_up(transport)
+
+
+async def test_server_on_every_address_serves_both_families() -> None:
+    server = await start(host="")
+    hosts = ["127.0.0.1"]
+    if server.endpoint.address[0] == "::":
+        hosts.append("::1")
+    for host in hosts:
+        transport, record = await dial(server, host=host)
+        await echo(transport, record, b"x" * 100_000)
+        await hang_up(transport)
+    await server.endpoint.close()
+
+
+async def test_many_clients_at_once(server: Server) -> None:
+    async def one(index: int) -> None:
+        transport, record = await dial(server, within=20)
+        await echo(transport, record, bytes([index]) * 50_000)
+        await hang_up(transport)
+
+    await asyncio.gather(*(one(index) for index in range(25)))
+    assert len(server.handlers) == 25
+    await until(lambda: server.endpoint.connections == 0)
+    assert server.endpoint._routes == {} and server.endpoint._timers == {}
+
+
+async def test_close_of_the_server_reaches_its_clients(server: Server) -> None:
+    transport, record = await dial(server)
+    await server.endpoint.close(0x10, "maintenance")
+    await until(lambda: bool(record.closed))
+    assert record.closed == [(0x10, "maintenance", True)]
+    assert transport.endpoint is not None
+    async with asyncio.timeout(5):
+        await transport.endpoint.wait_closed()
+        await server.endpoint.wait_closed()
+
+
+async def test_an_untrusted_certificate_is_refused_with_a_reason(server: Server) -> None:
+    with pytest.raises(QuicConnectError, match="certificate was not accepted"):
+        await dial(server, quic_config(cafile=None))
+    await until(lambda: server.endpoint.connections == 0)
+
+
+async def test_an_untrusted_certificate_is_fine_without_verification(server: Server) -> None:
+    transport, record = await dial(server, quic_config(cafile=None, verify=False))
+    await echo(transport, record, b"hello")
+    await hang_up(transport)
+
+
+async def test_no_common_alpn_is_refused_with_a_reason(server: Server) -> None:
+    with pytest.raises(QuicConnectError, match="ALPN"):
+        await dial(server, quic_config(alpn=("other",)))
+
+
+async def test_nobody_listening_is_noticed_at_once(server: Server) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(QuicConnectError, match="nobody listens"):
+        await connect("127.0.0.1", port, quic_config(), Recorder, within=5)
+    assert time.monotonic() - started < 2
+
+
+async def test_a_silent_peer_is_given_up_within_the_deadline() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        started = time.monotonic()
+        with pytest.raises(QuicConnectError, match="no answer within"):
+            port = sock.getsockname()[1]
+            await connect("127.0.0.1", port, quic_config(), Recorder, within=0.5)
+        assert time.monotonic() - started < 2
+
+
+async def test_an_abandoned_attempt_is_told_to_the_server(server: Server) -> None:
+    """A client that gives up does not leave the server waiting for its idle time-out."""
+    server.endpoint._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
+    task = asyncio.ensure_future(dial(server))
+    await until(lambda: bool(server.handlers))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: server.endpoint.connections == 0, within=5)
+
+
+async def test_a_name_that_does_not_resolve_is_an_error() -> None:
+    with pytest.raises(QuicConnectError, match="cannot resolve"):
+        await connect("no-such-host.invalid", 1, quic_config(), Recorder, within=5)
+
+
+async def test_a_killed_client_is_forgotten_after_the_idle_timeout() -> None:
+    server = await start(quic_config(idle_timeout=0.5))
+    transport, _ = await dial(server)
+    assert transport.endpoint is not None
+    assert server.endpoint.connections == 1
+    # Gone without a word: nothing is sent any more.
+    transport.endpoint._loop.remove_reader(transport.endpoint._udp.sock.fileno())
+    transport.endpoint._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
+    await until(lambda: server.endpoint.connections == 0, within=5)
+    assert server.handlers[0].closed[0][2] is False
+    assert "dle" in server.handlers[0].closed[0][1]
+    assert server.endpoint._routes == {}
+    transport.endpoint._shutdown()
+    await server.endpoint.close()
+
+
+async def test_garbage_datagrams_are_ignored(server: Server) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", server.endpoint.port))
+        for length in (0, 1, 5, 20, 21, 1199, 1200, 1452, 9000):
+            for first in (0x00, 0x40, 0x80, 0xC0, 0xC3, 0xFF):
+                sock.send(bytes([first]) + os.urandom(length))
+                # A well-formed header of an Initial whose content is noise.
+                sock.send(b"\xc3\x00\x00\x00\x01\x08" + os.urandom(8) + b"\0" + os.urandom(length))
+        transport, record = await dial(server)
+        await echo(transport, record, b"still here")
+        await hang_up(transport)
+    assert len(server.handlers) == 1
+
+
+async def test_an_unknown_version_is_answered_with_version_negotiation(server: Server) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(0)
+        sock.connect(("127.0.0.1", server.endpoint.port))
+        packet = b"\xc0\x1a\x2a\x3a\x4a\x04ABCD\x03xyz"
+        sock.send(packet)  # too short to be answered: that would amplify
+        sock.send(packet.ljust(1200, b"\0"))
+        async with asyncio.timeout(5):
+            answer = await asyncio.get_running_loop().sock_recv(sock, 2000)
+        assert answer[1:5] == bytes(4)
+        assert answer[5:14] == b"\x03xyz\x04ABCD"
+        assert b"\x00\x00\x00\x01" in answer[14:]
+        with pytest.raises(BlockingIOError):
+            sock.recv(2000)  # one answer only
+    assert server.endpoint.connections == 0
+
+
+async def test_a_full_server_refuses_with_a_reason() -> None:
+    server = await start(quic_config(max_connections=2))
+    first, record = await dial(server)
+    second, _ = await dial(server)
+    with pytest.raises(QuicConnectError, match="no room"):
+        await dial(server)
+    assert server.endpoint.refused_connections > 0
+    await echo(first, record, b"unharmed")
+    await hang_up(second)
+    await until(lambda: server.endpoint.connections == 1)
+    third, _ = await dial(server)
+    for transport in (first, third):
+        await hang_up(transport)
+    await server.endpoint.close()
+
+
+async def test_a_handler_factory_that_fails_costs_one_connection(server: Server) -> None:
+    good = server.endpoint._handler_factory
+
+    def fail(transport: AioquicTransport) -> Echo:
+        raise RuntimeError("no handler today")
+
+    server.endpoint._handler_factory = fail
+    with pytest.raises(QuicConnectError):
+        await dial(server)
+    server.endpoint._handler_factory = good
+    transport, record = await dial(server)
+    await echo(transport, record, b"fine")
+    await hang_up(transport)
+
+
+async def test_send_outside_a_handler_call_goes_out_without_wake(server: Server) -> None:
+    transport, record = await dial(server)
+    await asyncio.sleep(0.05)
+    await echo(transport, record, b"no wake needed")
+    assert transport.send_datagram(b"dg")
+    await until(lambda: bool(server.handlers[0].datagrams))
+    await hang_up(transport)
+
+
+async def test_a_full_socket_is_waited_for(server: Server) -> None:
+    """EAGAIN: datagrams wait, in order and within a bound, until the socket takes them."""
+    transport, record = await dial(server)
+    endpoint = transport.endpoint
+    assert endpoint is not None
+    real = endpoint._udp.send
+    calls = 0
+
+    def reluctant(datagrams: list[tuple[bytes, tuple[object, ...]]]) -> int:
+        nonlocal calls
+        calls += 1
+        return 0 if calls % 3 else real(datagrams[:2])
+
+    endpoint._udp.send = reluctant  # type: ignore[method-assign, assignment]
+    await echo(transport, record, os.urandom(200_000))
+    await until(lambda: not endpoint._backlog)
+    endpoint._udp.send = real  # type: ignore[method-assign]
+    await hang_up(transport)
+
+
+async def test_the_secrets_log_gets_tls_secrets(tmp_path: Path, server: Server) -> None:
+    path = tmp_path / "keys.log"
+    transport, _ = await dial(server, quic_config(keylog_file=path))
+    await hang_up(transport)
+    assert "CLIENT_TRAFFIC_SECRET_0" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# ------------------------------------------------------------------------------ UDP socket
+
+
+def sockets(offload: bool) -> tuple[UdpSocket, UdpSocket]:
+    receiver = UdpSocket(socket.AF_INET, local=("127.0.0.1", 0), offload=offload)
+    sender = UdpSocket(socket.AF_INET, remote=receiver.address, offload=offload)
+    return sender, receiver
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_batches_arrive_as_the_datagrams_they_were(offload: bool) -> None:
+    sender, receiver = sockets(offload)
+    lengths = [1200] * 70 + [300, 1200, 1200, 1300, 1300, 7, 7, 1452] + [8952] * 9 + [1]
+    datagrams = [os.urandom(length) for length in lengths]
+    assert sender.send([(data, receiver.address) for data in datagrams]) == len(datagrams)
+    arrived: list[bytes] = []
+    deadline = time.monotonic() + 5
+    while len(arrived) < len(datagrams) and time.monotonic() < deadline:
+        for batch, addr in receiver.receive()[0]:
+            assert addr == sender.address
+            arrived += batch
+    assert arrived == datagrams
+    sender.close()
+    receiver.close()
+
+
+def test_a_socket_that_refuses_segmentation_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = sockets(True)
+    sender.gso = True
+    monkeypatch.setattr(udp_module, "UDP_SEGMENT", 9999)  # EINVAL: no such control message
+    datagrams = [(os.urandom(1200), receiver.address) for _ in range(5)]
+    assert sender.send(datagrams) == 5
+    assert not sender.gso
+    time.sleep(0.05)
+    assert sum(len(batch) for batch, _ in receiver.receive()[0]) == 5
+    sender.close()
+    receiver.close()
+
+
+def test_a_datagram_larger_than_the_path_is_dropped_and_counted() -> None:
+    sender, receiver = sockets(True)
+    large = bytes(66_000)
+    assert sender.send([(large, receiver.address), (b"next", receiver.address)]) == 2
+    assert sender.dropped == 1
+    time.sleep(0.05)
+    assert receiver.receive()[0][0][0] == [b"next"]
+    sender.close()
+    receiver.close()
+
+
+def test_a_refusal_is_noted() -> None:
+    sender, receiver = sockets(True)
+    receiver.close()
+    for _ in range(3):
+        sender.send([(b"x", ("127.0.0.1", 1))])
+        time.sleep(0.02)
+    sender.receive()
+    assert sender.refused
+    sender.close()
+
+
+# ---------------------------------------------------------------------------- certificates
+
+
+def test_certificates_are_private_reused_and_renamed(tmp_path: Path) -> None:
+    cert, key = make_self_signed(tmp_path)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    first = cert.read_bytes()
+    assert make_self_signed(tmp_path) == (cert, key)
+    assert cert.read_bytes() == first
+    make_self_signed(tmp_path, ("relay.example", "192.0.2.7"))
+    parsed = x509.load_pem_x509_certificate(cert.read_bytes())
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["relay.example"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cert.pem", "key.pem"]
+
+
+def test_a_damaged_certificate_is_replaced(tmp_path: Path) -> None:
+    cert, _ = make_self_signed(tmp_path)
+    cert.write_text("nonsense")
+    make_self_signed(tmp_path)
+    x509.load_pem_x509_certificate(cert.read_bytes())
+
+
+def test_why_a_certificate_was_replaced_is_told_but_not_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def make(*names: str) -> bytes:
+        cert, key = make_self_signed(tmp_path, names, replaced=told.append)
+        check_key_pair(cert, key)
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        return cert.read_bytes()
+
+    with monkeypatch.context() as soon:
+        soon.setattr(certs, "VALIDITY", timedelta(hours=20))
+        first = make("one.example")
+    assert told == []
+    second = make("one.example")
+    assert second != first and "valid until" in told.pop()
+    assert make("one.example") == second and told == []
+    make("one.example", "192.0.2.7")
+    assert told.pop() == "the one there was not for 192.0.2.7"
+    (tmp_path / "key.pem").write_bytes(make_self_signed(tmp_path / "other")[1].read_bytes())
+    make("one.example")
+    assert "does not belong to" in told.pop()
+    (tmp_path / "key.pem").unlink()
+    make("one.example")
+    assert "key.pem was missing" in told.pop()
+    assert names_of(tmp_path / "cert.pem") == ["one.example"]
+
+
+def test_those_who_make_a_certificate_at_once_get_the_same_pair(tmp_path: Path) -> None:
+    def make(_: int) -> tuple[bytes, bytes]:
+        cert, key = make_self_signed(tmp_path)
+        return cert.read_bytes(), key.read_bytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        pairs = set(pool.map(make, range(8)))
+    assert len(pairs) == 1
+    check_key_pair(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+def test_what_cannot_be_the_name_of_a_host_gets_no_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        make_self_signed(tmp_path, ["bücher.example"])
+    assert list(tmp_path.iterdir()) == []
