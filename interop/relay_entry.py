@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from relay import entry
+from relay.service import entry
 
 CERT, KEY = "/certs/cert.pem", "/certs/priv.key"
 PORT = "4443"

@@ -1,8 +1,8 @@
 """One track of a relay: where its Objects come from, and who waits for them.
 
 `UpstreamTrack` owns the TrackStore that downstream requests are served from. It fills it
-with a subscription to every matching publisher (`relay.legs`) and, for what was published
-before or has been evicted, with FETCHes (`relay.ranges`). Sans-IO.
+with a subscription to every matching publisher (`relay.sources.subscriptions`) and, for what
+was published before or has been evicted, with FETCHes (`relay.sources.missing`). Sans-IO.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import RequestUpdate
 from moqt.values.names import FullTrackName, Location, location_after
-from relay.arrivals import Arrivals
-from relay.audience import Audience, live
+from relay.audience.downstream import Audience, live
 from relay.home import Home, TrackRequest
-from relay.legs import Leg, PublishLeg, SubscribeLeg
-from relay.ranges import Ranges
+from relay.sources.filling import Arrivals
+from relay.sources.missing import Ranges
+from relay.sources.subscriptions import Leg, PublishLeg, SubscribeLeg
 
 
 class UpstreamTrack:

@@ -185,7 +185,7 @@ async def run_linger(arguments: argparse.Namespace) -> None:
 
 def run_relay() -> None:
     """`kvcs-relay`, all its options after the limit."""
-    import relay.cli
+    import relay.service.cli
 
     limit = int(sys.argv[2])
     made = relay.cli.QuicConfig

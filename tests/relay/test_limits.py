@@ -9,8 +9,8 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName
 from relay.config import Action, RelayConfig
-from relay.metrics import RelayMetrics
 from relay.scopes import Scopes
+from relay.service.metrics import RelayMetrics
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, SilentPublisher, Star, track
 
 

@@ -7,8 +7,8 @@ import pytest
 from moqt.session import SessionConfig
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from relay.config import RelayConfig
-from relay.metrics import RelayMetrics
 from relay.scopes import Scopes, scope_of
+from relay.service.metrics import RelayMetrics
 from tests.relay.star import JOIN, Star, everything, publish, track
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import relay.ranges
+import relay.sources.missing
 from moqt.session import SessionHandler
 from moqt.values.codes import (
     EndOfRange,
@@ -438,14 +438,14 @@ def test_end_of_the_track_is_told_downstream():
 def test_who_waits_for_its_own_range_does_not_look_at_all_others(monkeypatch):
     adds, wants = [], []
 
-    class Counting(relay.ranges.IntervalSet):
+    class Counting(relay.sources.missing.IntervalSet):
         def add(self, start, end):
             adds.append(start)
             super().add(start, end)
 
-    monkeypatch.setattr(relay.ranges, "IntervalSet", Counting)
-    want = relay.ranges.Ranges.want
-    monkeypatch.setattr(relay.ranges.Ranges, "want", lambda *a: wants.append(a) or want(*a))
+    monkeypatch.setattr(relay.sources.missing, "IntervalSet", Counting)
+    want = relay.sources.missing.Ranges.want
+    monkeypatch.setattr(relay.sources.missing.Ranges, "want", lambda *a: wants.append(a) or want(*a))
     star = Star()
     star.publisher(track(400, 1))
     pair = star.connect()

@@ -12,7 +12,7 @@ from moqt.track.stored import StoredObject
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after
-from relay.fetch import Attempt, Unknown, UpstreamFetch
+from relay.sources.fetches import Attempt, Unknown, UpstreamFetch
 
 if TYPE_CHECKING:
     from relay.track import UpstreamTrack

@@ -14,14 +14,14 @@ import moqt
 from moqt.quic.config import QuicConfig
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
-from relay import rights
-from relay.auth import TokenPolicy
+from relay import withdrawals as rights
 from relay.core import Relay
-from relay.metrics import RelayMetrics
+from relay.mesh.uplink import Uplink
+from relay.mesh.uplink_client import Connect, UplinkClient
+from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
-from relay.transport_metrics import TransportMetrics
-from relay.uplink import Uplink
-from relay.uplink_client import Connect, UplinkClient
+from relay.service.metrics import RelayMetrics
+from relay.service.transport_metrics import TransportMetrics
 
 logger = logging.getLogger("relay")
 

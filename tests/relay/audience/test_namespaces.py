@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import FullTrackName, Location
-from relay.routing import PrefixMap
+from relay.audience.prefixes import PrefixMap
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, publish, track
 
 

@@ -11,8 +11,11 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import ConnectError, SessionClosed
 from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
-from relay.uplink import Interests, Uplink
-from relay.uplink_client import UplinkClient
+from relay.mesh.uplink import Interests, Uplink
+from relay.mesh.uplink_client import UplinkClient
+from tests.relay.audience.test_namespaces import Listing
+from tests.relay.audience.test_offers import Wanting
+from tests.relay.audience.test_publications import offering, paused
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -24,9 +27,6 @@ from tests.relay.star import (
     publish,
     track,
 )
-from tests.relay.test_namespaces import Listing
-from tests.relay.test_offers import Wanting
-from tests.relay.test_publications import offering, paused
 
 
 class Chain:

@@ -167,7 +167,7 @@ class TokenPolicy:
         """Look whether the file has changed; call it every now and then.
 
         True when there are new principals: what is open has to be looked at again
-        (`relay.rights`). A file that cannot be used withdraws nothing from what is open.
+        (`relay.withdrawals`). A file that cannot be used withdraws nothing from what is open.
         """
         stamp = self._stamp()
         if stamp == self._seen and stamp is not None:

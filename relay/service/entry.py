@@ -33,4 +33,4 @@ def _start(module: str) -> None:
 
 def main() -> None:
     """The `kvcs-relay` script."""
-    _start("relay.cli")
+    _start("relay.service.cli")

@@ -7,14 +7,13 @@ import pytest
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, Location
-from relay import rights
-from relay.auth import TokenPolicy
+from relay import withdrawals as rights
 from relay.config import Action
-from tests.relay.star import JOIN, LIVE, NAME, Collector, Star, publish, track
-from tests.relay.test_auth import (
+from relay.rights.tokens import TokenPolicy
+from tests.relay.rights.test_tokens import (
     NAME as SCOPED,
 )
-from tests.relay.test_auth import (
+from tests.relay.rights.test_tokens import (
     NAMESPACE,
     READER,
     RECORDS,
@@ -22,6 +21,7 @@ from tests.relay.test_auth import (
     parameters,
     write,
 )
+from tests.relay.star import JOIN, LIVE, NAME, Collector, Star, publish, track
 
 
 class Permits:

@@ -1,7 +1,7 @@
 """Rights that are withdrawn: open requests end, and nothing more is taken from publishers.
 
-What a session may is asked when a request comes (`relay.desk`). When the policy has changed,
-everything that is open is asked about again, with the tokens it has shown
+What a session may is asked when a request comes (`relay.rights.refusals`). When the policy has
+changed, everything that is open is asked about again, with the tokens it has shown
 (MOQT "Authorization").
 """
 

@@ -16,7 +16,7 @@ from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, RangeMarker
-from relay.intake import Intake, StreamState
+from relay.sources.receiver import Intake, StreamState
 
 if TYPE_CHECKING:
     from relay.track import UpstreamTrack

@@ -7,6 +7,7 @@ from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from relay.config import Action
+from tests.relay.audience.test_publications import offering, paused
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -20,7 +21,6 @@ from tests.relay.star import (
     track,
 )
 from tests.relay.test_limits import Denying
-from tests.relay.test_publications import offering, paused
 
 OTHER = FullTrackName((b"demo", b"later"), b"audio")
 

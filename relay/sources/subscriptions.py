@@ -13,7 +13,7 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.wire.objects import ObjectHeader
-from relay.intake import Intake, StreamState
+from relay.sources.receiver import Intake, StreamState
 
 if TYPE_CHECKING:
     from relay.track import UpstreamTrack

@@ -10,9 +10,9 @@ from typing import Any
 from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
 from moqt.session import Session
 from moqt.values.names import TrackNamespace, printable_namespace
+from relay.audience.prefixes import PrefixMap
 from relay.config import Action
-from relay.desk import Desk
-from relay.routing import PrefixMap
+from relay.rights.refusals import Desk
 
 logger = logging.getLogger("relay")
 

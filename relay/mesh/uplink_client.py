@@ -10,7 +10,7 @@ from moqt.aio import MoqtSession
 from moqt.backoff import Backoff
 from moqt.redirects import Churn
 from moqt.values.errors import MoqtError, SessionClosed
-from relay.uplink import Uplink
+from relay.mesh.uplink import Uplink
 
 logger = logging.getLogger("relay")
 

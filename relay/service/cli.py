@@ -21,10 +21,10 @@ from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
-from relay.auth import AuthFileError, TokenPolicy
 from relay.config import RelayConfig
-from relay.daemon import DaemonConfig, Upstream, run
+from relay.rights.tokens import AuthFileError, TokenPolicy
 from relay.scopes import Scopes
+from relay.service.daemon import DaemonConfig, Upstream, run
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import TrackNamespace, printable_namespace
+from relay.audience.prefixes import PrefixMap
 from relay.core import Relay
-from relay.routing import PrefixMap
 
 logger = logging.getLogger("relay")
 

@@ -16,10 +16,17 @@ import pytest
 
 import moqt
 from moqt.quic.certificates import make_self_signed, names_of
-from relay.cli import _own_addresses, _own_names, _self_signed, _Usage, parse_address, parse_size
+from relay.service.cli import (
+    _own_addresses,
+    _own_names,
+    _self_signed,
+    _Usage,
+    parse_address,
+    parse_size,
+)
 from tests.relay.star import end_track, everything, publish
 
-COMMAND = [sys.executable, "-m", "relay.cli"]
+COMMAND = [sys.executable, "-m", "relay.service.cli"]
 READY = re.compile(r"kvcs-relay ready on moqt://(\S+) certificate (\S+)(?: metrics (\S+))?\n")
 
 

@@ -9,10 +9,10 @@ from moqt.session import Session
 from moqt.values.codes import PublishDoneCode
 from moqt.values.errors import MoqtError
 from moqt.values.names import TrackNamespace
+from relay.audience.prefixes import PrefixMap
 from relay.config import Action
-from relay.desk import Desk
 from relay.home import Home
-from relay.routing import PrefixMap
+from relay.rights.refusals import Desk
 from relay.track import UpstreamTrack
 
 

@@ -10,7 +10,7 @@ from moqt.track.stored import Buffer
 from moqt.values.codes import ObjectStatus
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
-from relay.arrivals import Arrival, Arrivals
+from relay.sources.filling import Arrival, Arrivals
 
 
 @dataclass(slots=True, eq=False)
