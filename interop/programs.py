@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from interop.processes import Program, ProgramFailed
 from interop.tap import Point, Scalar
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 
 DATA = Path(__file__).resolve().parent.parent / "tools" / "data"
 CACHE = DATA / "smollm2-survey.safetensors"

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from kvcs.publisher import Publication, publish
     from kvcs.retrieval import Mode
     from kvcs.sessions import Fallback
-    from kvsp.errors import DecodeError
-    from kvsp.identity import Descriptor, Scope, block_keys
+    from kvsp.names.errors import DecodeError
+    from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
     "ArrayDestination": "kvcs.assembly",
     "Consumer": "kvcs.consumer",
-    "DecodeError": "kvsp.errors",
-    "Descriptor": "kvsp.identity",
+    "DecodeError": "kvsp.names.errors",
+    "Descriptor": "kvsp.names.identity",
     "Destination": "kvcs.assembly",
     "Fallback": "kvcs.sessions",
     "FileDestination": "kvcs.assembly",
@@ -63,10 +63,10 @@ _WHERE = {
     "PublisherLost": "kvcs.errors",
     "RetrievalError": "kvcs.errors",
     "RetrievalTimeout": "kvcs.errors",
-    "Scope": "kvsp.identity",
+    "Scope": "kvsp.names.identity",
     "Stats": "kvcs.assembly",
     "VerificationFailed": "kvcs.errors",
-    "block_keys": "kvsp.identity",
+    "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvcs.files",
     "load_tokens": "kvcs.files",
     "publish": "kvcs.publisher",

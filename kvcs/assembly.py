@@ -25,9 +25,9 @@ from kvcs.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.namespace import PublicationNamespace
 from kvcs.payload import Octets, PayloadForm, data_digest
 from kvcs.tracks import DataTrack, raw_octets
-from kvsp.codes import HASH_OCTETS, Codec, DecodeErrorName
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
+from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 from moqt.values.names import Location
 
 MAX_BAD_OBJECTS: Final = 3

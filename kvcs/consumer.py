@@ -36,7 +36,7 @@ from kvcs.layers import LayerBuffer
 from kvcs.namespace import PublicationNamespace
 from kvcs.retrieval import Mode, Retrieval
 from kvcs.sessions import Fallback, Sessions
-from kvsp.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 from moqt.values.errors import MoqtError
 

@@ -20,7 +20,7 @@ from typing import Final
 from kvcs.errors import NotAuthorized, PublisherLost, RetrievalError
 from kvcs.namespace import PublicationNamespace, anchor_prefix
 from kvcs.retrieval import NO_STREAM_DELAY, not_authorized
-from kvsp.errors import DecodeError
+from kvsp.names.errors import DecodeError
 from moqt.requests import OutgoingSubscribeNamespace, RequestState
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode

@@ -1,10 +1,10 @@
-"""What this package raises besides `kvsp.errors.DecodeError` and `FileError`."""
+"""What this package raises besides `kvsp.names.errors.DecodeError` and `FileError`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from kvsp.errors import FileError as FileError
+from kvsp.names.errors import FileError as FileError
 
 
 class KvcsError(Exception):

@@ -25,12 +25,12 @@ from kvcs.namespace import PublicationNamespace
 from kvcs.sessions import DEFAULT_AFTER as DEFAULT_AFTER
 from kvcs.sessions import Connect as Connect
 from kvcs.sessions import Fallback as Fallback
-from kvsp import uris
 from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
 from kvsp.client.policy import SEVERITY
-from kvsp.errors import KvspError
-from kvsp.identity import Descriptor
-from kvsp.records import LookupResponse, ReplicaRecord, covers
+from kvsp.names import uris
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import LookupResponse, ReplicaRecord, covers
 
 ROUND_OCTETS: Final = 64 << 20
 """About how much is asked of holders before it is looked again at what is missing."""

@@ -22,16 +22,16 @@ from kvcs.namespace import PublicationNamespace
 from kvcs.retrieval import Retrieval, not_authorized
 from kvcs.sessions import Connect
 from kvcs.tensors import block_section
-from kvsp import uris
 from kvsp.client import Client, ClientError
-from kvsp.codes import Codec
-from kvsp.errors import DecodeError
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor
-from kvsp.instance.directives import CAPACITY, TIMEOUT
+from kvsp.instance.core.directives import CAPACITY, TIMEOUT
 from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
-from kvsp.records import ReplicaRecord, replica_digest
-from kvsp.uris import BlockId
+from kvsp.names import uris
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import ReplicaRecord, replica_digest
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import QuicConfig

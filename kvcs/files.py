@@ -1,8 +1,8 @@
-"""KV files, token files and descriptor files: this module gives on the names of `kvsp.files`."""
+"""KV files, token files and descriptor files, by the names of `kvsp.blocks.kv_files`."""
 
 from __future__ import annotations
 
-from kvsp.files import (
+from kvsp.blocks.kv_files import (
     Header,
     KvFile,
     KvFileWriter,

@@ -17,8 +17,8 @@ from kvcs.codes import Component
 from kvcs.files import KvFileWriter
 from kvcs.namespace import PublicationNamespace
 from kvcs.tensors import LayerAssembly, Tensor, allocate
-from kvsp.identity import Descriptor
-from kvsp.layout import Octets
+from kvsp.blocks.layout import Octets
+from kvsp.names.identity import Descriptor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

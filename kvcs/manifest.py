@@ -25,10 +25,10 @@ from kvcs.codes import (
 from kvcs.errors import KvcsError
 from kvcs.namespace import PublicationNamespace
 from kvcs.tracks import DataTrack, parse_track_name
-from kvsp import ijson
-from kvsp.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor, parse_hex
+from kvsp.names import ijson
+from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, parse_hex
 
 _REQUIRED: Final = ("kvcs", "compat", "layers", "block_tokens", "deterministic", "segments")
 _SEGMENT_REQUIRED: Final = (

@@ -14,9 +14,9 @@ from kvcs.codes import (
     PUBLICATION_ID_OCTETS,
     URI_FRAGMENT_TYPE,
 )
-from kvsp.codes import DecodeErrorName
-from kvsp.errors import DecodeError
-from kvsp.uris import namespace_fields
+from kvsp.names.codes import DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.uris import namespace_fields
 from moqt.values.names import TrackNamespace
 
 _URI_CHARACTERS = re.compile(r"[!-~]+")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcs.codes import PAYLOAD_HEADER_OCTETS, PAYLOAD_MAGIC, PAYLOAD_VERSION, Component
-from kvsp.codes import Codec, DecodeErrorName
-from kvsp.errors import DecodeError
+from kvsp.names.codes import Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
 
 Octets = bytes | bytearray | memoryview
 """Contiguous octets; of a memoryview, the octets in memory whatever its format."""

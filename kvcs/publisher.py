@@ -19,8 +19,8 @@ from kvcs.namespace import PublicationNamespace
 from kvcs.payload import data_digest, encode_header
 from kvcs.tensors import Tensor, block_section, check_tensor
 from kvcs.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
-from kvsp.codes import HASH_OCTETS, Codec
-from kvsp.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.codes import HASH_OCTETS, Codec
+from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode

@@ -17,8 +17,7 @@ from typing import Final
 from kvcs.namespace import PublicationNamespace
 from kvcs.tensors import Tensor, block_section
 from kvsp.client import Client, ClientError, RequestRefusedError
-from kvsp.codes import Codec
-from kvsp.holder.publishing import (
+from kvsp.holder.records.publishing import (
     DEFAULT_TTL_MS,
     CompatUnknownError,
     IndexRefusedError,
@@ -26,10 +25,11 @@ from kvsp.holder.publishing import (
     Published,
     Publisher,
 )
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor
-from kvsp.records import ReplicaRecord, replica_digest
-from kvsp.uris import BlockId, check_moqt_uri
+from kvsp.names.codes import Codec
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId, check_moqt_uri
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import ReplicaRecord, replica_digest
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """K and V of every layer, `[tokens, kv_heads, head_dim]`."""

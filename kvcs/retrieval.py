@@ -18,8 +18,8 @@ from kvcs.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackState
 from kvcs.tracks import DataTrack
-from kvsp.codes import DecodeErrorName
-from kvsp.errors import KvspError
+from kvsp.names.codes import DecodeErrorName
+from kvsp.names.errors import KvspError
 from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session

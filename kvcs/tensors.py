@@ -1,13 +1,12 @@
 """Layers put together from blocks.
 
-Tensors and their octets are `kvsp.layout`'s; this module gives those names on.
+Tensors and their octets are `kvsp.blocks.layout`'s; this module gives those names on.
 """
 
 from __future__ import annotations
 
 from kvcs.codes import Component
-from kvsp.identity import Descriptor
-from kvsp.layout import (
+from kvsp.blocks.layout import (
     Octets,
     Tensor,
     allocate,
@@ -17,6 +16,7 @@ from kvsp.layout import (
     octets_of,
     to_layout_1,
 )
+from kvsp.names.identity import Descriptor
 
 __all__ = [
     "LayerAssembly",

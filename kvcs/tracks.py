@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from kvcs.codes import MAX_SEGMENT, Component, ManifestTrack
-from kvsp.codes import Codec, DecodeErrorName
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
+from kvsp.names.codes import Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
 _CODEC_NAME = re.compile(r"[a-z0-9-]{1,32}")

@@ -37,7 +37,7 @@ import moqt
 from kvcs.assembly import ArrayDestination
 from kvcs.consumer import Consumer
 from kvcs.publisher import Publication, publish
-from kvsp.identity import Descriptor, Scope
+from kvsp.names.identity import Descriptor, Scope
 from moqt.quic.certificates import make_self_signed
 from tools import bench_raw
 

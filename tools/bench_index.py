@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from kvsp.http.auth import EVERY_SCOPE, Principal
-from kvsp.identity import Descriptor
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import Entry, ReplicaStore, StoreLimits
 from kvsp.index.stored import stored_form
-from kvsp.records import LookupRequest, ReplicaRecord, replica_digest
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import LookupRequest, ReplicaRecord, replica_digest
 
 SCOPE = bytes(16)
 HOLDERS = [f"https://h{number}.example/kvsp/" for number in range(16)]

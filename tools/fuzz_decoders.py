@@ -12,7 +12,7 @@ from kvcs.errors import KvcsError
 from kvcs.manifest import Manifest
 from kvcs.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.payload import check_payload
-from kvsp.errors import DecodeError
+from kvsp.names.errors import DecodeError
 from moqt.log.describe import describe, line
 from moqt.track.filters import check_range_filters
 from moqt.uri import parse_uri

@@ -29,8 +29,8 @@ from kvsp.cli.common import check_output as check_output
 from kvsp.cli.common import note as note
 from kvsp.cli.common import parse_layers as parse_layers
 from kvsp.cli.common import print_json as print_json
-from kvsp.errors import DecodeError, KvspError
-from kvsp.identity import Descriptor
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Descriptor
 from moqt.backoff import Backoff as Backoff
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file

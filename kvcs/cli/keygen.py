@@ -19,10 +19,10 @@ from kvcs.principals import (
     write_token,
 )
 from kvsp.cli.plain import PlainCommand, PlainGroup
-from kvsp.errors import DecodeError, KvspError
 from kvsp.http.auth import ROLES, new_token, token_digest
-from kvsp.identity import Scope
-from kvsp.uris import check_holder_uri
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Scope
+from kvsp.names.uris import check_holder_uri
 
 _ROLES: Final = ", ".join(sorted(ROLES))
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvcs.cli.common import InputError, check_cafile
+from kvsp.blocks.kv_files import load_token
 from kvsp.cli.common import check_switch
-from kvsp.errors import KvspError
-from kvsp.files import load_token
-from kvsp.members import shown_uri
+from kvsp.names.errors import KvspError
+from kvsp.records.members import shown_uri
 
 if TYPE_CHECKING:
     from kvsp.client import Client

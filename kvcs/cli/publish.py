@@ -43,8 +43,8 @@ from kvcs.files import KvFile, load_tokens
 from kvcs.publisher import Publication, publish
 from kvsp.cli.common import warnings_noted
 from kvsp.cli.plain import PlainCommand
-from kvsp.identity import Scope, block_keys
-from kvsp.prefix import complete_blocks
+from kvsp.names.identity import Scope, block_keys
+from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.client import connect
 from moqt.publisher import Publisher

@@ -48,8 +48,8 @@ from kvcs.files import load_tokens
 from kvcs.retrieval import Mode
 from kvcs.sessions import DEFAULT_AFTER, Fallback
 from kvsp.cli.plain import PlainCommand
-from kvsp.errors import KvspError
-from kvsp.identity import Scope
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import QuicConfig

@@ -14,6 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from kvsp.blocks.codecs import encode_section
+from kvsp.blocks.container import Container
+from kvsp.blocks.kv_files import KvFile, KvFileWriter
+from kvsp.blocks.layout import block_section, octets_of
 from kvsp.cli.common import ExitCode, InputError, check_output, note, parse_layers
 from kvsp.cli.session import (
     PROGRAM,
@@ -33,15 +37,11 @@ from kvsp.cli.session import (
     with_access,
 )
 from kvsp.client import ArrayDestination, Client, Fault, Layer, NotFoundError, RetrievalResult
-from kvsp.codecs import encode_section
-from kvsp.codes import Codec
-from kvsp.container import Container
-from kvsp.files import KvFile, KvFileWriter
-from kvsp.identity import Descriptor
-from kvsp.layout import block_section, octets_of
-from kvsp.prefix import complete_blocks
-from kvsp.records import LookupResponse
-from kvsp.uris import BlockId, is_moqt
+from kvsp.names.codes import Codec
+from kvsp.names.identity import Descriptor
+from kvsp.names.prefix import complete_blocks
+from kvsp.names.uris import BlockId, is_moqt
+from kvsp.records.records import LookupResponse
 
 Holder = Annotated[
     str | None,

@@ -13,8 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from kvsp.errors import KvspError
-from kvsp.uris import check_base_uri
+from kvsp.names.errors import KvspError
+from kvsp.names.uris import check_base_uri
 
 _LAYERS = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 

@@ -35,11 +35,11 @@ from kvsp.client import (
     NotFoundError,
     RequestRefusedError,
 )
-from kvsp.codes import HASH_OCTETS, NAMESPACE_FRAGMENT, DirectiveState
-from kvsp.errors import KvspError
-from kvsp.identity import Descriptor
-from kvsp.records import DirectiveBlock, PrefetchDirective, PrefetchStatus, ReplicaRecord
-from kvsp.uris import check_uuid
+from kvsp.names.codes import HASH_OCTETS, NAMESPACE_FRAGMENT, DirectiveState
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import check_uuid
+from kvsp.records.records import DirectiveBlock, PrefetchDirective, PrefetchStatus, ReplicaRecord
 
 _POLL_S: Final = 0.05
 

@@ -11,10 +11,10 @@ import typer
 
 from kvsp.cli.common import ExitCode, note
 from kvsp.cli.plain import PlainCommand
-from kvsp.errors import KvspError
 from kvsp.http.server import CannotStartError, run
-from kvsp.server import Assembly
-from kvsp.server_settings import ROLES, TABLES, load_settings
+from kvsp.names.errors import KvspError
+from kvsp.service.server import Assembly
+from kvsp.service.settings import ROLES, TABLES, load_settings
 
 _PROGRAM: Final = "kvsp-server"
 _EXAMPLE: Final = (

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
+from kvsp.blocks.kv_files import load_descriptor, load_token, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_switch, note, print_json
 from kvsp.client import (
     BadAnswerError,
@@ -25,11 +26,10 @@ from kvsp.client import (
     NotFoundError,
     VerificationError,
 )
-from kvsp.errors import DecodeError, KvspError
-from kvsp.files import load_descriptor, load_token, load_tokens
-from kvsp.identity import Descriptor, Scope, block_keys
-from kvsp.members import shown_uri
-from kvsp.uris import check_base_uri
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.uris import check_base_uri
+from kvsp.records.members import shown_uri
 
 PROGRAM: Final = "kvsp"
 _HTTP_LOOPBACK: Final = "--http-loopback"

@@ -1,7 +1,7 @@
 """A client of the index service and the holders, on aiohttp.
 
-`Client` is the whole of it for most programs. `kvsp.client.planner` decides what is
-asked for from whom and `kvsp.client.receiving` checks what comes, both without I/O.
+`Client` is the whole of it for most programs. `kvsp.client.retrieving.planner` decides what is
+asked for from whom and `kvsp.client.retrieving.receiving` checks what comes, both without I/O.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvsp.client.errors import (
     UnreachableError,
     VerificationError,
 )
-from kvsp.client.flights import Arrived, Missing
 from kvsp.client.leases import Lease
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Fault
-from kvsp.client.receiving import Layer
-from kvsp.client.retrieval import ArrayDestination, Destination, RetrievalResult
+from kvsp.client.retrieving.flights import Arrived, Missing
+from kvsp.client.retrieving.receiving import Layer
+from kvsp.client.retrieving.retrieval import ArrayDestination, Destination, RetrievalResult
 
 __all__ = [
     "ArrayDestination",

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from kvsp import prefix
 from kvsp.client.errors import BadAnswerError
 from kvsp.client.transport import Answer
-from kvsp.errors import DecodeError
-from kvsp.records import LookupRequest, LookupResponse, MatchedBlock, ReplicaRecord, StoredBlock
-from kvsp.uris import BlockId, check_base_uri
+from kvsp.names import prefix
+from kvsp.names.errors import DecodeError
+from kvsp.names.uris import BlockId, check_base_uri
+from kvsp.records.records import (
+    LookupRequest,
+    LookupResponse,
+    MatchedBlock,
+    ReplicaRecord,
+    StoredBlock,
+)
 
 WELL_KNOWN: Final = "/.well-known/kvsp"
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from kvsp import prefix
+from kvsp.blocks.container import Container, layers_parameter, repr_digest_field
 from kvsp.client.answers import (
     Explanation,
     PrefixMatch,
@@ -22,36 +22,36 @@ from kvsp.client.errors import (
     ProblemDetails,
     VerificationError,
 )
-from kvsp.client.flights import Cancel
-from kvsp.client.planner import Planner
 from kvsp.client.policy import SEVERITY, Fault
-from kvsp.client.receiving import BlockReceiver, Layer
-from kvsp.client.retrieval import (
+from kvsp.client.retrieving.flights import Cancel
+from kvsp.client.retrieving.planner import Planner
+from kvsp.client.retrieving.receiving import BlockReceiver, Layer
+from kvsp.client.retrieving.retrieval import (
     Destination,
     Retrieval,
     RetrievalResult,
     decoded,
     needed_runs,
 )
+from kvsp.client.retrieving.sources import Source
 from kvsp.client.services import ServiceClient
-from kvsp.client.sources import Source
 from kvsp.client.transport import read_whole, within
-from kvsp.codes import BLOCK_MEDIA_TYPE, Codec
-from kvsp.container import Container, layers_parameter, repr_digest_field
-from kvsp.errors import DecodeError
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor, Scope, Tokens, block_keys
-from kvsp.records import (
+from kvsp.names import prefix
+from kvsp.names.codes import BLOCK_MEDIA_TYPE, Codec
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.uris import (
+    BlockId,
+    block_path,
+)
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import (
     Link,
     LookupRequest,
     LookupResponse,
     MatchedBlock,
     ReplicaRecord,
     StoredBlock,
-)
-from kvsp.uris import (
-    BlockId,
-    block_path,
 )
 
 _DESCRIPTORS_KEPT: Final = 64
@@ -236,7 +236,7 @@ class Client(ServiceClient):
 
         `blocks` are the replicas of each block, in order. `layers` of every block are
         needed, or of block i only `wanted[i]` (and of a block not in `wanted`, none).
-        Sources are chosen by `kvsp.costs` and what was measured; a source that is slow,
+        Sources are chosen by `kvsp.records.costs` and what was measured; a source that is slow,
         fails or lies costs only what it was asked for. Blocks beyond `budget_octets` are
         missing for `capacity`, what has not come after `deadline_s` for `timeout`.
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvsp import ijson
-from kvsp.errors import DecodeError, KvspError
-from kvsp.http.problems import PROBLEM_MEDIA_TYPE, ProblemName, problem_name
+from kvsp.names import ijson
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.records.problems import PROBLEM_MEDIA_TYPE, ProblemName, problem_name
 
 _DETAIL_CHARACTERS: Final = 500
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 from kvsp.client.errors import ClientError, LeaseLostError, NotFoundError
 from kvsp.client.limits import ClientLimits
 from kvsp.client.transport import Transport
-from kvsp.records import LeaseGrant, LeaseRequest, TtlAnswer
-from kvsp.uris import lease_path
+from kvsp.names.uris import lease_path
+from kvsp.records.records import LeaseGrant, LeaseRequest, TtlAnswer
 
 _RENEW_AT: Final = 1 / 3
 """Part of the TTL after which a lease is renewed: two tries may fail."""

@@ -13,7 +13,7 @@ from kvsp.client.errors import (
     UnreachableError,
     VerificationError,
 )
-from kvsp.http.problems import ProblemName
+from kvsp.records.problems import ProblemName
 
 
 class Course(Enum):

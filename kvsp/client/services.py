@@ -15,17 +15,9 @@ from kvsp.client.errors import BadAnswerError, ClientError, NotFoundError, Verif
 from kvsp.client.leases import Lease
 from kvsp.client.limits import ClientLimits
 from kvsp.client.transport import Token, Transport, tls_context
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
-from kvsp.records import (
-    Link,
-    PrefetchDirective,
-    PrefetchStatus,
-    ReplicaList,
-    ReplicaRecord,
-    TtlAnswer,
-)
-from kvsp.uris import (
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import (
     BlockId,
     block_path,
     check_base_uri,
@@ -33,6 +25,14 @@ from kvsp.uris import (
     directive_path,
     replicas_path,
     session_path,
+)
+from kvsp.records.records import (
+    Link,
+    PrefetchDirective,
+    PrefetchStatus,
+    ReplicaList,
+    ReplicaRecord,
+    TtlAnswer,
 )
 
 _DESCRIPTORS_KEPT: Final = 64

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from kvsp import ijson
 from kvsp.client.errors import (
     BadAnswerError,
     ClientError,
@@ -33,10 +32,11 @@ from kvsp.client.errors import (
 )
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Course, course
-from kvsp.codes import JSON_MEDIA_TYPE
-from kvsp.errors import DecodeError, FileError
-from kvsp.members import Record
-from kvsp.uris import check_base_uri
+from kvsp.names import ijson
+from kvsp.names.codes import JSON_MEDIA_TYPE
+from kvsp.names.errors import DecodeError, FileError
+from kvsp.names.uris import check_base_uri
+from kvsp.records.members import Record
 
 Token = str | Callable[[str], str | None]
 """A bearer token for every service, or a function from base URI to token (None: none)."""

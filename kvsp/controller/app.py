@@ -10,30 +10,30 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from kvsp import cats
-from kvsp.codes import MAX_DIRECTIVE_MS, InstanceState
-from kvsp.controller.core import Controller
-from kvsp.controller.effects import KeyPage
-from kvsp.controller.requests import PlaceRequest
-from kvsp.controller.sessions import Session
+from kvsp.controller.core.controller import Controller
+from kvsp.controller.core.effects import KeyPage
+from kvsp.controller.core.requests import PlaceRequest
+from kvsp.controller.core.sessions import Session
 from kvsp.controller.shell import Shell
-from kvsp.estimates import Demand, Found
 from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
-from kvsp.http.problems import Problem, ProblemName
 from kvsp.index.app import PAGE_PARAMETERS, page_of
-from kvsp.members import schema_of
-from kvsp.records import (
+from kvsp.names.codes import MAX_DIRECTIVE_MS, InstanceState
+from kvsp.names.uris import check_uid, check_uuid, instance_id
+from kvsp.records import cats
+from kvsp.records.estimates import Demand, Found
+from kvsp.records.members import schema_of
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import (
     InstanceStatus,
     LookupRequest,
     SessionCheckpoint,
     SessionProgress,
     StateRequest,
 )
-from kvsp.sharding import ShardMap
-from kvsp.uris import check_uid, check_uuid, instance_id
+from kvsp.records.sharding import ShardMap
 
 _UID: Final = {"instance_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{22}$"}}
 _UUID: Final = {"session": {"type": "string", "format": "uuid"}}

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from kvsp.controller.effects import Key
-from kvsp.errors import KvspError
+from kvsp.controller.core.effects import Key
+from kvsp.names.errors import KvspError
 
 _VERSION = 1
 

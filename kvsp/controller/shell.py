@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from kvsp.controller.core import Controller
-from kvsp.controller.effects import (
+from kvsp.controller.core.controller import Controller
+from kvsp.controller.core.effects import (
     Command,
     Effects,
     FindReplicas,
@@ -32,10 +32,10 @@ from kvsp.controller.effects import (
     Unreachable,
 )
 from kvsp.controller.journal import Journal, JournalError
-from kvsp.estimates import Found
-from kvsp.http.problems import Problem
-from kvsp.records import InstanceStatus
-from kvsp.uris import directive_path, resume_path
+from kvsp.names.uris import directive_path, resume_path
+from kvsp.records.estimates import Found
+from kvsp.records.problems import Problem
+from kvsp.records.records import InstanceStatus
 
 logger = logging.getLogger("kvsp.controller")
 

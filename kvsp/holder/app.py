@@ -9,15 +9,13 @@ from typing import Any, Final, Protocol
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
-from kvsp.codes import BLOCK_MEDIA_TYPE, JSON_MEDIA_TYPE, Codec, DecodeErrorName
-from kvsp.container import (
+from kvsp.blocks.container import (
     layers_parameter,
     parse_codec,
     parse_layers,
     parse_repr_digest,
     repr_digest_field,
 )
-from kvsp.errors import DecodeError
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import (
     BusyError,
@@ -26,23 +24,36 @@ from kvsp.holder.holder import (
     LeasedError,
     Records,
 )
-from kvsp.holder.index_client import HttpIndexClient
 from kvsp.holder.leases import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
-from kvsp.holder.publishing import DescriptorSource, IndexRefusedError, IndexUnavailableError
 from kvsp.holder.reading import Body
+from kvsp.holder.records.index_client import HttpIndexClient
+from kvsp.holder.records.publishing import (
+    DescriptorSource,
+    IndexRefusedError,
+    IndexUnavailableError,
+)
 from kvsp.holder.response import BlockResponse
 from kvsp.holder.store import BlockExistsError, MissError, MissReason, NoRoomError
-from kvsp.holder.tiers import TierFullError, TierUnavailableError
+from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
 from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import Descriptor
-from kvsp.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
-from kvsp.uris import BlockId, block_path, check_uuid, lease_path, parse_block_id, parse_compat_id
+from kvsp.names.codes import BLOCK_MEDIA_TYPE, JSON_MEDIA_TYPE, Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import (
+    BlockId,
+    block_path,
+    check_uuid,
+    lease_path,
+    parse_block_id,
+    parse_compat_id,
+)
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
 
 MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0

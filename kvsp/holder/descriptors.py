@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from kvsp.errors import DecodeError
-from kvsp.holder.tiers import uninterrupted
-from kvsp.identity import Descriptor
+from kvsp.holder.tiers.tiers import uninterrupted
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 
 _KNOWN: Final = 1024
 _FILE_OCTETS: Final = 1 << 20

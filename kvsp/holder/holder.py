@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvsp.codes import Codec, Tier
-from kvsp.errors import KvspError
 from kvsp.holder.leases import Lease, LeaseQuota, LeaseTable
-from kvsp.holder.publishing import RecordSource
 from kvsp.holder.reading import Body, Sections, StoredBody, header_for, transcode
+from kvsp.holder.records.publishing import RecordSource
 from kvsp.holder.store import (
     BlockExistsError,
     BlockInfo,
@@ -29,7 +27,7 @@ from kvsp.holder.store import (
     Step,
     Store,
 )
-from kvsp.holder.tiers import (
+from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartReader,
     PartWriter,
@@ -41,9 +39,11 @@ from kvsp.holder.tiers import (
     uninterrupted,
 )
 from kvsp.holder.upload import MAX_CONTAINER_OCTETS, Upload
-from kvsp.identity import Descriptor
-from kvsp.records import ReplicaRecord, Residency
-from kvsp.uris import BlockId
+from kvsp.names.codes import Codec, Tier
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records.records import ReplicaRecord, Residency
 
 logger = logging.getLogger("kvsp.holder")
 
@@ -74,7 +74,7 @@ class BusyError(KvspError):
 
 
 class Records(Protocol):
-    """Who tells the index (`kvsp.holder.publishing`)."""
+    """Who tells the index (`kvsp.holder.records.publishing`)."""
 
     def attach(self, source: RecordSource) -> None:
         """Where records come from."""

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kvsp.errors import KvspError
-from kvsp.uris import BlockId
+from kvsp.names.errors import KvspError
+from kvsp.names.uris import BlockId
 
 
 class LeaseQuotaError(KvspError):

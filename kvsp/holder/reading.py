@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from kvsp.codecs import transcode_section
-from kvsp.codes import Codec, Tier
-from kvsp.container import ENTRY_OCTETS, ContainerHeader
+from kvsp.blocks.codecs import transcode_section
+from kvsp.blocks.container import ENTRY_OCTETS, ContainerHeader
+from kvsp.blocks.layout import Octets
 from kvsp.holder.store import Found, Segment
-from kvsp.holder.tiers import (
+from kvsp.holder.tiers.tiers import (
     PIECE,
     PartLostError,
     PartReader,
@@ -23,8 +23,8 @@ from kvsp.holder.tiers import (
     pieces,
     uninterrupted,
 )
-from kvsp.identity import Descriptor
-from kvsp.layout import Octets
+from kvsp.names.codes import Codec, Tier
+from kvsp.names.identity import Descriptor
 
 
 class Body(Protocol):

@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from kvsp.codes import BLOCK_MEDIA_TYPE
+from kvsp.blocks.layout import Octets
 from kvsp.holder.holder import Holder
 from kvsp.holder.reading import Body
-from kvsp.holder.tiers import PartLostError
-from kvsp.layout import Octets
-from kvsp.uris import BlockId
+from kvsp.holder.tiers.tiers import PartLostError
+from kvsp.names.codes import BLOCK_MEDIA_TYPE
+from kvsp.names.uris import BlockId
 
 
 class BlockResponse(Response):

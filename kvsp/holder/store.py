@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvsp.codes import Codec, Tier
-from kvsp.container import ContainerHeader
-from kvsp.errors import KvspError
-from kvsp.uris import BlockId
+from kvsp.blocks.container import ContainerHeader
+from kvsp.names.codes import Codec, Tier
+from kvsp.names.errors import KvspError
+from kvsp.names.uris import BlockId
 
 GHOSTS: Final = 4096
 """Blocks remembered after they went, to say why they are missing."""

@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from kvsp.codes import Codec, DecodeErrorName
-from kvsp.container import ContainerHeader, ContainerReader
-from kvsp.errors import DecodeError, KvspError
+from kvsp.blocks.container import ContainerHeader, ContainerReader
 from kvsp.holder.store import BlockInfo, Part
-from kvsp.holder.tiers import PIECE, PartWriter, uninterrupted
-from kvsp.identity import Descriptor
-from kvsp.records import replica_digest
+from kvsp.holder.tiers.tiers import PIECE, PartWriter, uninterrupted
+from kvsp.names.codes import Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import replica_digest
 
 MAX_CONTAINER_OCTETS: Final = 2 << 30
 

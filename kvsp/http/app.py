@@ -24,14 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from kvsp.errors import DecodeError
 from kvsp.http import openapi
 from kvsp.http.auth import Authenticator, Credentials, unauthorized
 from kvsp.http.bodies import Bodies
 from kvsp.http.call import Call, Pace, json_response
 from kvsp.http.limits import HttpLimits, TokenBuckets
-from kvsp.http.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemName
-from kvsp.members import Record
+from kvsp.names.errors import DecodeError
+from kvsp.records.members import Record
+from kvsp.records.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemName
 
 logger = logging.getLogger("kvsp.http")
 access_log = logging.getLogger("kvsp.access")

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from kvsp import ijson
-from kvsp.codes import SCOPE_ID_OCTETS
-from kvsp.errors import DecodeError, KvspError
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import parse_hex
-from kvsp.uris import check_base_uri
+from kvsp.names import ijson
+from kvsp.names.codes import SCOPE_ID_OCTETS
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import parse_hex
+from kvsp.names.uris import check_base_uri
+from kvsp.records.problems import Problem, ProblemName
 
 logger = logging.getLogger("kvsp.http")
 

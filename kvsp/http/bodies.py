@@ -6,9 +6,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from kvsp import ijson
 from kvsp.http.limits import HttpLimits
-from kvsp.http.problems import Problem, ProblemName
+from kvsp.names import ijson
+from kvsp.records.problems import Problem, ProblemName
 
 _AT_ONCE: Final = 64 << 10
 """Octets of JSON that are read in a few milliseconds, for which no thread is worth it."""

@@ -11,13 +11,13 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kvsp.codes import JSON_MEDIA_TYPE, DecodeErrorName
-from kvsp.errors import DecodeError
 from kvsp.http.auth import Principal
 from kvsp.http.bodies import Bodies
 from kvsp.http.limits import HttpLimits
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import parse_hex
+from kvsp.names.codes import JSON_MEDIA_TYPE, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import parse_hex
+from kvsp.records.problems import Problem, ProblemName
 
 _DECIMAL: Final = re.compile("0|[1-9][0-9]{0,17}")
 _JSON_TYPES: Final = frozenset({JSON_MEDIA_TYPE, "application/json"})

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kvsp.http.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, ProblemName
-from kvsp.members import Record, schema_of
+from kvsp.records.members import Record, schema_of
+from kvsp.records.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, ProblemName
 
 if TYPE_CHECKING:
     from kvsp.http.app import Operation

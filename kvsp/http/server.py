@@ -23,11 +23,11 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvsp.errors import KvspError
 from kvsp.http.app import CONNECTION, App, is_loopback
 from kvsp.http.auth import LoopbackOnly
 from kvsp.http.limits import HttpLimits
-from kvsp.http.problems import PROBLEM_MEDIA_TYPE, Problem
+from kvsp.names.errors import KvspError
+from kvsp.records.problems import PROBLEM_MEDIA_TYPE, Problem
 
 logger = logging.getLogger("kvsp.http")
 

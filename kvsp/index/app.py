@@ -16,16 +16,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from kvsp.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
 from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import WRITE
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
-from kvsp.http.problems import Problem, ProblemName
 from kvsp.index.service import IndexService, MissReason
 from kvsp.index.store import StoreCounts, StoreError
-from kvsp.members import schema_of
-from kvsp.records import (
+from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
+from kvsp.names.uris import BlockId, check_uid, instance_id, parse_block_id, parse_compat_id
+from kvsp.records.members import schema_of
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import (
     InstanceStatus,
     LookupRequest,
     LookupResponse,
@@ -34,7 +35,6 @@ from kvsp.records import (
     ReplicaRecord,
     TtlAnswer,
 )
-from kvsp.uris import BlockId, check_uid, instance_id, parse_block_id, parse_compat_id
 
 logger = logging.getLogger("kvsp.index")
 

@@ -27,7 +27,7 @@ from kvsp.index.store import (
     StoreLimits,
     listed,
 )
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
 
 T = TypeVar("T")
 

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsp import costs
-from kvsp.codes import DecodeErrorName
-from kvsp.errors import DecodeError
 from kvsp.http.auth import READ, WRITE, Principal
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import Descriptor
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import Entry, Replica, ReplicaStore, StoreFull
 from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
-from kvsp.records import (
+from kvsp.names.codes import DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records import costs
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import (
     InstanceStatus,
     LookupRequest,
     ReplicaRecord,
     TargetEstimate,
     covers,
 )
-from kvsp.uris import BlockId
 
 _DESCRIPTORS_KEPT = 256
 

@@ -22,7 +22,7 @@ from kvsp.index.store import (
     StoreLimits,
     listed,
 )
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
 
 _VERSION = 1
 _SCHEMA = """

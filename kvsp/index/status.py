@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvsp.codes import InstanceState
-from kvsp.records import InstanceStatus
+from kvsp.names.codes import InstanceState
+from kvsp.records.records import InstanceStatus
 
 DOWN_KEPT_MS = 600_000
 """How long an instance that stopped reporting is still known to be down."""

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvsp.errors import KvspError
-from kvsp.uris import BlockId
+from kvsp.names.errors import KvspError
+from kvsp.names.uris import BlockId
 
 
 class StoreError(KvspError):

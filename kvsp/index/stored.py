@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from kvsp.identity import Descriptor
 from kvsp.index.store import Replica
-from kvsp.members import encode_json
-from kvsp.records import ReplicaRecord, Residency, covers
+from kvsp.names.identity import Descriptor
+from kvsp.records.members import encode_json
+from kvsp.records.records import ReplicaRecord, Residency, covers
 
 _WHOLE, _PARTIAL = b"w", b"p"
 """First octet of stored data: whether the replica has every layer. The record follows."""

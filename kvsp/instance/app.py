@@ -9,21 +9,22 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
-from kvsp import cats
-from kvsp.codes import HASH_OCTETS, SCOPE_ID_OCTETS, DecodeErrorName, Tier
-from kvsp.errors import DecodeError
-from kvsp.estimates import Demand, Found
 from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import parse_hex
-from kvsp.instance.machines import ServingState
+from kvsp.instance.core.moves import ServingState
+from kvsp.instance.core.sessions import StartSession
 from kvsp.instance.metrics import InstanceMetrics
-from kvsp.instance.sessions import StartSession
 from kvsp.instance.shell import InstanceShell
-from kvsp.records import (
+from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, DecodeErrorName, Tier
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import parse_hex
+from kvsp.names.uris import BlockId, check_uuid, directive_path
+from kvsp.records import cats
+from kvsp.records.estimates import Demand, Found
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import (
     LookupRequest,
     OutputToken,
     PrefetchDirective,
@@ -32,8 +33,7 @@ from kvsp.records import (
     Resume,
     StateRequest,
 )
-from kvsp.sharding import parse_reshard
-from kvsp.uris import BlockId, check_uuid, directive_path
+from kvsp.records.sharding import parse_reshard
 
 _UUID: Final = {"type": "string", "format": "uuid"}
 _SESSION: Final = {"session": _UUID}

@@ -11,6 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
+from kvsp.blocks.container import Container, ContainerReader, LayerSections
+from kvsp.blocks.layout import Octets
 from kvsp.client.client import Client
 from kvsp.client.errors import (
     ClientError,
@@ -20,20 +22,18 @@ from kvsp.client.errors import (
     RequestTimeoutError,
     VerificationError,
 )
-from kvsp.codes import Codec
-from kvsp.container import Container, ContainerReader, LayerSections
-from kvsp.errors import DecodeError, KvspError
 from kvsp.holder.holder import BusyError, CodecUnavailableError, Holder, LeasedError
 from kvsp.holder.store import BlockExistsError, MissError, NoRoomError
-from kvsp.holder.tiers import PartLostError, TierFullError, TierUnavailableError
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor
-from kvsp.instance.directives import CAPACITY, TIMEOUT
-from kvsp.instance.engine import KvBlock
-from kvsp.instance.pool import BlockPool, CapacityError
-from kvsp.layout import Octets
-from kvsp.records import Link, ReplicaRecord
-from kvsp.uris import BlockId
+from kvsp.holder.tiers.tiers import PartLostError, TierFullError, TierUnavailableError
+from kvsp.instance.core.directives import CAPACITY, TIMEOUT
+from kvsp.instance.engines.engine import KvBlock
+from kvsp.instance.engines.pool import BlockPool, CapacityError
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import Link, ReplicaRecord
 
 logger = logging.getLogger("kvsp.instance")
 

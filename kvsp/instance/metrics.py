@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvsp.codes import InstanceState
+from kvsp.names.codes import InstanceState
 
 if TYPE_CHECKING:
     from kvsp.instance.shell import InstanceShell

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kvsp.instance.agent import Agent
-from kvsp.instance.directives import CAPACITY, TIMEOUT, Loading
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.directives import CAPACITY, TIMEOUT, Loading
 from kvsp.instance.loading import BlockLoader, LoadError
 from kvsp.instance.tasks import Tasks
-from kvsp.records import PrefetchDirective, PrefetchStatus
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
+from kvsp.records.records import PrefetchDirective, PrefetchStatus
 
 
 class Prefetcher:

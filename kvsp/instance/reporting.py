@@ -7,12 +7,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from kvsp.http.problems import ProblemName
-from kvsp.instance.agent import Agent
-from kvsp.instance.epochs import Epochs
-from kvsp.instance.links import PlacementLink, PlacementRefusedError, PlacementUnavailableError
-from kvsp.instance.sessions import Serving
-from kvsp.records import Link
+from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.epochs import Epochs
+from kvsp.instance.core.sessions import Serving
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import Link
 
 logger = logging.getLogger("kvsp.instance")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from kvsp.codes import ReshardState
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.instance.agent import Agent
-from kvsp.instance.links import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.moves import MemberState
+from kvsp.instance.core.shards import Member, blocks_of, fetches
 from kvsp.instance.loading import BlockLoader, LoadError
-from kvsp.instance.machines import MemberState
-from kvsp.instance.shards import Member, blocks_of, fetches
 from kvsp.instance.tasks import Tasks
-from kvsp.sharding import ReshardAbort, ReshardAnswer, ReshardCommit, ReshardPlan
-from kvsp.uris import BlockId
+from kvsp.names.codes import ReshardState
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.sharding import ReshardAbort, ReshardAnswer, ReshardCommit, ReshardPlan
 
 
 class Resharder:

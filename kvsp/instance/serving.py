@@ -16,18 +16,18 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from kvsp.client.errors import ClientError
-from kvsp.codes import NAMESPACE_FRAGMENT, DecodeErrorName
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.instance.agent import Agent
-from kvsp.instance.engine import Context, Engine, KvBlock
-from kvsp.instance.links import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.moves import ServingState
+from kvsp.instance.core.sessions import Serving, StartSession
+from kvsp.instance.engines.engine import Context, Engine, KvBlock
 from kvsp.instance.loading import BlockLoader, LoadError
-from kvsp.instance.machines import ServingState
-from kvsp.instance.sessions import Serving, StartSession
 from kvsp.instance.tasks import Tasks, logger
-from kvsp.prefix import usable_blocks
-from kvsp.records import OutputToken, ReplicaRecord, Resume, SessionProgress
-from kvsp.uris import BlockId
+from kvsp.names.codes import NAMESPACE_FRAGMENT, DecodeErrorName
+from kvsp.names.prefix import usable_blocks
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import OutputToken, ReplicaRecord, Resume, SessionProgress
 
 T = TypeVar("T")
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from kvsp.client.client import Client
 from kvsp.client.errors import ClientError
 from kvsp.holder.holder import Holder
-from kvsp.instance.agent import Agent
-from kvsp.instance.engine import Engine
-from kvsp.instance.epochs import Epochs
-from kvsp.instance.links import PlacementLink
+from kvsp.instance.callers import PlacementLink
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.epochs import Epochs
+from kvsp.instance.engines.engine import Engine
 from kvsp.instance.loading import BlockLoader, Fetcher, HttpFetcher
 from kvsp.instance.prefetching import Prefetcher
 from kvsp.instance.reporting import Reporter
 from kvsp.instance.resharding import Resharder
 from kvsp.instance.serving import SessionRunner
 from kvsp.instance.tasks import Tasks, logger
-from kvsp.records import InstanceStatus, Link, ReplicaRecord
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
+from kvsp.records.records import InstanceStatus, Link, ReplicaRecord
 
 _DESCRIPTOR_AGAIN_S = 30.0
 

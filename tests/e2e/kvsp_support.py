@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvsp.container import Container
-from kvsp.identity import Scope, block_keys
-from kvsp.instance.engine import Engine
-from kvsp.instance.samplers import SamplerState
-from kvsp.instance.toy import ToyEngine
-from kvsp.records import OutputToken, Sampler
-from kvsp.release import FrontEnd
-from kvsp.uris import BlockId, block_path, compat_path
+from kvsp.blocks.container import Container
+from kvsp.instance.engines.engine import Engine
+from kvsp.instance.engines.samplers import SamplerState
+from kvsp.instance.engines.toy import ToyEngine
+from kvsp.names.identity import Scope, block_keys
+from kvsp.names.uris import BlockId, block_path, compat_path
+from kvsp.records.records import OutputToken, Sampler
+from kvsp.records.release import FrontEnd
 from tests.e2e.support import BIN, Process, eventually
 
 JSON = "application/kvsp+json"

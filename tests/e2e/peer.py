@@ -26,8 +26,8 @@ from kvcs.files import KvFile, load_descriptor, load_tokens
 from kvcs.namespace import PublicationNamespace
 from kvcs.payload import data_digest, encode_header
 from kvcs.publisher import Publication, publish
-from kvsp.codes import Codec
-from kvsp.identity import Scope
+from kvsp.names.codes import Codec
+from kvsp.names.identity import Scope
 from moqt.values.names import Location
 
 

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from kvsp.identity import Descriptor, Scope
+from kvsp.names.identity import Descriptor, Scope
 from tests.paths import ROOT
 
 BIN = Path(sys.executable).parent

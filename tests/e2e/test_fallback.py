@@ -58,7 +58,7 @@ def looked_up(server: Server, cache: Cache) -> int:
 
 
 def request(cache: Cache) -> dict:
-    from kvsp.identity import Descriptor, Scope, block_keys
+    from kvsp.names.identity import Descriptor, Scope, block_keys
 
     scope, descriptor = Scope.load(cache.scope), Descriptor.parse(json.dumps(cache.descriptor))
     return {

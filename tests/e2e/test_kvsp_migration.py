@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvsp.records import Sampler
+from kvsp.records.records import Sampler
 from tests.e2e.kvsp_support import BLOCK_TOKENS, Model, Reader, Server, start
 from tests.e2e.support import eventually
 
@@ -133,7 +133,7 @@ def test_sessions_survive_kill_9_of_their_instance_without_a_repeated_or_altered
 def test_a_session_of_a_real_model_survives_kill_9_of_its_instance(tmp_path):
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     pytest.importorskip("transformers", reason="the extra `torch` is not installed")
-    from kvsp.instance.torch_engine import TorchEngine, make_tiny_model
+    from kvsp.instance.engines.torch_engine import TorchEngine, make_tiny_model
 
     folder = tmp_path / "model"
     make_tiny_model(folder, seed=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import uuid
 
-from kvsp.uris import block_path
+from kvsp.names.uris import block_path
 from tests.e2e.kvsp_support import BLOCK_TOKENS, Model, Server, start
 from tests.e2e.support import eventually
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from kvsp.container import Container
-from kvsp.instance.toy import ToyEngine
-from kvsp.uris import block_path, compat_path
+from kvsp.blocks.container import Container
+from kvsp.instance.engines.toy import ToyEngine
+from kvsp.names.uris import block_path, compat_path
 from tests.e2e.kvsp_support import Model, Server, ask, sharing
 from tests.e2e.support import eventually
 

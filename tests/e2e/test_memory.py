@@ -15,7 +15,7 @@ import pytest
 
 from kvcs.files import KvFile, load_descriptor
 from kvcs.publisher import Publication
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 from tests.e2e.support import MIB, Cache, Process, eventually, relay
 
 MTU = ("--mtu", "8952")

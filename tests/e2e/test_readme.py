@@ -17,7 +17,7 @@ import pytest
 from kvcs.assembly import Stats
 from kvcs.errors import NotFound
 from kvcs.files import KvFile, load_descriptor, load_tokens
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 from tests.e2e.kvsp_support import free_port
 from tests.e2e.support import BIN, ROOT, SAMPLE, Process, interrupt
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcs.consumer import Consumer
 from kvcs.publisher import Publication
-from kvsp.identity import Descriptor, Scope
+from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.receiving.data_streams import ControlIn

@@ -9,9 +9,9 @@ from kvcs.publisher import Publication
 from kvcs.replicas import layer_digests, moqt_record
 from kvcs.tensors import block_section
 from kvsp.client import Arrived, Fault, Layer, Missing, RetrievalResult
-from kvsp.codes import Codec
-from kvsp.identity import block_keys
-from kvsp.records import LookupResponse, MatchedBlock, ReplicaRecord, replica_digest
+from kvsp.names.codes import Codec
+from kvsp.names.identity import block_keys
+from kvsp.records.records import LookupResponse, MatchedBlock, ReplicaRecord, replica_digest
 from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, SCOPE, TOKENS, kv
 
 H1 = "https://h1.example/kvsp/"

@@ -17,7 +17,7 @@ from kvcs.consumer import Consumer
 from kvcs.files import KvFile, KvFileWriter
 from kvcs.namespace import PublicationNamespace
 from kvcs.publisher import Publication
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig

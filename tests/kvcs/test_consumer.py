@@ -23,9 +23,9 @@ from kvcs.manifest import Manifest
 from kvcs.publisher import Publication
 from kvcs.retrieval import Retrieval
 from kvcs.tensors import allocate
-from kvsp import ijson
-from kvsp.errors import DecodeError
-from kvsp.identity import Scope
+from kvsp.names import ijson
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import ObjectReceiver
 from moqt.session import SessionConfig

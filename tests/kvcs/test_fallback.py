@@ -21,7 +21,7 @@ from kvcs.errors import (
 from kvcs.publisher import Publication
 from kvcs.sessions import Fallback
 from kvsp.client import Fault, NotAuthorizedError, ProblemDetails, UnreachableError
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import ConnectError

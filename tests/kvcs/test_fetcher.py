@@ -8,9 +8,9 @@ import pytest
 
 from kvcs.fetcher import MoqtFetcher, fetcher
 from kvcs.namespace import publication_uri
-from kvsp.instance.engine import KvBlock
+from kvsp.instance.engines.engine import KvBlock
 from kvsp.instance.loading import LoadError
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
 from moqt.publisher import Publisher
 from moqt.values.errors import ConnectError
 from tests.kvcs.support import (

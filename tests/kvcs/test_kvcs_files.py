@@ -23,10 +23,10 @@ from kvcs.errors import FileError
 from kvcs.files import KvFile, KvFileWriter, load_descriptor, load_tokens, parse_header
 from kvcs.payload import data_digest
 from kvcs.tensors import block_section
-from kvsp.codes import ElementType
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor, Scope, block_keys
-from kvsp.prefix import complete_blocks
+from kvsp.names.codes import ElementType
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.prefix import complete_blocks
 from tests.paths import ROOT
 
 SAMPLE = ROOT / "tools/data/smollm2-survey.safetensors"
@@ -337,7 +337,7 @@ def test_an_exception_or_an_abort_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_the_end_of_the_process_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
-        "import sys; from kvcs.files import *; from kvsp.identity import Descriptor\n"
+        "import sys; from kvcs.files import *; from kvsp.names.identity import Descriptor\n"
         "out = KvFileWriter(sys.argv[1], Descriptor.parse(sys.argv[2]), tokens=5)\n"
     )
     arguments = [str(tmp_path / "out"), SMALL.jcs.decode()]

@@ -15,7 +15,7 @@ import pytest
 from kvcs.errors import FileError
 from kvcs.principals import replace_principals, write_token
 from kvsp.http.auth import ROLES, Credentials, PrincipalsFile
-from kvsp.identity import Scope
+from kvsp.names.identity import Scope
 from moqt.token_file import read_token_file
 from relay.rights.tokens import load_principals
 from tests.paths import ROOT

@@ -17,10 +17,10 @@ from kvcs.errors import KvcsError
 from kvcs.manifest import Manifest, ManifestBuilder, check_progress, keys_digest
 from kvcs.namespace import PublicationNamespace
 from kvcs.tracks import DataTrack
-from kvsp import ijson
-from kvsp.codes import Codec
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor, Scope, block_keys
+from kvsp.names import ijson
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, Scope, block_keys
 from tests.paths import DATA
 
 VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))

@@ -20,8 +20,8 @@ from kvcs.namespace import (
     scope_prefix,
 )
 from kvcs.tracks import DataTrack, parse_track_name, publisher_priority
-from kvsp.codes import Codec
-from kvsp.errors import DecodeError
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError
 from moqt.values.names import is_prefix
 from tests.paths import DATA
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvcs.codes import PAYLOAD_HEADER_OCTETS, Component
 from kvcs.payload import check_payload, data_digest, decode_header, encode_header
 from kvcs.tracks import DataTrack, parse_track_name
-from kvsp.errors import DecodeError
+from kvsp.names.errors import DecodeError
 from tests.paths import DATA
 
 VECTORS: dict[str, Any] = json.loads((DATA / "kvcs-vectors.json").read_text("utf-8"))

@@ -22,9 +22,9 @@ from kvcs.tensors import (
     octets_of,
     to_layout_1,
 )
-from kvsp.codes import ElementType
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
+from kvsp.names.codes import ElementType
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 from tests.paths import DATA
 
 VECTORS: dict[str, Any] = json.loads((DATA / "kvsp-vectors.json").read_text("utf-8"))

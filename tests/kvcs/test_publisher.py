@@ -12,8 +12,8 @@ from kvcs.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.manifest import Manifest, check_progress
 from kvcs.payload import check_payload
 from kvcs.publisher import Publication, publish, unpublish
-from kvsp.codes import Codec
-from kvsp.identity import block_keys
+from kvsp.names.codes import Codec
+from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode

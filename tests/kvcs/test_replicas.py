@@ -13,10 +13,10 @@ from kvcs.tensors import block_section
 from kvsp.cli.common import warnings_noted
 from kvsp.client import Published, RequestRefusedError, UnreachableError
 from kvsp.client.errors import ProblemDetails
-from kvsp.errors import DecodeError
-from kvsp.http.problems import ProblemName
-from kvsp.identity import block_keys
-from kvsp.records import ReplicaRecord
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import block_keys
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import ReplicaRecord
 from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, SCOPE, TOKENS, kv, produced
 
 CACHE = kv()

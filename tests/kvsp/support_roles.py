@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from kvsp.controller.app import ControllerService
-from kvsp.controller.core import Controller
+from kvsp.controller.callers import HttpGateway, LocalIndex
+from kvsp.controller.core.controller import Controller
 from kvsp.controller.journal import Journal
-from kvsp.controller.links import HttpGateway, LocalIndex
 from kvsp.controller.shell import Shell
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
-from kvsp.holder.disk import DiskTier
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.publishing import Publisher
+from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.tiers.disk import DiskTier
 from kvsp.http.app import App
 from kvsp.http.auth import ROLES, Principal, PrincipalsFile, new_token, principal_entry
 from kvsp.http.limits import HttpLimits

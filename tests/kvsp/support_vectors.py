@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 from tests.paths import DATA
 
 VECTORS: dict[str, Any] = json.loads((DATA / "kvsp-vectors.json").read_text("utf-8"))

@@ -19,9 +19,9 @@ import pytest
 
 from kvsp.http.limits import HttpLimits
 from kvsp.http.server import Server
-from kvsp.identity import Descriptor
-from kvsp.records import ReplicaRecord, replica_digest
-from kvsp.uris import instance_id, replicas_path
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import instance_id, replicas_path
+from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     OTHER_SCOPE,

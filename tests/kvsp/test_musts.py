@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from kvsp.cats import metrics
-from kvsp.codes import Codec, DecodeErrorName, InstanceState
-from kvsp.container import ContainerReader
-from kvsp.errors import DecodeError
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor, Scope, block_keys
+from kvsp.blocks.container import ContainerReader
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.instance.epochs import Epochs
-from kvsp.members import Record
-from kvsp.records import ReplicaRecord
+from kvsp.instance.core.epochs import Epochs
+from kvsp.names.codes import Codec, DecodeErrorName, InstanceState
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.records.cats import metrics
+from kvsp.records.members import Record
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import ReplicaRecord
 from tests.kvsp import test_hostile as hostile
 from tests.kvsp.controller.support import B, Desk, refused, status
 from tests.kvsp.holder import support as holding
 from tests.kvsp.index import test_service as indexing
 from tests.kvsp.instance import support as instances
+from tests.kvsp.records.test_records import REPLICA, SAMPLES
 from tests.kvsp.support_roles import running_roles
 from tests.kvsp.support_vectors import SEED, geometry, name_of
-from tests.kvsp.test_records import REPLICA, SAMPLES
 
 # --- "Compatibility Descriptor and Compatibility ID" ---------------------------------
 

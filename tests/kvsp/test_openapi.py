@@ -27,8 +27,8 @@ from schemathesis.specs.openapi import checks
 from kvsp.http.app import App
 from kvsp.http.auth import ROLES, Principal
 from kvsp.instance.app import InstanceService
-from kvsp.records import ReplicaRecord
-from kvsp.uris import instance_id
+from kvsp.names.uris import instance_id
+from kvsp.records.records import ReplicaRecord
 from tests.kvsp.controller import support as placement
 from tests.kvsp.controller.test_app import Deployment
 from tests.kvsp.holder import support as holding

@@ -12,8 +12,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner
 
+from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.program import app
-from kvsp.files import KvFileWriter
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     TOKENS,

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from kvsp.blocks.container import Container
+from kvsp.blocks.kv_files import KvFile
 from kvsp.cli.program import _COMMANDS, app
 from kvsp.cli.server import app as server_app
-from kvsp.container import Container
-from kvsp.files import KvFile
 from kvsp.index.app import unix_ms
-from kvsp.records import InstanceStatus
+from kvsp.records.records import InstanceStatus
 from tests.kvsp.cli.conftest import SESSION
 from tests.kvsp.client.support import DESCRIPTOR, block_of, client_principal, container, record_at
 

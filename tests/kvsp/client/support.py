@@ -17,24 +17,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvsp.blocks.container import Container, parse_layers, repr_digest_field
 from kvsp.client import Client, ClientLimits, Layer
-from kvsp.codes import Codec, Tier
-from kvsp.container import Container, parse_layers, repr_digest_field
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.index_client import HttpIndexClient
-from kvsp.holder.publishing import Publisher
-from kvsp.holder.tiers import HostTier
+from kvsp.holder.records.index_client import HttpIndexClient
+from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.http.server import Server, ServerSettings
-from kvsp.identity import Scope, block_keys
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexLimits, IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.records import ReplicaRecord, replica_digest
-from kvsp.uris import BlockId
+from kvsp.names.codes import Codec, Tier
+from kvsp.names.identity import Scope, block_keys
+from kvsp.names.uris import BlockId
+from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import DESCRIPTOR, OCTETS, container, octets
 from tests.kvsp.support_http import Principals
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvsp.blocks.container import Container
+from kvsp.blocks.layout import allocate
 from kvsp.client import (
     ArrayDestination,
     Client,
@@ -21,12 +23,10 @@ from kvsp.client import (
     QuotaError,
     UnreachableError,
 )
-from kvsp.codes import Codec
-from kvsp.container import Container
-from kvsp.errors import DecodeError
-from kvsp.identity import Descriptor
-from kvsp.layout import allocate
-from kvsp.records import InstanceStatus, Link
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import InstanceStatus, Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,

@@ -19,7 +19,7 @@ from kvsp.client import (
     UnavailableError,
     VerificationError,
 )
-from kvsp.records import Link
+from kvsp.records.records import Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,

@@ -17,7 +17,7 @@ from kvsp.client.errors import (
     refusal,
 )
 from kvsp.client.policy import COURSES, Course, course
-from kvsp.http.problems import PROBLEMS, TYPE_PREFIX, ProblemName
+from kvsp.records.problems import PROBLEMS, TYPE_PREFIX, ProblemName
 
 MEDIA = "application/problem+json"
 

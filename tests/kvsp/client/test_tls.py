@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kvsp.client import Client, NotAuthorizedError, UnreachableError
-from kvsp.errors import FileError
 from kvsp.http.app import App
 from kvsp.http.auth import unauthorized
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
+from kvsp.names.errors import FileError
 from moqt.quic import certificates as certs
 from moqt.quic.certificates import make_self_signed
 from tests.kvsp.client.support import (

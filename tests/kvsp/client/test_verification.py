@@ -9,8 +9,8 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from kvsp.client import Client, Fault, VerificationError
-from kvsp.codes import Codec
-from kvsp.records import Link
+from kvsp.names.codes import Codec
+from kvsp.records.records import Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from kvsp.codes import InstanceState
-from kvsp.controller.core import Controller
-from kvsp.controller.effects import Command, Key
-from kvsp.controller.limits import ControllerLimits
+from kvsp.controller.core.controller import Controller
+from kvsp.controller.core.effects import Command, Key
+from kvsp.controller.core.limits import ControllerLimits
 from kvsp.http.auth import Principal
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.records import InstanceStatus, Link, ReplicaRecord, Sampler, SessionCheckpoint
-from kvsp.sharding import Shard, ShardMap
+from kvsp.names.codes import InstanceState
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import InstanceStatus, Link, ReplicaRecord, Sampler, SessionCheckpoint
+from kvsp.records.sharding import Shard, ShardMap
 
 A, B, C, D = (f"https://ii{name}.example/kvsp/" for name in "abcd")
 H1 = "https://h1.example/kvsp/"

@@ -12,24 +12,35 @@ from typing import Any
 
 import pytest
 
-from kvsp.codes import InstanceState
 from kvsp.controller.app import ControllerService
-from kvsp.controller.core import Controller
-from kvsp.controller.effects import Done, Key, KeyPage, Report, Unreachable
+from kvsp.controller.callers import LocalIndex
+from kvsp.controller.core.controller import Controller
+from kvsp.controller.core.effects import Done, Key, KeyPage, Report, Unreachable
+from kvsp.controller.core.limits import ControllerLimits
 from kvsp.controller.journal import Journal, JournalError
-from kvsp.controller.limits import ControllerLimits
-from kvsp.controller.links import LocalIndex
 from kvsp.controller.shell import Shell
-from kvsp.estimates import Found
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.uris import instance_id
+from kvsp.names.codes import InstanceState
+from kvsp.names.uris import instance_id
+from kvsp.records.estimates import Found
+from tests.kvsp.controller.support import (
+    COMPAT,
+    H1,
+    KEYS,
+    SCOPE,
+    SESSION,
+    A,
+    B,
+    checkpoint,
+    replica,
+    shard_map,
+    status,
+)
 from tests.kvsp.support_http import BASE, Client, Principals, running
-
-from .support import COMPAT, H1, KEYS, SCOPE, SESSION, A, B, checkpoint, replica, shard_map, status
 
 EVERY = {"*": frozenset({"read", "write"})}
 PRINCIPALS = (

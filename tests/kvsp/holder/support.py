@@ -7,27 +7,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsp.codecs import encode_section
-from kvsp.codes import Codec, Tier
-from kvsp.container import Container
+from kvsp.blocks.codecs import encode_section
+from kvsp.blocks.container import Container
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.leases import LeaseQuota
-from kvsp.holder.publishing import (
+from kvsp.holder.records.publishing import (
     CompatUnknownError,
     IndexUnavailableError,
     Published,
     Publisher,
 )
 from kvsp.holder.store import BlockInfo, Part
-from kvsp.holder.tiers import HostTier, TierStorage
+from kvsp.holder.tiers.tiers import HostTier, TierStorage
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.http.limits import HttpLimits
-from kvsp.identity import Descriptor
-from kvsp.records import ReplicaRecord
-from kvsp.uris import BlockId
+from kvsp.names.codes import Codec, Tier
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records.records import ReplicaRecord
 from tests.kvsp.support_http import BASE, Client, Principals
 from tests.kvsp.support_vectors import geometry, stream
 

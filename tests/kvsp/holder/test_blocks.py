@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
-from kvsp.codes import Codec
-from kvsp.container import Container, decode, repr_digest_field
-from kvsp.holder.disk import DiskTier
+from kvsp.blocks.container import Container, decode, repr_digest_field
 from kvsp.holder.store import MissReason
-from kvsp.holder.tiers import HostTier
+from kvsp.holder.tiers.disk import DiskTier
+from kvsp.holder.tiers.tiers import HostTier
+from kvsp.names.codes import Codec
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     DISK,

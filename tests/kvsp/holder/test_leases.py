@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvsp.holder.leases import LeaseQuota, LeaseQuotaError, LeaseTable
 from kvsp.holder.store import NoRoomError, Step, Store
-from kvsp.holder.tiers import HostTier
+from kvsp.holder.tiers.tiers import HostTier
 from tests.kvsp.holder.support import (
     DISK,
     HOST,

@@ -15,12 +15,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvsp.codes import Codec
-from kvsp.container import ContainerHeader, decode
-from kvsp.holder.disk import DiskTier
+from kvsp.blocks.container import ContainerHeader, decode
+from kvsp.holder.tiers.disk import DiskTier
 from kvsp.http.limits import HttpLimits
-from kvsp.identity import Descriptor
-from kvsp.uris import BlockId
+from kvsp.names.codes import Codec
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     DISK,

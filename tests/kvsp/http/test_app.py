@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from kvsp.codes import DecodeErrorName
-from kvsp.errors import DecodeError
 from kvsp.http.app import App, Health, Operation, Service
 from kvsp.http.auth import Credentials, LoopbackOnly, Principal
 from kvsp.http.call import Call, Pace, json_response, no_content
 from kvsp.http.limits import HttpLimits, TokenBuckets
-from kvsp.http.problems import PROBLEMS, Problem, ProblemName, problem_name
+from kvsp.names.codes import DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.records.problems import PROBLEMS, Problem, ProblemName, problem_name
 from tests.kvsp.support_http import BASE, Answer, Client, Principals, running
 
 READER = Principal("reader", scopes={"00" * 16: frozenset({"read"})})

@@ -22,7 +22,7 @@ from kvsp.http.auth import (
     principal_entry,
     token_digest,
 )
-from kvsp.http.problems import Problem
+from kvsp.records.problems import Problem
 
 SCOPE = bytes(16)
 OTHER = b"\x01" * 16

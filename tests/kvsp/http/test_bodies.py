@@ -11,12 +11,12 @@ import pytest
 from prometheus_client import generate_latest
 from starlette.responses import Response
 
-from kvsp import ijson
 from kvsp.http import bodies
 from kvsp.http.app import App, Operation, Service
 from kvsp.http.auth import LoopbackOnly
 from kvsp.http.call import Call, json_response
 from kvsp.http.limits import HttpLimits
+from kvsp.names import ijson
 from tests.kvsp.support_http import BASE, Answer, Client
 
 JSON = {"content-type": "application/json"}

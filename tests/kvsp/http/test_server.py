@@ -18,7 +18,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from starlette.responses import Response
 
-from kvsp.errors import KvspError as ServiceError
 from kvsp.http.app import App, Operation, Service
 from kvsp.http.auth import (
     Credentials,
@@ -36,7 +35,8 @@ from kvsp.http.server import (
     ServerSettingsError,
     run,
 )
-from kvsp.server_settings import ListenTable
+from kvsp.names.errors import KvspError as ServiceError
+from kvsp.service.settings import ListenTable
 from tests.kvsp.support_server import Authority, serving
 from tests.paths import ROOT
 

@@ -9,16 +9,15 @@ import pytest
 
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
-from kvsp.identity import Descriptor
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import StoreError, StoreLimits
-from kvsp.records import LookupResponse
-from kvsp.uris import compat_path, instance_id, replicas_path
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import compat_path, instance_id, replicas_path
+from kvsp.records.records import LookupResponse
+from tests.kvsp.index.test_service import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
 from tests.kvsp.support_http import BASE, Client, Principals, running
-
-from .test_service import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
 
 RIGHTS = {SCOPE.scope_id.hex(): frozenset({"read", "write"})}
 PRINCIPALS = (

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvsp.codes import InstanceState
 from kvsp.http.auth import Principal
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.identity import Descriptor, Scope, block_keys
 from kvsp.index.service import IndexLimits, IndexService, MissReason
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import StoreLimits
-from kvsp.records import (
+from kvsp.names.codes import InstanceState
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import (
     InstanceStatus,
     Link,
     LookupRequest,
@@ -75,7 +75,7 @@ def record(number: int = 0, holder: str = H1, **changes: Any) -> ReplicaRecord:
         ttl_ms=600_000,
         layer_digests=digests,
     )
-    from kvsp.records import replica_digest
+    from kvsp.records.records import replica_digest
 
     made = replace(made, **changes)
     if made.layer_digests is None or "digest" in changes:

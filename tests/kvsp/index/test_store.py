@@ -12,10 +12,9 @@ import pytest
 
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import Entry, ReplicaStore, StoreError, StoreFull, StoreLimits
-from kvsp.uris import BlockId
+from kvsp.names.uris import BlockId
+from tests.kvsp.index.conftest import MakeStore, redis_server
 from tools.bench_index import bench
-
-from .conftest import MakeStore, redis_server
 
 NOW = int(time.time() * 1000)
 H1, H2 = "https://h1.example/kvsp/", "https://h2.example/kvsp/"

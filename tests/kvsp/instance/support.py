@@ -10,23 +10,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvsp.client.client import Client
-from kvsp.codes import InstanceState
 from kvsp.holder.holder import Holder, HolderSettings, Records
-from kvsp.holder.publishing import NoIndex
-from kvsp.holder.tiers import HostTier
-from kvsp.http.problems import ProblemName
-from kvsp.identity import Descriptor, Scope, block_keys
-from kvsp.instance.agent import Agent
-from kvsp.instance.engine import Engine, KvBlock
-from kvsp.instance.epochs import Epochs
-from kvsp.instance.limits import InstanceLimits
-from kvsp.instance.links import PlacementRefusedError, PlacementUnavailableError
+from kvsp.holder.records.publishing import NoIndex
+from kvsp.holder.tiers.tiers import HostTier
+from kvsp.instance.callers import PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.epochs import Epochs
+from kvsp.instance.core.limits import InstanceLimits
+from kvsp.instance.core.sessions import StartSession
+from kvsp.instance.engines.engine import Engine, KvBlock
+from kvsp.instance.engines.samplers import SamplerState
+from kvsp.instance.engines.toy import ToyEngine
 from kvsp.instance.loading import LoadError, WriteLayer
-from kvsp.instance.samplers import SamplerState
-from kvsp.instance.sessions import StartSession
 from kvsp.instance.shell import InstanceShell
-from kvsp.instance.toy import ToyEngine
-from kvsp.records import (
+from kvsp.names.codes import InstanceState
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import (
     DirectiveBlock,
     InstanceStatus,
     PrefetchDirective,
@@ -34,7 +35,6 @@ from kvsp.records import (
     SessionCheckpoint,
     SessionProgress,
 )
-from kvsp.uris import BlockId
 
 BASE = "https://ii1.example/kvsp/"
 HOLDER = "https://h1.example/kvsp/"

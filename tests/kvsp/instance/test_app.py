@@ -12,9 +12,10 @@ import pytest
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.instance.app import InstanceService
-from kvsp.instance.toy import ToyEngine
-from kvsp.records import OutputToken, Resume
-from kvsp.release import FrontEnd
+from kvsp.instance.engines.toy import ToyEngine
+from kvsp.records.records import OutputToken, Resume
+from kvsp.records.release import FrontEnd
+from tests.kvsp.instance.core.test_agent import plan
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -30,7 +31,6 @@ from tests.kvsp.instance.support import (
     text,
     until,
 )
-from tests.kvsp.instance.test_agent import plan
 from tests.kvsp.support_http import Client, Principals, running
 
 BOTH = frozenset({"read", "write"})

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from kvsp.blocks.container import Container
 from kvsp.client.client import Client
 from kvsp.client.limits import ClientLimits
-from kvsp.container import Container
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.leases import LeaseQuota
-from kvsp.holder.publishing import NoIndex
-from kvsp.holder.tiers import HostTier
+from kvsp.holder.records.publishing import NoIndex
+from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
-from kvsp.instance.engine import KvBlock
+from kvsp.instance.engines.engine import KvBlock
 from kvsp.instance.loading import HttpFetcher, LoadError
 from tests.kvsp.instance.support import ENGINE, block_id, computed, keys
 from tests.kvsp.support_server import serving

@@ -9,18 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from kvsp.codes import DirectiveState, InstanceState
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
-from kvsp.holder.publishing import Publisher
-from kvsp.http.problems import Problem, ProblemName
-from kvsp.instance.links import PlacementRefusedError
+from kvsp.holder.records.publishing import Publisher
+from kvsp.instance.callers import PlacementRefusedError
+from kvsp.instance.core.moves import MemberState, ServingState
+from kvsp.instance.engines.toy import ToyEngine
 from kvsp.instance.loading import UNREACHABLE, BlockLoader, LoadError
-from kvsp.instance.machines import MemberState, ServingState
-from kvsp.instance.toy import ToyEngine
-from kvsp.records import ReplicaRecord, Resume
-from kvsp.sharding import ReshardAbort, ReshardCommit, ReshardFetch
+from kvsp.names.codes import DirectiveState, InstanceState
+from kvsp.records.problems import Problem, ProblemName
+from kvsp.records.records import ReplicaRecord, Resume
+from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
+from tests.kvsp.instance.core.test_agent import plan
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -39,7 +40,6 @@ from tests.kvsp.instance.support import (
     text,
     until,
 )
-from tests.kvsp.instance.test_agent import plan
 
 OTHER = "00000000-0000-4000-8000-000000000000"
 

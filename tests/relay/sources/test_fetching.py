@@ -445,7 +445,9 @@ def test_who_waits_for_its_own_range_does_not_look_at_all_others(monkeypatch):
 
     monkeypatch.setattr(relay.sources.missing, "IntervalSet", Counting)
     want = relay.sources.missing.Ranges.want
-    monkeypatch.setattr(relay.sources.missing.Ranges, "want", lambda *a: wants.append(a) or want(*a))
+    monkeypatch.setattr(
+        relay.sources.missing.Ranges, "want", lambda *a: wants.append(a) or want(*a)
+    )
     star = Star()
     star.publisher(track(400, 1))
     pair = star.connect()

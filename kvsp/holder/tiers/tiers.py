@@ -1,0 +1,296 @@
+"""Where octets are kept: what a tier does, its file form, and the host memory tier."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+from kvsp.blocks.container import ContainerHeader
+from kvsp.blocks.layout import Octets
+from kvsp.holder.store import BlockInfo, Part
+from kvsp.names import ijson
+from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, Tier
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import parse_hex
+from kvsp.names.uris import BlockId
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+PIECE: Final = 1 << 20
+"""Octets read or written at once; also what one transfer holds in memory."""
+
+_TAIL: Final = struct.Struct(">I32s4s")
+_ENTRY: Final = struct.Struct(">QQ")
+_TAIL_MAGIC: Final = b"KVH1"
+TAIL_OCTETS: Final = _TAIL.size
+MAX_TRAILER_OCTETS: Final = 64 << 20
+SUFFIX: Final = ".kvb"
+
+
+class PartLostError(KvspError):
+    """A stored part is gone or damaged: a fault, or somebody deleted its file."""
+
+    tier: Tier | None = None
+    """Where it was, once that is known."""
+
+
+class TierFullError(KvspError):
+    """The medium of a tier is full although its budget is not."""
+
+
+class TierUnavailableError(KvspError):
+    """The medium of a tier does not work now."""
+
+
+class PartReader(Protocol):
+    """Reads a part's container; stays valid while the part is deleted."""
+
+    async def read(self, offset: int, octets: int) -> Octets:
+        """Exactly those octets. Raises PartLostError, TierUnavailableError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PartWriter(Protocol):
+    """Writes a container; nothing of it is seen before `commit`."""
+
+    async def write(self, octets: Octets) -> None:
+        """Raises TierFullError, TierUnavailableError."""
+        ...
+
+    async def commit(self, block: BlockId, info: BlockInfo, part: Part) -> None:
+        """Make the part visible, whole and durable. Raises as `write`."""
+        ...
+
+    async def abort(self) -> None:
+        """Leave nothing behind; harmless after `commit`."""
+        ...
+
+
+class TierStorage(Protocol):
+    """One tier's medium."""
+
+    tier: Tier
+
+    async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
+        """The parts that are there, the oldest first, after a probe.
+
+        Raises TierUnavailableError.
+        """
+        ...
+
+    async def create(self) -> PartWriter: ...
+
+    async def open(self, block: BlockId, part: Part) -> PartReader:
+        """Raises PartLostError, TierUnavailableError."""
+        ...
+
+    async def delete(self, block: BlockId) -> None:
+        """Delete a part; harmless when it is not there."""
+        ...
+
+
+# --- the form of a stored part: container, trailer, tail -----------------------------
+
+
+def part_name(block: BlockId) -> str:
+    """The relative name of a part's file or object."""
+    key = block.block_key.hex()
+    return f"blocks/{block.compat_id.hex()}/{block.scope_id.hex()}/{key[:2]}/{key}{SUFFIX}"
+
+
+def block_of(name: str) -> BlockId | None:
+    """The block of a relative name; None for a name that `part_name` never gives."""
+    parts = name.split("/")
+    if len(parts) != 5 or not parts[4].endswith(SUFFIX):
+        return None
+    try:
+        block = BlockId(
+            parse_hex(parts[1], HASH_OCTETS),
+            parse_hex(parts[2], SCOPE_ID_OCTETS),
+            parse_hex(parts[4].removesuffix(SUFFIX), HASH_OCTETS),
+        )
+    except DecodeError:
+        return None
+    return block if part_name(block) == name else None
+
+
+def trailer(info: BlockInfo, part: Part) -> bytes:
+    """What follows the container in a file: everything `parse_trailer` gives back."""
+    text = ijson.canonical(
+        {
+            "codec": int(info.codec),
+            "size": info.size,
+            "layer_digests": b"".join(info.layer_digests).hex(),
+            "first_layer": part.layers.start,
+            "token_count": part.header.token_count,
+            "table": part.header.table.hex(),
+            "container_digest": part.container_digest.hex(),
+        }
+    )
+    return text + _TAIL.pack(len(text), hashlib.sha256(text).digest(), _TAIL_MAGIC)
+
+
+def trailer_octets(tail: bytes) -> int:
+    """Octets of the trailer's text, from the last `TAIL_OCTETS`. Raises PartLostError."""
+    if len(tail) != TAIL_OCTETS:
+        raise PartLostError("the file is too short")
+    octets, _, magic = _TAIL.unpack(tail)
+    if magic != _TAIL_MAGIC or octets > MAX_TRAILER_OCTETS:
+        raise PartLostError("the file does not end as a stored block does")
+    return int(octets)
+
+
+def parse_trailer(text: bytes, tail: bytes, octets: int) -> tuple[BlockInfo, Part]:
+    """The part of a file of `octets` octets. Raises PartLostError when it is damaged."""
+    length, digest, _ = _TAIL.unpack(tail)
+    if len(text) != length or hashlib.sha256(text).digest() != digest:
+        raise PartLostError("the trailer is damaged")
+    try:
+        info, part = _from_json(ijson.loads(text))
+    except (DecodeError, KeyError, TypeError, ValueError):
+        raise PartLostError("the trailer is not of this version") from None
+    if octets != part.octets + length + TAIL_OCTETS:
+        raise PartLostError("the file has another length than its trailer says")
+    return info, part
+
+
+def _from_json(tree: Mapping[str, Any]) -> tuple[BlockInfo, Part]:
+    digests = parse_hex(tree["layer_digests"])
+    layer_digests = tuple(
+        digests[at : at + HASH_OCTETS] for at in range(0, len(digests), HASH_OCTETS)
+    )
+    info = BlockInfo(
+        codec=Codec(tree["codec"]),
+        size=tree["size"],
+        digest=hashlib.sha256(digests).digest(),
+        layer_digests=layer_digests,
+    )
+    header = header_of(
+        info.codec, tree["first_layer"], tree["token_count"], parse_hex(tree["table"])
+    )
+    return info, Part(header, parse_hex(tree["container_digest"], HASH_OCTETS))
+
+
+def header_of(codec: Codec, first_layer: int, token_count: int, table: bytes) -> ContainerHeader:
+    """The header of a container with this table. Raises ValueError for no whole table."""
+    if len(table) % _ENTRY.size:
+        raise ValueError(f"{len(table)} octets are no table")
+    return ContainerHeader.of(codec, first_layer, token_count, _ENTRY.iter_unpack(table))
+
+
+# --- host memory ---------------------------------------------------------------------
+
+
+class _HostPart:
+    """A container in pieces of at most `PIECE` octets, so that growing copies nothing."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._last = bytearray()
+
+    async def write(self, octets: Octets) -> None:
+        view = memoryview(octets).cast("B")
+        while view:
+            taken = view[: PIECE - len(self._last)]
+            self._last += taken
+            view = view[len(taken) :]
+            if len(self._last) == PIECE:
+                self._seal()
+
+    def _seal(self) -> None:
+        self._pieces.append(bytes(self._last))
+        self._last = bytearray()
+
+    def finish(self) -> None:
+        if self._last:
+            self._seal()
+
+    async def read(self, offset: int, octets: int) -> Octets:
+        first, start = divmod(offset, PIECE)
+        if start + octets <= PIECE:
+            return memoryview(self._pieces[first])[start : start + octets]
+        last = (offset + octets - 1) // PIECE
+        whole = b"".join(self._pieces[first : last + 1])
+        return memoryview(whole)[start : start + octets]
+
+    def close(self) -> None:
+        """Nothing to give back: the pieces live as long as somebody reads them."""
+
+
+class HostTier:
+    """Parts in this process's memory; they do not outlive it."""
+
+    tier = Tier.HOST
+
+    def __init__(self) -> None:
+        self._parts: dict[BlockId, _HostPart] = {}
+
+    async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
+        return []
+
+    async def create(self) -> PartWriter:
+        return _HostWriter(self._parts)
+
+    async def open(self, block: BlockId, part: Part) -> PartReader:
+        held = self._parts.get(block)
+        if held is None:
+            raise PartLostError("the part is not in memory")
+        return held
+
+    async def delete(self, block: BlockId) -> None:
+        self._parts.pop(block, None)
+
+
+class _HostWriter:
+    def __init__(self, parts: dict[BlockId, _HostPart]) -> None:
+        self._parts = parts
+        self._part = _HostPart()
+
+    async def write(self, octets: Octets) -> None:
+        await self._part.write(octets)
+
+    async def commit(self, block: BlockId, info: BlockInfo, part: Part) -> None:
+        self._part.finish()
+        self._parts[block] = self._part
+
+    async def abort(self) -> None:
+        self._part = _HostPart()
+
+
+async def uninterrupted(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run a call in a thread; a cancellation waits for its end.
+
+    So no thread still uses a file that the cancelled task goes on to close.
+    """
+    return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
+
+
+async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await `work`; a cancellation is raised when `work` has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # it goes with the cancelled task
+        raise
+
+
+async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncIterator[Octets]:
+    """A range of a part in pieces of at most `PIECE` octets. Raises as `PartReader.read`."""
+    end = offset + octets
+    while offset < end:
+        # cut where pieces in memory end, which makes them views
+        size = min(PIECE - offset % PIECE, end - offset)
+        yield await reader.read(offset, size)
+        offset += size

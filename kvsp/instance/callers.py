@@ -1,0 +1,138 @@
+"""The instance's way to its placement controller."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, Protocol
+
+from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError
+from kvsp.client.limits import ClientLimits
+from kvsp.client.transport import Token, Transport
+from kvsp.names.codes import InstanceState
+from kvsp.names.errors import KvspError
+from kvsp.names.uris import checkpoint_path, instance_path, session_path
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import InstanceStatus, SessionCheckpoint, SessionProgress, StateRequest
+from kvsp.records.sharding import ShardMap
+
+
+class PlacementUnavailableError(KvspError):
+    """The placement controller does not answer, or not now."""
+
+
+class PlacementRefusedError(KvspError):
+    """The placement controller said no; `epoch` is the one it tells of, 0 for none."""
+
+    def __init__(self, name: ProblemName | None, status: int, detail: str, epoch: int = 0) -> None:
+        super().__init__(f"{name or status}: {detail}")
+        self.name = name
+        self.epoch = epoch
+
+
+class PlacementLink(Protocol):
+    """What an instance tells and asks. Each raises PlacementUnavailableError and
+    PlacementRefusedError."""
+
+    async def report(self, status: InstanceStatus) -> InstanceState:
+        """Send a status; the state the instance is to have."""
+        ...
+
+    async def checkpoint(self, checkpoint: SessionCheckpoint) -> SessionProgress:
+        """Publish a checkpoint; the acknowledgement."""
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """A session is over; harmless when it is not known."""
+        ...
+
+    async def map_version(self, name: str) -> int | None:
+        """The authoritative version of a Shard Map, None for an unknown one."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class HttpPlacement:
+    """A placement controller at a base URI."""
+
+    def __init__(
+        self,
+        base_uri: str,
+        *,
+        token: Token | None = None,
+        tls: ssl.SSLContext | None = None,
+        http_loopback: bool = False,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self._base_uri = base_uri
+        self._token = token
+        self._tls = tls
+        self._http_loopback = http_loopback
+        # the callers come again by themselves
+        self._limits = ClientLimits(attempts=1, request_s=timeout_s)
+        self._transport: Transport | None = None
+
+    async def report(self, status: InstanceStatus) -> InstanceState:
+        path = instance_path(status.instance)
+        answer = await self._ask("PUT", path, status.to_json(), StateRequest)
+        return InstanceState(answer.state)
+
+    async def checkpoint(self, checkpoint: SessionCheckpoint) -> SessionProgress:
+        path = checkpoint_path(checkpoint.session)
+        progress = await self._ask("PUT", path, checkpoint.to_json(), SessionProgress)
+        assert isinstance(progress, SessionProgress)
+        return progress
+
+    async def end_session(self, session: str) -> None:
+        try:
+            await self._open().ask(
+                "DELETE", self._base_uri, session_path(session), expected=(204, 404)
+            )
+        except ClientError as error:
+            raise _failure(error) from None
+
+    async def map_version(self, name: str) -> int | None:
+        try:
+            shard_map: ShardMap = await self._ask("GET", f"maps/{name}", None, ShardMap)
+        except PlacementRefusedError as error:
+            if error.name is ProblemName.UNKNOWN_RESOURCE:
+                return None
+            raise
+        return shard_map.version
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.close()
+            self._transport = None
+
+    def _open(self) -> Transport:
+        if self._transport is None:
+            self._transport = Transport(
+                token=self._token,
+                tls=self._tls,
+                http_loopback=self._http_loopback,
+                limits=self._limits,
+            )
+        return self._transport
+
+    async def _ask(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
+        try:
+            answer = await self._open().ask(method, self._base_uri, path, body=body)
+            return answer.record(kind, http_loopback=self._http_loopback)
+        except ClientError as error:
+            raise _failure(error) from None
+
+
+def _failure(error: ClientError) -> PlacementUnavailableError | PlacementRefusedError:
+    if not isinstance(error, RequestRefusedError):
+        return PlacementUnavailableError(str(error))
+    problem = error.problem
+    if problem.status >= 500 or problem.status in (408, 429):
+        return PlacementUnavailableError(str(error))
+    epoch = problem.members.get("epoch")
+    name = problem.name
+    if name is None and isinstance(error, NotFoundError):
+        name = ProblemName.UNKNOWN_RESOURCE
+    return PlacementRefusedError(
+        name, problem.status, problem.detail, epoch if type(epoch) is int else 0
+    )

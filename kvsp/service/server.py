@@ -1,0 +1,379 @@
+"""Puts the roles of one server process together from its settings.
+
+What a role needs is imported where the role is made: an index starts in a third of the
+time that all of them take.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import ssl
+import stat
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvsp.http.app import App, Service, is_loopback
+from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile, developer_token
+from kvsp.http.server import CannotStartError, ServerSettings
+from kvsp.names.identity import Descriptor, Scope
+from kvsp.records.records import Link
+from kvsp.service.settings import MIB, Settings, SettingsError
+
+if TYPE_CHECKING:
+    from kvsp.client.client import Client
+    from kvsp.controller.app import ControllerService
+    from kvsp.controller.callers import HttpGateway
+    from kvsp.controller.shell import IndexLink
+    from kvsp.holder.app import HolderService
+    from kvsp.holder.holder import Holder
+    from kvsp.holder.records.publishing import NoIndex, Publisher
+    from kvsp.holder.tiers.tiers import TierStorage
+    from kvsp.index.app import IndexApp
+    from kvsp.instance.app import InstanceService
+    from kvsp.instance.engines.engine import Engine
+    from kvsp.instance.loading import Fetcher
+
+logger = logging.getLogger("kvsp.server")
+
+_DEFAULT_HOST_MIB: Final = 1024
+_DEFAULT_DISK_MIB: Final = 16 * 1024
+_TOKEN_OCTETS: Final = 4096
+FETCHERS: Final = "kvsp.fetchers"
+"""Group of entry points that offer a `Fetcher` to instances."""
+
+
+class Assembly:
+    """One process: its application and how it listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError, CannotStartError while another process has the data directory,
+        and what the files and stores of the roles raise."""
+        self.settings = settings
+        host, port = _address(settings.listen.address)
+        if settings.dev and not is_loopback(host):
+            raise SettingsError(f"--dev listens on this machine only, not on {host}")
+        if settings.data_dir is not None:
+            _check_folder(settings.data_dir)
+            _claim(settings.data_dir)
+        # the base URI names the port, so a free one is chosen now
+        self._host, self._port = host, port or _free_port(host)
+        shown = f"[{host}]" if ":" in host else host
+        self.base_uri = settings.listen.base_uri or f"http://{shown}:{self._port}/kvsp/"
+        self._descriptors: list[Descriptor] = []
+        self._holder: Holder | None = None
+        self._index: IndexApp | None = None
+        self.app = App(self._services(), base_uri=self.base_uri, authenticator=self._who())
+
+    @property
+    def server(self) -> ServerSettings:
+        """How it listens."""
+        listen = self.settings.listen
+        return ServerSettings(
+            host=self._host,
+            port=self._port,
+            certificate=listen.certificate,
+            key=listen.key,
+            client_ca=listen.client_ca,
+            insecure=listen.insecure,
+            drain_s=listen.drain_s,
+        )
+
+    def _who(self) -> Authenticator:
+        path = self.settings.listen.principals
+        if path is not None:
+            return PrincipalsFile(path)
+        if not self.settings.dev:
+            logger.warning(
+                "no principals file is given: every client on this machine may do everything, "
+                "with no credential, and no other client anything; set principals under [listen]"
+            )
+        return LoopbackOnly()
+
+    def _services(self) -> list[Service]:
+        roles = self.settings.roles
+        engine = self._engine() if "instance" in roles else None
+        if engine is not None:
+            self._descriptors.append(engine.descriptor)
+        services: list[Service] = []
+        if "index" in roles:
+            self._index = self._make_index()
+            services.append(self._index)
+        if "controller" in roles:
+            services.append(self._make_controller())
+        if "holder" in roles or engine is not None:
+            # an instance is the holder of what is in its memory
+            services.append(self._make_holder("holder" in roles))
+        if engine is not None:
+            services.append(self._make_instance(engine))
+        return services
+
+    # --- roles -----------------------------------------------------------------------
+
+    def _make_index(self) -> IndexApp:
+        from kvsp.index.app import IndexApp
+        from kvsp.index.service import IndexLimits, IndexService
+        from kvsp.index.sqlite import SqliteStore
+
+        limits = IndexLimits(
+            max_ttl_ms=self.settings.index.max_ttl_ms, http_loopback=self.settings.dev
+        )
+        store = SqliteStore(self._file("index.sqlite"))
+        return IndexApp(IndexService(store, limits=limits))
+
+    def _make_controller(self) -> ControllerService:
+        from kvsp.controller.app import ControllerService
+        from kvsp.controller.callers import HttpIndex, LocalIndex
+        from kvsp.controller.core.controller import Controller
+        from kvsp.controller.core.limits import ControllerLimits
+        from kvsp.controller.journal import Journal
+        from kvsp.controller.shell import Shell
+
+        table = self.settings.controller
+        limits = ControllerLimits(
+            min_status_ttl_ms=table.min_status_ttl_ms,
+            recovery_ms=table.recovery_ms,
+            retry_ms=table.retry_ms,
+            http_loopback=self.settings.dev,
+        )
+        index: IndexLink
+        if self._index is not None:
+            index = LocalIndex(self._index)
+        else:
+            assert self.settings.peers.index is not None
+            index = HttpIndex(
+                self.settings.peers.index, self._gateway(), http_loopback=self.settings.dev
+            )
+        shell = Shell(
+            Controller(limits), Journal(self._file("placement.sqlite")), self._gateway(), index
+        )
+        return ControllerService(shell)
+
+    def _make_holder(self, role: bool) -> HolderService:
+        from kvsp.holder.app import HolderService
+        from kvsp.holder.descriptors import Descriptors
+        from kvsp.holder.holder import Holder, HolderSettings
+        from kvsp.holder.records.index_client import HttpIndexClient
+        from kvsp.holder.records.publishing import NoIndex, Publisher
+        from kvsp.holder.tiers.disk import DiskTier
+        from kvsp.holder.tiers.tiers import HostTier
+
+        table, folder = self.settings.holder, self.settings.data_dir
+        tiers: list[tuple[TierStorage, int | None]] = []
+        host_mib = table.host_mib if role else self.settings.instance.store_mib
+        disk_mib = table.disk_mib if role else None
+        if host_mib is None and table.disk_mib is None:
+            host_mib = _DEFAULT_HOST_MIB
+            if folder is not None:
+                # who gives a data directory wants blocks to survive a restart
+                disk_mib = _DEFAULT_DISK_MIB
+        if host_mib is not None:
+            tiers.append((HostTier(), host_mib * MIB))
+        if disk_mib is not None:
+            assert folder is not None
+            tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
+        client, uri = None, self._index_uri
+        records: NoIndex | Publisher = NoIndex(table.record_ttl_ms)
+        if uri is not None:
+            client = HttpIndexClient(uri, token=self._token(), tls=self._tls())
+            records = Publisher(client, ttl_ms=table.record_ttl_ms)
+        self._holder = Holder(tiers, HolderSettings(base_uri=self.base_uri), records=records)
+        kept = None if folder is None else folder / "compat"
+        descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
+        return HolderService(self._holder, records, descriptors, client)
+
+    def _make_instance(self, engine: Engine) -> InstanceService:
+        from kvsp.client.client import Client
+        from kvsp.instance.app import InstanceService
+        from kvsp.instance.callers import HttpPlacement
+        from kvsp.instance.core.agent import Agent
+        from kvsp.instance.core.epochs import Epochs
+        from kvsp.instance.core.limits import InstanceLimits
+        from kvsp.instance.shell import InstanceShell
+
+        table, peers = self.settings.instance, self.settings.peers
+        assert self._holder is not None
+        limits = InstanceLimits(
+            pool_octets=table.pool_mib * MIB,
+            status_ttl_ms=table.status_ttl_ms,
+            sleep_after_ms=table.sleep_after_ms,
+            http_loopback=self.settings.dev,
+        )
+        epochs = Epochs(self.settings.data_dir)
+        agent = Agent(
+            self.base_uri,
+            engine.descriptor,
+            [Scope.load(path) for path in table.scopes],
+            epoch=epochs.next(),
+            bit_identical=engine.bit_identical,
+            keep_prompts=table.keep_prompts,
+            limits=limits,
+        )
+        pair = (
+            None
+            if peers.certificate is None or peers.key is None
+            else (
+                peers.certificate,
+                peers.key,
+            )
+        )
+        token = self._token()
+        client = Client(
+            self._index_uri,
+            token=None if token is None else lambda _: token(),
+            cafile=peers.cafile,
+            client_cert=pair,
+            http_loopback=self.settings.dev,
+        )
+        placement = HttpPlacement(
+            self.base_uri if "controller" in self.settings.roles else str(peers.placement),
+            token=None if token is None else lambda _: token(),
+            tls=self._tls(),
+            http_loopback=self.settings.dev,
+        )
+        shell = InstanceShell(
+            agent,
+            engine,
+            self._holder,
+            client,
+            placement,
+            epochs,
+            export_to=table.export_to,
+            links=[Link(each.holder, each.mbit_per_s, each.rtt_us) for each in table.links],
+            fetchers=_fetchers(client, peers.cafile),
+        )
+        return InstanceService(shell)
+
+    def _engine(self) -> Engine:
+        table = self.settings.instance
+        if table.engine == "toy":
+            from kvsp.instance.engines.toy import ToyEngine
+
+            return ToyEngine(block_tokens=table.block_tokens, delay_ms=table.delay_ms)
+        assert table.model is not None
+        try:
+            from kvsp.instance.engines.torch_engine import TorchEngine
+        except ImportError as error:
+            raise SettingsError(
+                f"the engine torch is not installed ({error.name}): pip install kvcs[torch]"
+            ) from None
+        return TorchEngine(table.model, block_tokens=table.block_tokens)
+
+    # --- ways to others --------------------------------------------------------------
+
+    @property
+    def _index_uri(self) -> str | None:
+        return self.base_uri if self._index is not None else self.settings.peers.index
+
+    def _gateway(self) -> HttpGateway:
+        from kvsp.controller.callers import HttpGateway
+
+        return HttpGateway(token=self._token(), tls=self._tls())
+
+    def _token(self) -> Callable[[], str] | None:
+        path = self.settings.peers.token_file
+        if path is None and self.settings.dev:
+            return lambda: developer_token(self.base_uri)
+        if path is None:
+            return None
+        _read_token(path)
+        # read again each time, so that a token can be replaced
+        return lambda: _read_token(path)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        peers = self.settings.peers
+        if self.settings.dev:
+            return None
+        pair = (
+            None
+            if peers.certificate is None or peers.key is None
+            else (
+                peers.certificate,
+                peers.key,
+            )
+        )
+        from kvsp.client.transport import tls_context
+
+        return tls_context(peers.cafile, pair)
+
+    def _file(self, name: str) -> str:
+        folder = self.settings.data_dir
+        return ":memory:" if folder is None else str(folder / name)
+
+
+def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
+    """Ways to blocks besides HTTP: other packages offer them as entry points, each a
+    function of the instance's client and the authorities it trusts."""
+    return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the data directory, and write to it now rather than when the first block comes.
+    Raises SettingsError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        raise SettingsError(
+            f"{folder}: cannot be written ({error.strerror or error}); name another folder "
+            "with --data-dir"
+        ) from None
+
+
+def _claim(folder: Path) -> None:
+    """Keep other processes out of the data directory for as long as this one lives: two
+    would take each other's blocks, records and epochs. Raises CannotStartError."""
+    path = folder / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+    except BlockingIOError:
+        raise CannotStartError(
+            f"{folder}: another process uses this data directory; stop it, or name another "
+            "folder with --data-dir"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror or error}") from None
+
+
+def _read_token(path: Path) -> str:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            raise SettingsError(f"{path}: is no file of its owner only; run: chmod 600 {path}")
+        with path.open(encoding="ascii") as file:
+            token = file.read(_TOKEN_OCTETS).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not token:
+        raise SettingsError(f"{path}: holds no token")
+    return token
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise SettingsError(f"{text!r} is not HOST:PORT; for example 127.0.0.1:8080")
+    return host, int(port)
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((host, 0))
+            port: int = probe.getsockname()[1]
+            return port
+    except OSError as error:
+        raise SettingsError(f"{host}: {error.strerror or error}") from None

@@ -1,0 +1,401 @@
+"""The disk tier: a block is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsp.holder.tiers.disk import DiskTier, Files
+from kvsp.holder.tiers.tiers import HostTier, TierUnavailableError, part_name
+from tests.kvsp.holder.support import (
+    DESCRIPTOR,
+    DISK,
+    OCTETS,
+    World,
+    block_id,
+    container,
+    cut,
+    info_and_part,
+    make_world,
+    octets,
+)
+from tests.paths import ROOT
+
+
+class Killed(BaseException):
+    """The process ends here: nothing after it happens, not even cleaning up."""
+
+
+class Mortal(Files):
+    """Dies at its `at`-th call, before it or, with `during`, half-way through a write."""
+
+    def __init__(self, at: int, *, during: bool = False) -> None:
+        self.at = at
+        self.during = during
+        self.calls = 0
+        self.dead = False
+
+    def _step(self) -> bool:
+        if self.dead:
+            raise Killed
+        self.calls += 1
+        if self.calls == self.at:
+            self.dead = True
+            return True
+        return False
+
+    def write(self, descriptor: int, octets: memoryview) -> int:
+        if self._step():
+            if self.during:
+                os.write(descriptor, octets[: len(octets) // 2])
+            raise Killed
+        return super().write(descriptor, octets)
+
+
+def _mortal(name: str) -> Any:
+    def method(self: Mortal, *args: Any) -> Any:
+        if self._step():
+            raise Killed
+        return getattr(Files, name)(self, *args)
+
+    return method
+
+
+for _name in ("create", "sync", "rename", "make_folder", "unlink", "sync_folder"):
+    setattr(Mortal, _name, _mortal(_name))
+
+
+async def world_on(root: Path, files: Files | None = None, **more: Any) -> World:
+    world = make_world([(DiskTier(root, files=files, **more), 10 * OCTETS)])
+    await world.holder.start()
+    return world
+
+
+def files_below(root: Path) -> list[str]:
+    """All files of the tier but its lock."""
+    files = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return sorted(set(files) - {"lock"})
+
+
+async def test_blocks_survive_a_restart(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    await world.put(2)
+    again = await world_on(tmp_path, verify_digests=True)
+    assert (await again.get(2)).body == octets(container(2))
+    assert (await again.get(1, "?layers=1-1")).body == octets(container(1).select(range(1, 2)))
+    assert again.holder.store.used(DISK) == 2 * OCTETS
+    assert (await again.put(1)).status == 412
+    await again.publisher.step()
+    assert again.index.lists(block_id(1)) and again.index.lists(block_id(2))
+
+
+async def _kill_at(root: Path, at: int, during: bool) -> bool:
+    """Store block 2 beside block 1, dying at a step; whether it died at all."""
+    files = Mortal(0, during=during)
+    world = await world_on(root, files)
+    assert (await world.put(1)).status == 201
+    files.calls, files.at = 0, at
+    try:
+        await world.put(2)
+    except Killed:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("during", [False, True])
+async def test_a_crash_at_any_step_leaves_a_block_whole_or_absent(
+    tmp_path: Path, during: bool
+) -> None:
+    outcomes: list[bool] = []
+    for at in range(1, 40):
+        root = tmp_path / str(at)
+        died = await _kill_at(root, at, during)
+        after = await world_on(root, verify_digests=True)
+        there = block_id(2) in after.holder.store
+        outcomes.append(there)
+        assert (await after.get(1)).body == octets(container(1))
+        if there:
+            assert (await after.get(2)).body == octets(container(2))
+        else:
+            assert (await after.put(2)).status == 201
+        names = {part_name(block_id(number)) for number in (1, 2)}
+        assert set(files_below(root)) == names
+        if not died:
+            break
+    else:
+        pytest.fail("the store never got to its end")
+    assert outcomes[0] is False and outcomes[-1] is True
+    assert outcomes == sorted(outcomes)
+    assert len(outcomes) >= 8
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from kvsp.holder.tiers.disk import DiskTier
+from tests.kvsp.holder.support import *
+
+async def main():
+    world = make_world([(DiskTier(Path(sys.argv[1])), 1 << 30)])
+    await world.holder.start()
+    print("ready", flush=True)
+    number = 0
+    while True:
+        answer = await world.put(number)
+        assert answer.status == 201, answer
+        print(number, flush=True)
+        number += 1
+
+asyncio.run(main())
+"""
+
+
+async def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path: Path) -> None:
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert process.stdout is not None
+        acknowledged = -1
+        for line in process.stdout:
+            if line.strip() == "30":
+                break
+        with pytest.raises(TierUnavailableError, match="another process"):
+            await DiskTier(tmp_path).start()
+        os.kill(process.pid, signal.SIGKILL)
+        for line in ("30", *process.stdout):
+            acknowledged = int(line)
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout and process.stdout.close()
+    world = make_world([(DiskTier(tmp_path, verify_digests=True), 1 << 30)])
+    await world.holder.start()
+    assert len(world.holder.store) >= acknowledged + 1 >= 31
+    for number in range(acknowledged + 1):
+        assert (await world.get(number)).body == octets(container(number))
+    assert not list((tmp_path / "incoming").iterdir())
+
+
+Damage = Callable[[Path], Any]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"garbage" * 100),
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        lambda path: os.truncate(path, 60),
+        lambda path: path.open("ab").write(b"x"),
+        lambda path: path.write_bytes(b"XXXX" + path.read_bytes()[4:]),
+        lambda path: path.write_bytes(path.read_bytes()[:-80] + b"!" + path.read_bytes()[-79:]),
+        lambda path: path.write_bytes(path.read_bytes()[1:]),
+    ],
+)
+async def test_partial_and_garbage_files_are_removed_at_start_up(
+    tmp_path: Path, damage: Damage
+) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    await world.put(2)
+    damage(tmp_path / part_name(block_id(1)))
+    (tmp_path / "incoming" / "left").write_bytes(b"half")
+    (tmp_path / "blocks" / "notes.txt").write_text("x")
+    again = await world_on(tmp_path)
+    assert files_below(tmp_path) == [part_name(block_id(2))]
+    assert (await again.get(1)).status == 404
+    assert (await again.get(2)).status == 200
+
+
+async def test_a_flipped_bit_is_found_when_digests_are_verified(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    path = tmp_path / part_name(block_id(1))
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1
+    path.write_bytes(data)
+    assert block_id(1) in (await world_on(tmp_path)).holder.store
+    assert block_id(1) not in (await world_on(tmp_path, verify_digests=True)).holder.store
+
+
+async def test_what_no_longer_fits_the_budget_is_removed_at_start_up(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    for number in range(3):
+        await world.put(number)
+        os.utime(tmp_path / part_name(block_id(number)), (number, number))
+    small = make_world([(DiskTier(tmp_path), 2 * OCTETS)])
+    await small.holder.start()
+    assert list(small.holder.store.blocks()) == [block_id(1), block_id(2)]
+    assert len(files_below(tmp_path)) == 2
+
+
+class Full(Files):
+    """A disk with room for `octets` more."""
+
+    def __init__(self, octets: int, error: int = errno.ENOSPC) -> None:
+        self.octets = octets
+        self.error = error
+
+    def write(self, descriptor: int, octets: memoryview) -> int:
+        written = super().write(descriptor, octets[: max(0, self.octets)] or b"")  # type: ignore[arg-type]
+        self.octets -= written
+        if len(octets) and not written:
+            raise OSError(self.error, os.strerror(self.error))
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 100, OCTETS - 1, OCTETS + 10])
+@pytest.mark.parametrize(
+    ("error", "status", "problem"),
+    [
+        (errno.ENOSPC, 507, "kvsp-storage-full"),
+        (errno.EDQUOT, 507, "kvsp-storage-full"),
+        (errno.EIO, 503, "about:blank"),
+        (errno.EROFS, 503, "about:blank"),
+    ],
+)
+async def test_a_full_or_broken_disk_is_507_or_503_with_retry_after_and_nothing_stays(
+    tmp_path: Path, room: int, error: int, status: int, problem: str
+) -> None:
+    files = Full(1 << 20, error)
+    world = await world_on(tmp_path, files)
+    files.octets = room
+    path = f"blocks/{block_id(1).path}"
+    headers = {"content-type": "application/kvsp-block", "if-none-match": "*"}
+    answer = await world.client.request("PUT", path, cut(octets(container(1)), 100), headers)
+    assert (answer.status, answer.problem) == (status, problem)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert files_below(tmp_path) == [] and world.holder.store.used(DISK) == 0
+    files.octets = 1 << 20
+    assert (await world.put(1)).status == 201
+
+
+async def test_a_holder_that_loses_leased_data_to_a_fault_must_withdraw_the_record_first(
+    tmp_path: Path,
+) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    await world.publisher.step()
+    lease = (await world.lease(1)).json["lease"]
+    (tmp_path / part_name(block_id(1))).unlink()
+    answer = await world.get(1)
+    assert (answer.status, answer.json["reason"]) == (404, "lost")
+    assert not world.index.lists(block_id(1))
+    assert (await world.client.get(f"leases/{lease}")).status == 404
+    assert world.holder.store.counters.lost == 1 and world.holder.store.used(DISK) == 0
+    assert (await world.put(1)).status == 201
+
+
+async def test_a_file_cut_short_under_the_holder_is_404_too(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    for number, size in ((1, 100), (2, 0)):
+        await world.put(number)
+        os.truncate(tmp_path / part_name(block_id(number)), size)
+        assert (await world.get(number)).status == 404
+    assert files_below(tmp_path) == []
+
+
+async def test_a_read_that_began_ends_well_although_the_block_is_evicted(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    body = await world.holder.open(block_id(1))
+    await world.holder.delete(block_id(1))
+    assert b"".join([bytes(chunk) async for chunk in body.chunks()]) == octets(container(1))
+    body.close()
+    assert files_below(tmp_path) == []
+
+
+async def test_a_folder_that_cannot_be_written_is_a_clear_error_at_start_up(
+    tmp_path: Path,
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(TierUnavailableError, match="Not a directory"):
+        await world_on(blocked / "below")
+    with pytest.raises(TierUnavailableError, match="Read-only"):
+        await world_on(tmp_path / "ro", Full(0, errno.EROFS))
+
+
+async def test_a_block_read_twice_is_promoted_to_memory_and_demoted_for_another(
+    tmp_path: Path,
+) -> None:
+    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    await world.holder.start()
+    for number in range(6):
+        await world.put(number)
+        for _ in range(2):
+            assert (await world.get(number)).status == 200
+            await world.holder.stop()
+    store = world.holder.store
+    assert store.counters.promotions == 6
+    assert store.used("host") == 4 * OCTETS and len(store) == 6  # type: ignore[arg-type]
+    assert store.counters.evictions == {"host": 2}
+    record = world.holder.record(block_id(5), 1000)
+    assert record is not None and record.residency is not None
+    assert [(entry.tier, entry.layers) for entry in record.residency] == [("host", range(4))]
+    record = world.holder.record(block_id(0), 1000)
+    assert record is not None and record.residency is not None
+    assert record.residency[0].tier == "disk"
+    assert (record.residency[0].read_mbit_per_s or 0) > 0
+    for number in range(6):
+        assert (await world.get(number)).body == octets(container(number))
+    assert not [call for call in world.index.calls if call[0] == "DELETE"]
+
+
+async def test_damage_found_while_promoting_never_reaches_memory(tmp_path: Path) -> None:
+    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    await world.holder.start()
+    await world.put(1)
+    path = tmp_path / part_name(block_id(1))
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1
+    path.write_bytes(data)
+    for _ in range(3):
+        await world.get(1)
+        await world.holder.stop()
+    assert world.holder.store.used("host") == 0  # type: ignore[arg-type]
+
+
+async def test_a_descriptor_is_used_again_after_a_restart_without_the_index(
+    tmp_path: Path,
+) -> None:
+    from kvsp.holder.descriptors import Descriptors
+
+    asked: list[bytes] = []
+
+    async def ask(compat_id: bytes) -> Any:
+        asked.append(compat_id)
+        return DESCRIPTOR
+
+    for _ in range(2):
+        assert await Descriptors(folder=tmp_path, ask=ask).get(DESCRIPTOR.compat_id) == DESCRIPTOR
+    assert len(asked) == 1
+    (path,) = tmp_path.iterdir()  # noqa: ASYNC240
+    path.write_bytes(b"{}")
+    assert await Descriptors(folder=tmp_path, ask=ask).get(DESCRIPTOR.compat_id) == DESCRIPTOR
+    assert await Descriptors([DESCRIPTOR]).get(DESCRIPTOR.compat_id) == DESCRIPTOR
+    assert await Descriptors().get(DESCRIPTOR.compat_id) is None
+
+
+def test_a_trailer_says_everything_that_is_known_of_a_part() -> None:
+    from kvsp.holder.tiers.tiers import TAIL_OCTETS, parse_trailer, trailer
+
+    info, _ = info_and_part(container(1))
+    _, part = info_and_part(container(1).select(range(1, 3)))
+    text = trailer(info, part)
+    read = parse_trailer(text[:-TAIL_OCTETS], text[-TAIL_OCTETS:], part.octets + len(text))
+    assert read == (info, part)

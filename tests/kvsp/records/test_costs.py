@@ -1,0 +1,96 @@
+"""KVSP "Placement Inputs": estimates at their edges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsp.records.costs import (
+    assign_sources,
+    cost_us,
+    fetch_us,
+    load_us,
+    recompute_us,
+    round_up,
+    wait_us,
+)
+from kvsp.records.records import Link, ReplicaRecord
+from tests.kvsp.records.test_vectors_records import H1, H2, TARGET, replica
+
+
+def test_exact_microseconds_are_not_rounded_up_by_the_noise_of_doubles() -> None:
+    assert round_up(0.1 + 0.2 - 0.3 + 5) == 5
+    assert round_up(5.000_01) == 6
+    assert round_up(0) == 0
+    # 30 loads of 0.1 us each and a round trip of 2 us
+    blocks = [[replica(H1, 1)]] * 30
+    assert fetch_us(TARGET, blocks, [Link(H1, 80, 2)], 1) == 5
+
+
+def test_what_no_number_can_tell_is_none() -> None:
+    assert round_up(math.inf) is None and round_up(math.nan) is None
+    assert recompute_us(1, 0) is None and recompute_us(0, 0) == 0
+    assert recompute_us(10**9, 5e-324) is None
+    assert fetch_us(TARGET, [[replica(H1, 8)]], [Link(H1, 0, 0)], 1) is None
+    assert fetch_us(TARGET, [[replica(H1, 8)]], [Link(H1, 5e-324, 0)], 1) is None
+    assert fetch_us(TARGET, [[]], [Link(H1, 1, 0)], 1) is None
+
+
+def test_a_tier_that_cannot_be_read_makes_a_source_unusable() -> None:
+    slow = replica(H1, 8, [{"tier": "remote", "layers": [0, 0], "read_mbit_per_s": 0}])
+    assert math.isinf(load_us(slow, 1000, 1))
+    assert fetch_us(TARGET, [[slow]], [Link(H1, 1000, 0)], 1) is None
+
+
+def test_a_block_that_the_target_holds_whole_is_resident() -> None:
+    links = [Link(H1, 8, 0)]
+    whole = replica(TARGET, 100)
+    half = replica(TARGET, 100, [{"tier": "device", "layers": [0, 0]}])
+    assert fetch_us(TARGET, [[whole, replica(H1, 100)]], links, 2) == 0
+    assert fetch_us(TARGET, [[half, replica(H1, 100)]], links, 2) == 100
+
+
+def test_a_source_holds_every_layer_of_the_block() -> None:
+    half = replica(H1, 100, [{"tier": "device", "layers": [0, 0]}])
+    links = {holder: Link(holder, 8, 0) for holder in (H1, H2)}
+    assert assign_sources([[half]], links, 2) is None
+    assignment = assign_sources([[half, replica(H2, 100)]], links, 2)
+    assert assignment is not None and assignment[0].holder == H2
+
+
+def test_a_block_goes_where_it_is_there_soonest() -> None:
+    links = {H1: Link(H1, 8, 100), H2: Link(H2, 8, 0)}
+    block = [replica(H1, 40), replica(H2, 40)]
+    assignment = assign_sources([block] * 5, links, 1)
+    assert assignment is not None
+    # H2 is at 40, 80, 120 when H1 would be at 140: then 160 against 140
+    assert [record.holder for record in assignment] == [H2, H2, H2, H1, H2]
+
+
+def test_the_cost_is_waiting_and_the_cheaper_way() -> None:
+    costs: dict[str, Any] = {"wait": 10, "fetch": 5, "recompute_unmatched": 3, "recompute_all": 20}
+    assert cost_us(**costs) == 18
+    assert cost_us(**costs | {"recompute_all": 4}) == 14
+    assert cost_us(**costs | {"fetch": None}) == 30
+    assert cost_us(**costs | {"recompute_all": None}) == 18
+    assert cost_us(**costs | {"fetch": None, "recompute_all": None}) is None
+    assert cost_us(**costs | {"wait": None}) is None
+    assert wait_us(3, 2_000_000) == 6_000_000 and wait_us(0, 1e308) == 0
+
+
+NUMBERS = st.floats(0, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3), st.integers(0, 5), NUMBERS)
+def test_no_reported_number_crashes_an_estimate(
+    rates: list[tuple[float, float]], blocks: int, read: float
+) -> None:
+    residency = [{"tier": "disk", "layers": [0, 0], "read_mbit_per_s": read}]
+    holders = [f"https://h{index}.example/" for index in range(len(rates))]
+    links = [Link(holder, *rate) for holder, rate in zip(holders, rates, strict=True)]
+    records: list[ReplicaRecord] = [replica(holder, 2**53 - 1, residency) for holder in holders]
+    estimate = fetch_us(TARGET, [records] * blocks, links, 1)
+    assert estimate is None or 0 <= estimate < 2**53
