@@ -25,7 +25,7 @@ def retrieve(url: str, certificate: Path, folder: Path) -> list[Point]:
     common: list[str | Path] = [url, "--cafile", certificate, "--scope-key-file", scope]
     common += ["--compat", DATA / "smollm2-survey.compat.json"]
     common += ["--tokens", DATA / "smollm2-survey.tokens.json"]
-    module = [sys.executable, "-m", "kvcs.cli.publish"]
+    module = [sys.executable, "-m", "kvcs.programs.publish"]
     options: list[str | Path] = ["--kv", CACHE, "--live-delay", str(LIVE_DELAY_MS)]
     with Program("kvcs-publish", [*module, *common, *options], folder) as publisher:
         try:
@@ -40,7 +40,7 @@ def retrieve(url: str, certificate: Path, folder: Path) -> list[Point]:
 
 def _subscribe(name: str, common: list[str | Path], folder: Path) -> Point:
     out = folder / f"{name}.safetensors"
-    command = [sys.executable, "-m", "kvcs.cli.subscribe", *common, "--out", out]
+    command = [sys.executable, "-m", "kvcs.programs.subscribe", *common, "--out", out]
     began = monotonic()
     with Program(name, [*command, "--timeout", str(SECONDS)], folder) as subscriber:
         try:

@@ -10,16 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvcs.assembly import (
-        ArrayDestination,
-        Destination,
-        FileDestination,
-        Layer,
-        MemoryDestination,
-        Stats,
-    )
-    from kvcs.consumer import Consumer
-    from kvcs.errors import (
+    from kvcs.finding.relays import Fallback
+    from kvcs.names.errors import (
         FileError,
         KvcsError,
         MisuseError,
@@ -31,45 +23,53 @@ if TYPE_CHECKING:
         RetrievalTimeout,
         VerificationFailed,
     )
-    from kvcs.files import KvFile, KvFileWriter, load_descriptor, load_tokens
-    from kvcs.namespace import PublicationNamespace
-    from kvcs.publisher import Publication, publish
-    from kvcs.retrieval import Mode
-    from kvcs.sessions import Fallback
+    from kvcs.names.namespace import PublicationNamespace
+    from kvcs.publishing.publication import Publication, publish
+    from kvcs.retrieving.assembly import (
+        ArrayDestination,
+        Destination,
+        FileDestination,
+        Layer,
+        MemoryDestination,
+        Stats,
+    )
+    from kvcs.retrieving.consumer import Consumer
+    from kvcs.retrieving.retrieval import Mode
+    from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError
     from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
-    "ArrayDestination": "kvcs.assembly",
-    "Consumer": "kvcs.consumer",
+    "ArrayDestination": "kvcs.retrieving.assembly",
+    "Consumer": "kvcs.retrieving.consumer",
     "DecodeError": "kvsp.names.errors",
     "Descriptor": "kvsp.names.identity",
-    "Destination": "kvcs.assembly",
-    "Fallback": "kvcs.sessions",
-    "FileDestination": "kvcs.assembly",
-    "FileError": "kvcs.errors",
-    "KvFile": "kvcs.files",
-    "KvFileWriter": "kvcs.files",
-    "KvcsError": "kvcs.errors",
-    "Layer": "kvcs.assembly",
-    "MemoryDestination": "kvcs.assembly",
-    "MisuseError": "kvcs.errors",
-    "Mode": "kvcs.retrieval",
-    "NotAuthorized": "kvcs.errors",
-    "NotFound": "kvcs.errors",
-    "NothingToPublish": "kvcs.errors",
-    "Publication": "kvcs.publisher",
-    "PublicationNamespace": "kvcs.namespace",
-    "PublisherLost": "kvcs.errors",
-    "RetrievalError": "kvcs.errors",
-    "RetrievalTimeout": "kvcs.errors",
+    "Destination": "kvcs.retrieving.assembly",
+    "Fallback": "kvcs.finding.relays",
+    "FileDestination": "kvcs.retrieving.assembly",
+    "FileError": "kvcs.names.errors",
+    "KvFile": "kvsp.blocks.kv_files",
+    "KvFileWriter": "kvsp.blocks.kv_files",
+    "KvcsError": "kvcs.names.errors",
+    "Layer": "kvcs.retrieving.assembly",
+    "MemoryDestination": "kvcs.retrieving.assembly",
+    "MisuseError": "kvcs.names.errors",
+    "Mode": "kvcs.retrieving.retrieval",
+    "NotAuthorized": "kvcs.names.errors",
+    "NotFound": "kvcs.names.errors",
+    "NothingToPublish": "kvcs.names.errors",
+    "Publication": "kvcs.publishing.publication",
+    "PublicationNamespace": "kvcs.names.namespace",
+    "PublisherLost": "kvcs.names.errors",
+    "RetrievalError": "kvcs.names.errors",
+    "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
-    "Stats": "kvcs.assembly",
-    "VerificationFailed": "kvcs.errors",
+    "Stats": "kvcs.retrieving.assembly",
+    "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
-    "load_descriptor": "kvcs.files",
-    "load_tokens": "kvcs.files",
-    "publish": "kvcs.publisher",
+    "load_descriptor": "kvsp.blocks.kv_files",
+    "load_tokens": "kvsp.blocks.kv_files",
+    "publish": "kvcs.publishing.publication",
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvcs.errors import FileError
+from kvcs.names.errors import FileError
 from kvsp.http.auth import check_principals, read_principals
 
 EVERY_SCOPE: Final = "*"

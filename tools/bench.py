@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 import moqt
-from kvcs.assembly import ArrayDestination
-from kvcs.consumer import Consumer
-from kvcs.publisher import Publication, publish
+from kvcs.publishing.publication import Publication, publish
+from kvcs.retrieving.assembly import ArrayDestination
+from kvcs.retrieving.consumer import Consumer
 from kvsp.names.identity import Descriptor, Scope
 from moqt.quic.certificates import make_self_signed
 from tools import bench_raw

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from kvcs.codes import Component
-from kvcs.errors import KvcsError
-from kvcs.manifest import Manifest
-from kvcs.namespace import PublicationNamespace, parse_publication_uri
-from kvcs.payload import check_payload
+from kvcs.names.codes import Component
+from kvcs.names.errors import KvcsError
+from kvcs.names.manifest import Manifest
+from kvcs.names.namespace import PublicationNamespace, parse_publication_uri
+from kvcs.names.payload import check_payload
 from kvsp.names.errors import DecodeError
 from moqt.log.describe import describe, line
 from moqt.track.filters import check_range_filters

@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import moqt
-from kvcs.codes import Component
-from kvcs.consumer import Consumer
-from kvcs.files import KvFile, load_descriptor, load_tokens
-from kvcs.namespace import PublicationNamespace
-from kvcs.payload import data_digest, encode_header
-from kvcs.publisher import Publication, publish
+from kvcs.names.codes import Component
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.names.payload import data_digest, encode_header
+from kvcs.publishing.publication import Publication, publish
+from kvcs.retrieving.consumer import Consumer
+from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope
 from moqt.values.names import Location

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcs.files import KvFile, load_descriptor
-from kvcs.publisher import Publication
+from kvcs.publishing.publication import Publication
+from kvsp.blocks.kv_files import KvFile, load_descriptor
 from kvsp.names.identity import Scope
 from tests.e2e.support import MIB, Cache, Process, eventually, relay
 

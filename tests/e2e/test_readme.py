@@ -14,9 +14,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from kvcs.assembly import Stats
-from kvcs.errors import NotFound
-from kvcs.files import KvFile, load_descriptor, load_tokens
+from kvcs.names.errors import NotFound
+from kvcs.retrieving.assembly import Stats
+from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.identity import Scope
 from tests.e2e.kvsp_support import free_port
 from tests.e2e.support import BIN, ROOT, SAMPLE, Process, interrupt

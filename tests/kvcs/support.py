@@ -8,8 +8,8 @@ from collections import Counter
 
 import numpy as np
 
-from kvcs.consumer import Consumer
-from kvcs.publisher import Publication
+from kvcs.publishing.publication import Publication
+from kvcs.retrieving.consumer import Consumer
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher

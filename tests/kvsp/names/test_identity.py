@@ -49,9 +49,9 @@ HERE = {
     "scope_id_invalid",
     "block_keys",
     "tokens_invalid",
-    "elements",  # with layout, in tests/kvcs/test_kvcs_tensors.py
+    "elements",  # with layout, in tests/kvcs/names/test_tensors.py
     "layout",
-    "sample_data",  # in tests/kvcs/test_kvcs_files.py
+    "sample_data",  # in tests/kvsp/blocks/test_kv_files.py
     "containers",  # from here in test_vectors_container.py
     "container_invalid",
     "container_digest_mismatch",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvcs.cli.keygen import app as keygen
+from kvcs.programs.keygen import app as keygen
 from kvsp.cli.server import app as program
 from kvsp.client import Client as KvspClient
 from kvsp.http.auth import Principal, developer_token, principal_entry

@@ -1,1 +1,0 @@
-"""The command-line programs of this package, one module each."""

@@ -1,0 +1,614 @@
+"""The manifest of a publication: reading, checking, building (KVCS "Manifest Track").
+
+A manifest arrives as the JSON octets of one Object of the track "manifest". What the
+track "manifest.cose" carries is a signed envelope around the same octets: once it has
+been opened and its signature verified, `Manifest.parse` reads its payload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvcs.names.codes import (
+    MANIFEST_VERSION,
+    MAX_BLOCKS_PER_SEGMENT,
+    MAX_MANIFEST_OCTETS,
+    MAX_TOKENS,
+    PUBLICATION_ID_OCTETS,
+    Component,
+    ManifestTrack,
+)
+from kvcs.names.errors import KvcsError
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.names.tracks import DataTrack, parse_track_name
+from kvsp.names import ijson
+from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, parse_hex
+
+_REQUIRED: Final = ("kvcs", "compat", "layers", "block_tokens", "deterministic", "segments")
+_SEGMENT_REQUIRED: Final = (
+    "segment",
+    "first_block",
+    "blocks",
+    "block_keys_sha256",
+    "tracks",
+    "complete",
+)
+_DIGESTS = re.compile(r"[0-9a-f]*")
+_EVERY_CODEC: Final = frozenset(Codec)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One element of "segments"."""
+
+    segment: int
+    first_block: int
+    """Absolute index of the segment's first block."""
+
+    blocks: int
+    block_keys_sha256: bytes
+    tracks: tuple[DataTrack, ...]
+    complete: bool
+    object_digests: Mapping[DataTrack, tuple[bytes, ...]] | None
+    """Per data track, per completed Group from 0: its Objects' digests, 32 octets each,
+    in Object order, as one string of octets. None when the manifest lists none."""
+
+    def listed_groups(self, track: DataTrack) -> int:
+        """How many Groups of `track`, from 0, have their digests listed."""
+        return len(self.object_digests.get(track, ())) if self.object_digests else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One version of a publication's manifest, checked; unknown members are dropped."""
+
+    compat: Descriptor
+    deterministic: bool
+    segments: tuple[SegmentEntry, ...]
+    publication: bytes | None = None
+    """The Publication ID, when the manifest repeats it."""
+
+    scope_id: bytes | None = None
+    """The Scope ID, when the manifest repeats it."""
+
+    @classmethod
+    def parse(
+        cls,
+        data: bytes | bytearray | memoryview,
+        namespace: PublicationNamespace | None = None,
+    ) -> Manifest:
+        """Read manifest JSON and compare it with the namespace it was found under.
+
+        Raises DecodeError, first fault first: `not-i-json`, `duplicate-member`,
+        `not-an-object`, `missing-member`, `wrong-type`, `bad-version`, `bad-hex`,
+        `bad-track-name`, the errors of the descriptor, `compat-mismatch`,
+        `bad-manifest` (too large, inconsistent, or naming another publication).
+        """
+        if memoryview(data).nbytes > MAX_MANIFEST_OCTETS:
+            raise _bad_manifest(f"larger than {MAX_MANIFEST_OCTETS} octets")
+        tree = ijson.loads(data)
+        if not isinstance(tree, dict):
+            raise DecodeError(DecodeErrorName.NOT_AN_OBJECT, "a manifest is a JSON object")
+        _check_members(tree)
+        _check_types(tree)
+        if tree["kvcs"] != MANIFEST_VERSION:
+            raise DecodeError(DecodeErrorName.BAD_VERSION, f"'kvcs' is not {MANIFEST_VERSION}")
+        publication = _optional_hex(tree, "publication", PUBLICATION_ID_OCTETS)
+        scope_id = _optional_hex(tree, "scope_id", SCOPE_ID_OCTETS)
+        keys = [
+            _hex(entry["block_keys_sha256"], HASH_OCTETS, f"segments[{index}].block_keys_sha256")
+            for index, entry in enumerate(tree["segments"])
+        ]
+        digests = [_parse_digests(entry.get("object_digests")) for entry in tree["segments"]]
+        tracks = [_parse_tracks(entry["tracks"]) for entry in tree["segments"]]
+        digests_by_track = [
+            None
+            if groups is None
+            else dict(zip(_parse_tracks(groups), groups.values(), strict=True))
+            for groups in digests
+        ]
+        compat = Descriptor.parse(tree["compat"])
+        if namespace is not None and compat.compat_id != namespace.compat_id:
+            raise DecodeError(
+                DecodeErrorName.COMPAT_MISMATCH,
+                "the Compatibility ID of 'compat' is not that of the namespace",
+            )
+        if tree["layers"] != compat.layers or tree["block_tokens"] != compat.block_tokens:
+            raise _bad_manifest("'layers' or 'block_tokens' is not that of 'compat'")
+        manifest = cls(
+            compat=compat,
+            deterministic=tree["deterministic"],
+            segments=tuple(
+                SegmentEntry(
+                    segment=int(entry["segment"]),
+                    first_block=int(entry["first_block"]),
+                    blocks=int(entry["blocks"]),
+                    block_keys_sha256=keys[index],
+                    tracks=tracks[index],
+                    complete=entry["complete"],
+                    object_digests=digests_by_track[index],
+                )
+                for index, entry in enumerate(tree["segments"])
+            ),
+            publication=publication,
+            scope_id=scope_id,
+        )
+        _check_consistency(manifest)
+        if namespace is not None:
+            if publication not in (None, namespace.publication_id):
+                raise _bad_manifest("'publication' is not the Publication ID of the namespace")
+            if scope_id not in (None, namespace.scope_id):
+                raise _bad_manifest("'scope_id' is not the Scope ID of the namespace")
+        return manifest
+
+    def to_json(self) -> bytes:
+        """The manifest as canonical JSON octets.
+
+        Raises KvcsError above 16 MiB, the largest manifest consumers take.
+        """
+        tree: dict[str, Any] = {
+            "kvcs": MANIFEST_VERSION,
+            "compat": self.compat.to_dict(),
+            "layers": self.compat.layers,
+            "block_tokens": self.compat.block_tokens,
+            "deterministic": self.deterministic,
+            "segments": [_segment_tree(entry) for entry in self.segments],
+        }
+        if self.publication is not None:
+            tree["publication"] = self.publication.hex()
+        if self.scope_id is not None:
+            tree["scope_id"] = self.scope_id.hex()
+        octets = ijson.canonical(tree)
+        if len(octets) > MAX_MANIFEST_OCTETS:
+            raise KvcsError(
+                f"the manifest would have {len(octets)} octets, {MAX_MANIFEST_OCTETS} are allowed; "
+                "publish larger blocks or fewer of them"
+            )
+        return octets
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of all segments together."""
+        return sum(entry.blocks for entry in self.segments)
+
+    def segment_of(self, track: DataTrack) -> SegmentEntry | None:
+        """The entry that lists `track`, or None."""
+        if track.segment >= len(self.segments):
+            return None
+        entry = self.segments[track.segment]
+        return entry if track in entry.tracks else None
+
+    def is_listed(self, track: DataTrack, group: int) -> bool:
+        """Whether the digests of Group `group` (layer) of `track` are listed."""
+        entry = self.segment_of(track)
+        return entry is not None and 0 <= group < entry.listed_groups(track)
+
+    def expected_digest(self, track: DataTrack, group: int, object_id: int) -> bytes | None:
+        """The listed Data Digest of an Object, 32 octets, or None when none is listed."""
+        entry = self.segment_of(track)
+        if entry is None or entry.object_digests is None:
+            return None
+        if not 0 <= group < entry.listed_groups(track) or not 0 <= object_id < entry.blocks:
+            return None
+        start = object_id * HASH_OCTETS
+        return entry.object_digests[track][group][start : start + HASH_OCTETS]
+
+    def is_segment_complete(self, segment: int) -> bool:
+        """Whether the manifest marks `segment` complete; False for one it does not know."""
+        return 0 <= segment < len(self.segments) and self.segments[segment].complete
+
+    def select_tracks(
+        self,
+        segment: int,
+        *,
+        codecs: Collection[Codec] = _EVERY_CODEC,
+        allow_lossy: bool = False,
+    ) -> tuple[DataTrack, ...]:
+        """The tracks to get a segment from: one `kv` track, or `k` and `v` of one codec.
+
+        The pair in codec raw first, then `kv.raw`, then lossless codecs among `codecs`,
+        then, if `allow_lossy`, the others among them, each in the order of "tracks".
+        Raises DecodeError `codec-unsupported` when none fits, LookupError for a segment
+        that is not listed.
+        """
+        if not 0 <= segment < len(self.segments):
+            raise LookupError(f"the manifest lists no segment {segment}")
+        entry = self.segments[segment]
+        choices = _selections(entry.tracks)
+
+        def rank(choice: tuple[DataTrack, ...]) -> int | None:
+            codec = choice[0].known_codec
+            if codec is None or codec not in codecs or (not codec.lossless and not allow_lossy):
+                return None
+            if codec is Codec.RAW:
+                return 0 if len(choice) == 2 else 1
+            return 2 if codec.lossless else 3
+
+        ranked = [(r, index) for index, c in enumerate(choices) if (r := rank(c)) is not None]
+        if not ranked:
+            raise DecodeError(
+                DecodeErrorName.CODEC_UNSUPPORTED,
+                f"segment {segment} is offered only as {', '.join(map(str, entry.tracks))}",
+            )
+        return choices[min(ranked)[1]]
+
+    def check_keys(self, block_keys: Sequence[bytes], anchor_key: bytes) -> int:
+        """Confirm that the publication covers the consumer's tokens.
+
+        `block_keys` are the keys of the consumer's own tokens, `anchor_key` is that of
+        the namespace. Segment 0 must end with the Anchor Key and hash to its
+        `block_keys_sha256`. Returns how many leading blocks are confirmed: those of
+        segment 0 and of the later segments that continue with the consumer's tokens. 0
+        means that segment 0 is longer than the tokens known, so that nothing can be said.
+
+        Raises DecodeError `keys-mismatch`.
+        """
+        first = self.segments[0]
+        if anchor_key in block_keys and block_keys.index(anchor_key) + 1 != first.blocks:
+            raise _keys_mismatch(
+                f"segment 0 has {first.blocks} blocks, "
+                f"but the Anchor Key is that of block {block_keys.index(anchor_key)}"
+            )
+        if first.blocks > len(block_keys):
+            return 0
+        if block_keys[first.blocks - 1] != anchor_key:
+            raise _keys_mismatch("the last block of segment 0 has another key than the Anchor Key")
+        if keys_digest(block_keys[: first.blocks]) != first.block_keys_sha256:
+            raise _keys_mismatch("segment 0 covers other tokens")
+        confirmed = first.blocks
+        for entry in self.segments[1:]:
+            end = confirmed + entry.blocks
+            if end > len(block_keys):
+                break
+            if keys_digest(block_keys[confirmed:end]) != entry.block_keys_sha256:
+                break
+            confirmed = end
+        return confirmed
+
+
+def keys_digest(block_keys: Iterable[bytes]) -> bytes:
+    """`block_keys_sha256`: SHA-256 of the concatenated raw Block Keys of a segment."""
+    return hashlib.sha256(b"".join(block_keys)).digest()
+
+
+def check_progress(previous: Manifest, following: Manifest) -> None:
+    """Check a later version against an earlier one of the same publication.
+
+    A version may add; what was listed is never removed or changed, and "complete" never
+    goes back. Raises DecodeError `bad-manifest`: keep `previous` and count the fault.
+    """
+    if following.compat != previous.compat:
+        raise _bad_manifest("a later version changes 'compat'")
+    if following.deterministic != previous.deterministic:
+        raise _bad_manifest("a later version changes 'deterministic'")
+    for member in ("publication", "scope_id"):
+        before = getattr(previous, member)
+        if before is not None and getattr(following, member) != before:
+            raise _bad_manifest(f"a later version changes {member!r}")
+    if len(following.segments) < len(previous.segments):
+        raise _bad_manifest("a later version removes a segment")
+    for old, new in zip(previous.segments, following.segments, strict=False):
+        where = f"segment {old.segment}"
+        if (old.first_block, old.blocks, old.block_keys_sha256) != (
+            new.first_block,
+            new.blocks,
+            new.block_keys_sha256,
+        ):
+            raise _bad_manifest(f"a later version changes the blocks of {where}")
+        if not set(old.tracks) <= set(new.tracks):
+            raise _bad_manifest(f"a later version removes a track of {where}")
+        if old.complete and not new.complete:
+            raise _bad_manifest(f"a later version takes back that {where} is complete")
+        if old.object_digests is None:
+            continue
+        for track, groups in old.object_digests.items():
+            later = (new.object_digests or {}).get(track, ())
+            if later[: len(groups)] != groups:
+                raise _bad_manifest(f"a later version changes the digests of {track}")
+
+
+class ManifestBuilder:
+    """What a publisher tells about its publication, version by version.
+
+    Segments are added in order and completed Groups in Group order; `build` checks the
+    whole like a consumer does.
+    """
+
+    def __init__(
+        self,
+        compat: Descriptor,
+        namespace: PublicationNamespace,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """Raises ValueError when `namespace` is of another Compatibility ID."""
+        if namespace.compat_id != compat.compat_id:
+            raise ValueError("the namespace is of another Compatibility ID than the descriptor")
+        self._compat = compat
+        self._namespace = namespace
+        self._deterministic = deterministic
+        self._segments: list[_OpenSegment] = []
+
+    def add_segment(
+        self, block_keys: Sequence[bytes], tracks: Iterable[tuple[Component, Codec]]
+    ) -> int:
+        """Add the next segment and return its number.
+
+        `block_keys` are the keys of its blocks, `tracks` the components and codecs it is
+        offered in. Raises ValueError without blocks, or when segment 0 does not end with
+        the namespace's Anchor Key.
+        """
+        number = len(self._segments)
+        if not block_keys:
+            raise ValueError("a segment has at least one block")
+        if number == 0 and block_keys[-1] != self._namespace.anchor_key:
+            raise ValueError("the last block of segment 0 has another key than the Anchor Key")
+        names = tuple(DataTrack(component, codec.label, number) for component, codec in tracks)
+        if not _selections(names) or len(set(names)) != len(names):
+            raise ValueError("a segment has a kv track, or k and v tracks of one codec, each once")
+        self._segments.append(
+            _OpenSegment(
+                first_block=sum(segment.blocks for segment in self._segments),
+                blocks=len(block_keys),
+                block_keys_sha256=keys_digest(block_keys),
+                digests={name: [] for name in names},
+            )
+        )
+        return number
+
+    def add_group(self, track: DataTrack, group: int, digests: Sequence[bytes]) -> None:
+        """List the Data Digests of a completed Group, in Object order.
+
+        Raises ValueError unless it is the track's next Group and every Object is there,
+        LookupError for a track that was not added.
+        """
+        if track.segment >= len(self._segments):
+            raise LookupError(f"no segment {track.segment} was added")
+        segment = self._segments[track.segment]
+        if track not in segment.digests:
+            raise LookupError(f"segment {track.segment} has no track {track}")
+        groups = segment.digests[track]
+        if group != len(groups) or group >= self._compat.layers:
+            raise ValueError(f"group {group} is not the next group of {track}, {len(groups)}")
+        if len(digests) != segment.blocks or any(len(d) != HASH_OCTETS for d in digests):
+            raise ValueError(
+                f"group {group} of {track} needs {segment.blocks} digests of {HASH_OCTETS} octets"
+            )
+        groups.append(b"".join(digests))
+
+    def complete(self, segment: int) -> None:
+        """Mark a segment complete. Raises ValueError unless every Group is listed."""
+        if not 0 <= segment < len(self._segments):
+            raise ValueError(f"no segment {segment} was added")
+        state = self._segments[segment]
+        for track, groups in state.digests.items():
+            if len(groups) != self._compat.layers:
+                raise ValueError(f"{track} has {len(groups)} of {self._compat.layers} groups")
+        state.complete = True
+
+    def build(self) -> Manifest:
+        """The manifest as it stands. Raises DecodeError `bad-manifest` without a segment."""
+        manifest = Manifest(
+            compat=self._compat,
+            deterministic=self._deterministic,
+            segments=tuple(
+                SegmentEntry(
+                    segment=number,
+                    first_block=segment.first_block,
+                    blocks=segment.blocks,
+                    block_keys_sha256=segment.block_keys_sha256,
+                    tracks=tuple(segment.digests),
+                    complete=segment.complete,
+                    object_digests={
+                        track: tuple(groups) for track, groups in segment.digests.items()
+                    },
+                )
+                for number, segment in enumerate(self._segments)
+            ),
+            publication=self._namespace.publication_id,
+            scope_id=self._namespace.scope_id,
+        )
+        _check_consistency(manifest)
+        return manifest
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    first_block: int
+    blocks: int
+    block_keys_sha256: bytes
+    digests: dict[DataTrack, list[bytes]]
+    complete: bool = False
+
+
+# --- the checks of `Manifest.parse`, in their order ----------------------------------
+
+
+def _check_members(tree: dict[str, Any]) -> None:
+    for name in _REQUIRED:
+        if name not in tree:
+            raise DecodeError(DecodeErrorName.MISSING_MEMBER, f"the manifest has no {name!r}")
+    if not isinstance(tree["segments"], list):
+        return  # a matter of type, which is looked at next
+    for index, entry in enumerate(tree["segments"]):
+        if not isinstance(entry, dict):
+            continue
+        for name in _SEGMENT_REQUIRED:
+            if name not in entry:
+                raise DecodeError(
+                    DecodeErrorName.MISSING_MEMBER, f"segments[{index}] has no {name!r}"
+                )
+
+
+def _check_types(tree: dict[str, Any]) -> None:
+    for name in ("kvcs", "layers", "block_tokens"):
+        _require(ijson.is_integer(tree[name]), name, "an integer")
+    _require(isinstance(tree["compat"], dict), "compat", "an object")
+    _require(isinstance(tree["deterministic"], bool), "deterministic", "a Boolean")
+    _require(isinstance(tree["segments"], list), "segments", "an array")
+    for name in ("publication", "scope_id"):
+        _require(isinstance(tree.get(name, ""), str), name, "a string")
+    for index, entry in enumerate(tree["segments"]):
+        where = f"segments[{index}]"
+        _require(isinstance(entry, dict), where, "an object")
+        for name in ("segment", "first_block", "blocks"):
+            _require(ijson.is_integer(entry[name]), f"{where}.{name}", "an integer")
+        _require(
+            isinstance(entry["block_keys_sha256"], str), f"{where}.block_keys_sha256", "a string"
+        )
+        _require(_is_list_of_strings(entry["tracks"]), f"{where}.tracks", "an array of strings")
+        _require(isinstance(entry["complete"], bool), f"{where}.complete", "a Boolean")
+        digests = entry.get("object_digests", {})
+        _require(
+            isinstance(digests, dict)
+            and all(
+                isinstance(groups, list) and all(map(_is_list_of_strings, groups))
+                for groups in digests.values()
+            ),
+            f"{where}.object_digests",
+            "an object of arrays of arrays of strings",
+        )
+
+
+def _is_list_of_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _require(valid: bool, where: str, what: str) -> None:
+    if not valid:
+        raise DecodeError(DecodeErrorName.WRONG_TYPE, f"{where} is {what}")
+
+
+def _hex(text: str, octets: int, where: str) -> bytes:
+    try:
+        return parse_hex(text, octets)
+    except DecodeError as error:
+        raise error.within(where) from None
+
+
+def _optional_hex(tree: dict[str, Any], name: str, octets: int) -> bytes | None:
+    return _hex(tree[name], octets, name) if name in tree else None
+
+
+def _parse_digests(digests: Any) -> dict[str, tuple[bytes, ...]] | None:
+    if digests is None:
+        return None
+    return {
+        name: tuple(
+            _group_octets(group, f"group {index} of {name[:64]!r}")
+            for index, group in enumerate(groups)
+        )
+        for name, groups in digests.items()
+    }
+
+
+def _group_octets(group: list[str], where: str) -> bytes:
+    text = "".join(group)
+    digits = 2 * HASH_OCTETS
+    # one pass over the joined digits is much faster than one per digest
+    if any(len(digest) != digits for digest in group) or not _DIGESTS.fullmatch(text):
+        raise DecodeError(
+            DecodeErrorName.BAD_HEX, f"{where}: a digest is {digits} lower-case hexadecimal digits"
+        )
+    return bytes.fromhex(text)
+
+
+def _parse_tracks(names: Iterable[str]) -> tuple[DataTrack, ...]:
+    tracks = []
+    for name in names:
+        track = parse_track_name(name)
+        if isinstance(track, ManifestTrack):
+            raise DecodeError(DecodeErrorName.BAD_TRACK_NAME, f"{track.value} is no data track")
+        tracks.append(track)
+    return tuple(tracks)
+
+
+def _check_consistency(manifest: Manifest) -> None:
+    if not manifest.segments:
+        raise _bad_manifest("there is no segment")
+    next_block = 0
+    for number, entry in enumerate(manifest.segments):
+        where = f"segments[{number}]"
+        if entry.segment != number:
+            raise _bad_manifest(f"{where} is numbered {entry.segment}")
+        if entry.first_block != next_block:
+            raise _bad_manifest(f"{where} starts at block {entry.first_block}, not {next_block}")
+        if not 1 <= entry.blocks <= MAX_BLOCKS_PER_SEGMENT:
+            raise _bad_manifest(f"{where} has {entry.blocks} blocks")
+        next_block += entry.blocks
+        if next_block * manifest.compat.block_tokens > MAX_TOKENS:
+            raise _bad_manifest(f"{where} ends past the last token position there is")
+        if any(track.segment != number for track in entry.tracks):
+            raise _bad_manifest(f"{where} lists a track of another segment")
+        if len(set(entry.tracks)) != len(entry.tracks):
+            raise _bad_manifest(f"{where} lists a track twice")
+        if not _selections(entry.tracks):
+            raise _bad_manifest(f"{where} has neither a kv track nor k and v of one codec")
+        _check_digests(entry, manifest.compat.layers, where)
+
+
+def _check_digests(entry: SegmentEntry, layers: int, where: str) -> None:
+    if entry.object_digests is None:
+        return
+    if set(entry.object_digests) != set(entry.tracks):
+        raise _bad_manifest(f"{where}: object_digests has not one member per data track")
+    for track, groups in entry.object_digests.items():
+        if len(groups) > layers:
+            raise _bad_manifest(f"{where}: {track} lists {len(groups)} of {layers} groups")
+        if entry.complete and len(groups) != layers:
+            raise _bad_manifest(f"{where} is complete but {track} lists {len(groups)} groups")
+        if any(len(group) != entry.blocks * HASH_OCTETS for group in groups):
+            raise _bad_manifest(f"{where}: a group of {track} has not {entry.blocks} digests")
+
+
+def _selections(tracks: Sequence[DataTrack]) -> list[tuple[DataTrack, ...]]:
+    """Every way to get a whole segment, in the order of the first track each needs."""
+    found: list[tuple[DataTrack, ...]] = []
+    for track in tracks:
+        if track.component is Component.KV:
+            found.append((track,))
+            continue
+        pair = tuple(
+            DataTrack(component, track.codec, track.segment)
+            for component in (Component.K, Component.V)
+        )
+        if pair not in found and all(half in tracks for half in pair):
+            found.append(pair)
+    return found
+
+
+def _segment_tree(entry: SegmentEntry) -> dict[str, Any]:
+    tree: dict[str, Any] = {
+        "segment": entry.segment,
+        "first_block": entry.first_block,
+        "blocks": entry.blocks,
+        "block_keys_sha256": entry.block_keys_sha256.hex(),
+        "tracks": [str(track) for track in entry.tracks],
+        "complete": entry.complete,
+    }
+    if entry.object_digests is not None:
+        tree["object_digests"] = {
+            str(track): [_hex_digests(group) for group in groups]
+            for track, groups in entry.object_digests.items()
+        }
+    return tree
+
+
+def _hex_digests(group: bytes) -> list[str]:
+    text = group.hex()
+    step = 2 * HASH_OCTETS
+    return [text[at : at + step] for at in range(0, len(text), step)]
+
+
+def _bad_manifest(detail: str) -> DecodeError:
+    return DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
+
+
+def _keys_mismatch(detail: str) -> DecodeError:
+    return DecodeError(DecodeErrorName.KEYS_MISMATCH, detail)

@@ -1,0 +1,87 @@
+"""Track Names and publisher priorities (KVCS "Track Names", "Objects")."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvcs.names.codes import MAX_SEGMENT, Component, ManifestTrack
+from kvsp.names.codes import Codec, DecodeErrorName
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+
+_DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
+_CODEC_NAME = re.compile(r"[a-z0-9-]{1,32}")
+_COMPONENTS = {component.label: component for component in Component}
+
+MANIFEST_PRIORITY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataTrack:
+    """The name of a data track: one component of one segment in one codec.
+
+    `codec` is a KVSP codec name and need not be known here.
+    Raises DecodeError `bad-track-name` when the parts cannot make a name.
+    """
+
+    component: Component
+    codec: str
+    segment: int
+
+    def __post_init__(self) -> None:
+        if not _CODEC_NAME.fullmatch(self.codec):
+            raise _bad_track_name("a codec name is 1 to 32 of a-z 0-9 -")
+        if not 0 <= self.segment <= MAX_SEGMENT:
+            raise _bad_track_name(f"a segment number is from 0 to {MAX_SEGMENT}")
+
+    def __str__(self) -> str:
+        return f"{self.component.label}.{self.codec}.s{self.segment}"
+
+    @property
+    def name(self) -> bytes:
+        """The octets of the Track Name."""
+        return str(self).encode("ascii")
+
+    @property
+    def known_codec(self) -> Codec | None:
+        """The codec, when it is in the registry."""
+        return Codec.from_label(self.codec)
+
+
+def parse_track_name(name: bytes | str) -> DataTrack | ManifestTrack:
+    """Read a Track Name; names are compared octet by octet, lower case.
+
+    Raises DecodeError `bad-track-name`.
+    """
+    octets = name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
+    for manifest in ManifestTrack:
+        if octets == manifest.encode("ascii"):
+            return manifest
+    match = _DATA_TRACK.fullmatch(octets)
+    if match is None:
+        raise _bad_track_name("neither a manifest track nor component.codec.s<segment>")
+    component, codec, segment = (part.decode("ascii") for part in match.groups())
+    return DataTrack(_COMPONENTS[component], codec, int(segment))
+
+
+def publisher_priority(group: int, layers: int) -> int:
+    """Publisher Priority of the Objects of Group `group`: earlier layers go first.
+
+    Raises ValueError unless 0 <= group < layers.
+    """
+    if not 0 <= group < layers:
+        raise ValueError(f"group {group} is no layer of a model with {layers} layers")
+    return 128 * group // layers
+
+
+def raw_octets(descriptor: Descriptor, component: Component) -> int:
+    """Octets of the raw Data of one Object: a K or V section, or both for `kv`.
+
+    Raises DecodeError `codec-unsupported` as `Descriptor.section_octets` does.
+    """
+    return descriptor.section_octets() * (2 if component is Component.KV else 1)
+
+
+def _bad_track_name(detail: str) -> DecodeError:
+    return DecodeError(DecodeErrorName.BAD_TRACK_NAME, detail)

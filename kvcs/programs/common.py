@@ -1,0 +1,196 @@
+"""What the command lines share: exit codes, inputs, signals, reconnecting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvcs.names.errors import (
+    FileError,
+    KvcsError,
+    NotAuthorized,
+    NotFound,
+    NothingToPublish,
+    VerificationFailed,
+)
+from kvcs.retrieving.retrieval import not_authorized
+from kvsp.blocks.kv_files import load_descriptor
+from kvsp.cli.common import ExitCode as ExitCode
+from kvsp.cli.common import InputError as InputError
+from kvsp.cli.common import check_cafile as check_cafile
+from kvsp.cli.common import check_output as check_output
+from kvsp.cli.common import note as note
+from kvsp.cli.common import parse_layers as parse_layers
+from kvsp.cli.common import print_json as print_json
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Descriptor
+from moqt.backoff import Backoff as Backoff
+from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.token_file import TokenFileError, bearer, read_token_file
+from moqt.uri import parse_uri
+from moqt.values.codes import SessionErrorCode
+from moqt.values.config import SessionConfig
+from moqt.values.errors import MisuseError, MoqtError, SessionClosed
+
+# The options that publishing and subscribing share.
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The relay: moqt://host[:port], or https://.")
+]
+ScopeKeyFile = Annotated[Path, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")]
+Compat = Annotated[Path, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")]
+Tokens = Annotated[
+    str, typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input.")
+]
+Cafile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Authorities that sign the relay, PEM.")
+]
+Mtu = Annotated[
+    int,
+    typer.Option(
+        min=MIN_DATAGRAM_SIZE, max=MAX_DATAGRAM_SIZE, help="UDP payload the path carries."
+    ),
+]
+QlogDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write QUIC and MOQT events to DIR, a .sqlog each."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Show the relay the token in FILE (kvcs-keygen token)."),
+]
+KeylogFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
+]
+
+EXIT_CODES_HELP: Final = (
+    "Exit code: 0 done, 1 failed (timeout, publisher lost, unreachable), 2 wrong usage or a "
+    "malformed input file, 3 not found, 4 not authorized, 5 verification failed."
+)
+
+IDLE_TIMEOUT: Final = 10.0
+"""Seconds of silence after which the relay counts as gone."""
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code that an error ends a program with."""
+    match error:
+        case InputError():
+            return ExitCode.USAGE
+        case NotFound():
+            return ExitCode.NOT_FOUND
+        case NotAuthorized():
+            return ExitCode.NOT_AUTHORIZED
+        case VerificationFailed():
+            return ExitCode.VERIFICATION_FAILED
+        case MoqtError() if not_authorized(error):
+            return ExitCode.NOT_AUTHORIZED
+        case SessionClosed(code=SessionErrorCode.UNAUTHORIZED, transport=False):
+            return ExitCode.NOT_AUTHORIZED
+    cause = error.__cause__
+    return exit_code(cause) if isinstance(cause, MoqtError) else ExitCode.FAILED
+
+
+@contextlib.contextmanager
+def inputs() -> Iterator[None]:
+    """What goes wrong inside is a fault of the arguments or the input files."""
+    try:
+        yield
+    except (FileError, NothingToPublish, KvspError, MisuseError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+def readable_descriptor(compat: Path) -> Descriptor:
+    """A descriptor whose blocks can be read. Raises FileError or KvspError naming the file."""
+    descriptor = load_descriptor(compat)
+    try:
+        descriptor.section_octets()
+    except DecodeError as error:
+        raise error.within(str(compat)) from None
+    return descriptor
+
+
+def check_url(url: str) -> None:
+    """Raises InputError unless `url` is a moqt:// or https:// URI of an endpoint."""
+    with inputs():
+        parse_uri(url)
+
+
+def check_not_input(out: Path, *read: Path | None) -> None:
+    """Raises InputError when writing `out` would replace a file that is read."""
+    for path in read:
+        if path is not None and path.exists() and out.exists() and out.samefile(path):
+            raise InputError(f"--out {out}: that is one of the files to read; choose another name")
+
+
+def check_logs(quic: QuicConfig) -> None:
+    """Raises InputError when the event log or the key log cannot be made."""
+    try:
+        quic.prepare_logs()
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror or error}") from None
+
+
+def session_config(token_file: Path | None) -> SessionConfig:
+    """What the session says of us: the token, if there is one. Raises InputError."""
+    if token_file is None:
+        return SessionConfig()
+    try:
+        return SessionConfig(setup_tokens=(bearer(read_token_file(token_file)),))
+    except TokenFileError as error:
+        raise InputError(str(error)) from None
+
+
+def explained(error: BaseException, token_file: Path | None) -> str:
+    """An error in a sentence; a refusal also says which token was shown."""
+    text = str(error) or type(error).__name__
+    if exit_code(error) is not ExitCode.NOT_AUTHORIZED:
+        return text
+    if token_file is None:
+        return f"{text} (no token was shown: see --token-file)"
+    return f"{text} (the token shown is that of {token_file})"
+
+
+def run(
+    program: str,
+    main: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    token_file: Path | None = None,
+) -> None:
+    """Run an asyncio program; errors are one sentence on standard error and an exit code.
+
+    `token_file` holds the token it shows the relay. SIGINT and SIGTERM cancel it, so that it
+    cleans up, unless it handles them itself.
+    """
+    signals: list[int] = []
+
+    async def guarded() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            signals.append(number)
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        await main()
+
+    # aioquic warns of what is said below in one sentence; a log that is set up still gets it
+    logging.getLogger("quic").addHandler(logging.NullHandler())
+    try:
+        asyncio.run(guarded())
+    except asyncio.CancelledError:
+        note(program, "interrupted")
+        raise typer.Exit(128 + (signals[0] if signals else signal.SIGINT)) from None
+    except (KvcsError, KvspError, MoqtError, OSError, ValueError) as error:
+        note(program, explained(error, token_file))
+        raise typer.Exit(exit_code(error)) from None

@@ -1,0 +1,171 @@
+"""`kvcs-keygen`: make the keys that producers and consumers of a scope share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from kvcs.names.errors import FileError
+from kvcs.principals import (
+    EVERY_SCOPE,
+    principals_with,
+    record,
+    replace_principals,
+    write_token,
+)
+from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.http.auth import ROLES, new_token, token_digest
+from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.identity import Scope
+from kvsp.names.uris import check_holder_uri
+
+_ROLES: Final = ", ".join(sorted(ROLES))
+
+app = typer.Typer(
+    cls=PlainGroup,
+    name="kvcs-keygen",
+    help="Make the keys that the producers and consumers of a scope share.",
+    epilog="Example:  kvcs-keygen scope scope.json",
+    no_args_is_help=True,
+    add_completion=True,
+    # a traceback with local variables would show keys
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _program() -> None:
+    """Make the keys that the producers and consumers of a scope share."""
+
+
+@app.command(cls=PlainCommand, epilog="Example:  kvcs-keygen scope scope.json")
+def scope(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The scope file to make.")],
+) -> None:
+    """Make a scope file with a fresh random scope key.
+
+    Only its owner may read it (mode 0600), and an existing file is never overwritten.
+    Prints the Scope ID, which is not a secret. Hand the file itself to every member of
+    the scope, and to nobody else.
+
+    Exit code: 0 done, 1 the file was not made, 2 wrong usage.
+    """
+    fresh = Scope.generate()
+    try:
+        fresh.save(file)
+    except KvspError as error:
+        _fail(str(error), 1)
+    typer.echo(fresh.scope_id.hex())
+
+
+@app.command(
+    cls=PlainCommand,
+    epilog="Example:  kvcs-keygen token token.txt --scope-key-file scope.json "
+    "--principals principals.json",
+)
+def token(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The token file to make.")],
+    scope_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The scope it is good for.")
+    ] = None,
+    every_scope: Annotated[
+        bool, typer.Option("--every-scope", help="Good for every scope, for operators.")
+    ] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Good for subscribing, not for publishing.")
+    ] = False,
+    principal: Annotated[
+        str, typer.Option(metavar="NAME", help="Who has it, in the relay's records.")
+    ] = "",
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE",
+            help=f"A role at KVSP services: {_ROLES} (a controller's); may be repeated.",
+        ),
+    ] = None,
+    uri: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URI",
+            help="A holder or instance that it speaks for, by base URI; may be repeated.",
+        ),
+    ] = None,
+    principals: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append its record there instead of printing it."),
+    ] = None,
+) -> None:
+    """Make a token file, which programs show to a relay or a KVSP service (--token-file).
+
+    Only its owner may read it (mode 0600), and an existing file is never overwritten. What
+    they have to know is no secret: the token's SHA-256 digest and the scope. It is printed,
+    or appended to --principals, a file for both kvcs-relay --auth and kvsp-server.
+
+    Exit code: 0 done, 1 a file was not made, 2 wrong usage or input files. Nothing is left
+    of what was not done.
+    """
+    if (scope_key_file is None) is not every_scope:
+        raise typer.BadParameter("give either --scope-key-file FILE or --every-scope")
+    if principals is not None and os.path.realpath(principals) == os.path.realpath(file):
+        _fail(f"{file}: a token and its record go to different files", 2)
+    _check_names(role or (), uri or ())
+    secret = new_token()
+    rights = ["read"] if read_only else ["read", "write"]
+    try:
+        scope = EVERY_SCOPE
+        if scope_key_file is not None:
+            scope = Scope.load(scope_key_file).scope_id.hex()
+        digest = token_digest(secret).hex()
+        entry = record(
+            principal or file.stem, digest, scope, rights, roles=role or (), uris=uri or ()
+        )
+        text = principals_with(principals, entry)
+    except KvspError as error:
+        _fail(str(error), 2)
+    try:
+        write_token(file, secret)
+        try:
+            if principals is None:
+                typer.echo(json.dumps(entry))
+            else:
+                replace_principals(principals, text)
+        except BaseException:
+            # nobody would know it, and a next try would find it in its way
+            file.unlink(missing_ok=True)
+            raise
+    except FileError as error:
+        _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"the record cannot be printed: {error.strerror or error}", 1)
+
+
+def _check_names(roles: Sequence[str], uris: Sequence[str]) -> None:
+    """Exits unless these are roles and URIs that a service can have."""
+    for role in roles:
+        if role not in ROLES:
+            _fail(f"--role: {role!r} is none of {_ROLES}", 2)
+    for uri in uris:
+        try:
+            check_holder_uri(uri)
+        except DecodeError as error:
+            _fail(f"--uri: {uri!r}: {error.detail}; for example https://h1.example/kvsp/", 2)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.echo(f"kvcs-keygen: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the `kvcs-keygen` script."""
+    app(prog_name="kvcs-keygen")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""`kvcs-publish`: publish the KV cache of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from kvcs.programs.common import (
+    EXIT_CODES_HELP,
+    IDLE_TIMEOUT,
+    Backoff,
+    Cafile,
+    Compat,
+    ExitCode,
+    InputError,
+    KeylogFile,
+    Mtu,
+    QlogDir,
+    ScopeKeyFile,
+    TokenFile,
+    Tokens,
+    Url,
+    check_cafile,
+    check_logs,
+    check_url,
+    exit_code,
+    inputs,
+    note,
+    print_json,
+    readable_descriptor,
+    run,
+    session_config,
+)
+from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
+from kvcs.publishing.publication import Publication, publish
+from kvsp.blocks.kv_files import KvFile, load_tokens
+from kvsp.cli.common import warnings_noted
+from kvsp.cli.plain import PlainCommand
+from kvsp.names.identity import Scope, block_keys
+from kvsp.names.prefix import complete_blocks
+from moqt.aio import MoqtSession, PublishedNamespace
+from moqt.client import connect
+from moqt.publisher import Publisher
+from moqt.quic.config import QuicConfig
+from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
+from moqt.session import Session
+from moqt.values.config import SessionConfig
+from moqt.values.errors import ConnectError, MoqtError
+from moqt.values.messages import Goaway
+
+if TYPE_CHECKING:
+    from kvcs.publishing.replicas import Replicas
+
+PROGRAM: Final = "kvcs-publish"
+EXAMPLE: Final = (
+    "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
+    "--compat compat.json --tokens tokens.json --kv cache.safetensors"
+)
+TURN_OCTETS: Final = 4 << 20
+"""Octets hashed before the sessions have their turn."""
+LEAVE_AFTER: Final = 1.0
+"""Seconds without a request after which a relay that goes away is left."""
+
+_T = TypeVar("_T")
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=True,
+    # a traceback with local variables would show keys
+    pretty_exceptions_enable=False,
+)
+
+
+class CountingPublisher(Publisher):
+    """A Publisher that knows which requests it is serving."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self.sent_away = asyncio.Event()
+        """The peer is going to end the session (GOAWAY)."""
+        self._served: set[IncomingRequest] = set()
+
+    @property
+    def active(self) -> int:
+        """Subscriptions and fetches that are not over."""
+        self._served = {r for r in self._served if r.state is not RequestState.CLOSED}
+        return len(self._served)
+
+    def subscribe_received(self, request: IncomingSubscribe) -> None:
+        self._count(request)
+        super().subscribe_received(request)
+
+    def fetch_received(self, request: IncomingFetch) -> None:
+        self._count(request)
+        super().fetch_received(request)
+
+    def goaway_received(self, session: Session, goaway: Goaway) -> None:
+        self.sent_away.set()
+
+    def _count(self, request: IncomingRequest) -> None:
+        self.requests += 1
+        if len(self._served) > 256:
+            _ = self.active
+        self._served.add(request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    url: str
+    quic: QuicConfig
+    session: SessionConfig
+    timeout: float
+    live_delay: float
+    exit_after_idle: float | None
+    json: bool
+
+
+@app.command(
+    cls=PlainCommand,
+    help=f"Publish the KV cache of a prompt.\n\n{EXIT_CODES_HELP}",
+    epilog=EXAMPLE,
+)
+def command(
+    url: Url,
+    scope_key_file: ScopeKeyFile,
+    compat: Compat,
+    tokens: Tokens,
+    kv: Annotated[
+        Path, typer.Option(metavar="FILE", help="KV file: safetensors, layers.<l>.k and .v.")
+    ],
+    cafile: Cafile = None,
+    token_file: TokenFile = None,
+    live_delay: Annotated[
+        float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
+    ] = 0,
+    exit_after_idle: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long connecting may take.")
+    ] = 10,
+    mtu: Mtu = 1200,
+    qlog_dir: QlogDir = None,
+    keylog_file: KeylogFile = None,
+    kvsp: KvspIndex = None,
+    kvsp_cafile: KvspCafile = None,
+    kvsp_token_file: KvspTokenFile = None,
+    kvsp_http_loopback: KvspHttpLoopback = False,
+    kvsp_keep: Annotated[
+        bool,
+        typer.Option(
+            "--kvsp-keep", help="Leave the records behind, for what the relay has cached."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
+) -> None:
+    """The help is given to the decorator: it holds the exit codes."""
+
+    async def main() -> None:
+        check_url(url)
+        check_cafile(cafile)
+        shown = session_config(token_file)
+        with inputs():
+            scope = Scope.load(scope_key_file)
+            descriptor = readable_descriptor(compat)
+            ids = load_tokens(tokens)
+            publication = Publication(scope, descriptor, ids)
+            cache = KvFile.open(kv, descriptor)
+        held = complete_blocks(cache.tokens, descriptor.block_tokens)
+        if held != publication.blocks:
+            raise InputError(
+                f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
+                f"but there are {len(ids)} token ids ({publication.blocks} complete blocks)"
+            )
+        quic = QuicConfig(
+            cafile=cafile,
+            max_datagram_size=mtu,
+            # a relay that vanished is noticed within this time, and then looked for again
+            idle_timeout=IDLE_TIMEOUT,
+            qlog_dir=qlog_dir,
+            keylog_file=keylog_file,
+        )
+        check_logs(quic)
+        settings = _Settings(
+            url=url,
+            quic=quic,
+            session=shown,
+            timeout=timeout,
+            live_delay=live_delay / 1000,
+            exit_after_idle=exit_after_idle,
+            json=json,
+        )
+        access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
+        access.check()
+        async with access.client() as client:
+            replicas = None
+            if client is not None:
+                from kvcs.publishing.replicas import Replicas
+
+                with inputs():
+                    replicas = Replicas(
+                        client,
+                        publication.namespace,
+                        block_keys(scope, descriptor, ids),
+                        descriptor,
+                        url,
+                        keep=kvsp_keep,
+                    )
+            with warnings_noted(PROGRAM, "kvsp"):
+                await _Program(publication, cache, settings, replicas).run()
+
+    run(PROGRAM, main, token_file=token_file)
+
+
+class _Program:
+    """Connect, announce, produce, serve; connect again when the session is lost."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        cache: KvFile,
+        settings: _Settings,
+        replicas: Replicas | None = None,
+    ) -> None:
+        self._publication = publication
+        self._cache = cache
+        self._settings = settings
+        self._replicas = replicas
+        self._publisher = CountingPublisher()
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._announced = False
+
+    async def run(self) -> None:
+        """Raises what the first try to connect or announce raises; later ones are repeated."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        backoff = Backoff()
+        try:
+            while not self._stop.is_set():
+                began = loop.time()
+                lost = await self._session()
+                if self._stop.is_set():
+                    break
+                delay = backoff.next(loop.time() - began)
+                note(PROGRAM, f"{lost}; trying again in {delay:.1f} s")
+                await self._unless_stopped(asyncio.sleep(delay))
+        finally:
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            self._publication.abandon("the publisher is going away")
+        if self._failure is not None:
+            raise self._failure
+
+    async def _session(self) -> str:
+        """One session, to its end; returns why it ended."""
+        settings = self._settings
+        session: MoqtSession | None = None
+        self._publisher.sent_away.clear()
+        try:
+            session = await self._unless_stopped(self._connect())
+            if session is None:
+                return "stopped"
+            async with asyncio.timeout(settings.timeout):
+                announced = await self._unless_stopped(publish(session, self._publication))
+            if announced is None:
+                return "stopped"
+            self._on_announced()
+            return await self._unless_stopped(self._serve(announced)) or "stopped"
+        except TimeoutError:
+            error: MoqtError = ConnectError(
+                f"{settings.url} did not accept the namespace within {settings.timeout:g} s"
+            )
+        except MoqtError as caught:
+            error = caught
+        finally:
+            if session is not None:
+                session.close()
+                await session.wait_closed()
+        if not self._announced or exit_code(error) is ExitCode.NOT_AUTHORIZED:
+            raise error
+        return str(error)
+
+    async def _serve(self, announced: PublishedNamespace) -> str:
+        """Serve until the relay ends it, or goes away and uses nothing any more; returns why."""
+        ended = asyncio.ensure_future(_result(announced.ended))
+        leaving = asyncio.ensure_future(self._leave())
+        try:
+            await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"no longer announced: {ended.result()}"
+            return "the relay is going away"
+        finally:
+            ended.cancel()
+            leaving.cancel()
+
+    async def _leave(self) -> None:
+        await self._publisher.sent_away.wait()
+        await self._until_unused(LEAVE_AFTER)
+
+    async def _connect(self) -> MoqtSession:
+        settings = self._settings
+        return await connect(
+            settings.url,
+            quic=settings.quic,
+            session=settings.session,
+            handler=self._publisher,
+            timeout=settings.timeout,
+        )
+
+    def _on_announced(self) -> None:
+        if self._announced:
+            note(PROGRAM, "announced again")
+            return
+        self._announced = True
+        publication, descriptor = self._publication, self._publication.descriptor
+        if self._settings.json:
+            print_json(
+                {
+                    "event": "announced",
+                    "tokens": publication.tokens,
+                    "blocks": publication.blocks,
+                    "layers": descriptor.layers,
+                    "namespace": publication.namespace.text,
+                    "publication": publication.namespace.publication_id.hex(),
+                    "url": self._settings.url,
+                }
+            )
+        else:
+            print(
+                f"publishing {publication.tokens} tokens ({publication.blocks} blocks, "
+                f"{descriptor.layers} layers), namespace {publication.namespace.text}",
+                flush=True,
+            )
+        self._start(self._produce())
+        if self._settings.exit_after_idle is not None:
+            self._start(self._watch_idle(self._settings.exit_after_idle))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.append(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+            self._stop.set()
+
+    async def _produce(self) -> None:
+        """Put every layer, block by block, and let the sessions send in between."""
+        publication, cache = self._publication, self._cache
+        rows = publication.descriptor.block_tokens
+        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
+        for layer in range(publication.descriptor.layers):
+            if layer and self._settings.live_delay:
+                await asyncio.sleep(self._settings.live_delay)
+            k, v = cache.k(layer), cache.v(layer)
+            for block in range(publication.blocks):
+                if block % turn == 0:
+                    await asyncio.sleep(0)
+                at = slice(block * rows, (block + 1) * rows)
+                publication.put_block(layer, block, k[at], v[at])
+        if self._replicas is not None:
+            every = range(publication.descriptor.layers)
+            await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
+
+    async def _watch_idle(self, seconds: float) -> None:
+        """Stop once nothing was asked for `seconds` after the publication is complete."""
+        await self._until_unused(seconds, lambda: self._publication.complete)
+        self._stop.set()
+
+    async def _until_unused(self, seconds: float, ready: Callable[[], bool] = lambda: True) -> None:
+        """Wait until nothing was served or asked for `seconds`, all that time being `ready`."""
+        publisher, loop = self._publisher, asyncio.get_running_loop()
+        since, requests = loop.time(), publisher.requests
+        while True:
+            busy = publisher.active > 0 or publisher.requests != requests
+            if busy or not ready():
+                since, requests = loop.time(), publisher.requests
+            elif loop.time() - since >= seconds:
+                return
+            await asyncio.sleep(min(max(seconds / 10, 0.02), 0.5))
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """The result of `work`, or None when it was cut short by a signal."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, MoqtError):
+                    await task
+
+
+async def _result(future: asyncio.Future[_T]) -> _T:
+    return await asyncio.shield(future)
+
+
+def main() -> None:
+    """Entry point of the `kvcs-publish` script."""
+    app(prog_name=PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

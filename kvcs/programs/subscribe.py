@@ -1,0 +1,279 @@
+"""`kvcs-subscribe`: retrieve the KV cache of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvcs.finding.relays import DEFAULT_AFTER, Fallback
+from kvcs.names.errors import KvcsError, RetrievalTimeout
+from kvcs.programs.common import (
+    EXIT_CODES_HELP,
+    IDLE_TIMEOUT,
+    Cafile,
+    Compat,
+    KeylogFile,
+    Mtu,
+    QlogDir,
+    ScopeKeyFile,
+    TokenFile,
+    Tokens,
+    Url,
+    check_cafile,
+    check_logs,
+    check_not_input,
+    check_output,
+    check_url,
+    exit_code,
+    explained,
+    inputs,
+    note,
+    parse_layers,
+    print_json,
+    readable_descriptor,
+    run,
+    session_config,
+)
+from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
+from kvcs.retrieving.assembly import NOT_NEEDED, FileDestination, Layer, Stats
+from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.retrieval import Mode
+from kvsp.blocks.kv_files import load_tokens
+from kvsp.cli.plain import PlainCommand
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Scope
+from moqt.aio import MoqtSession
+from moqt.client import connect
+from moqt.quic.config import QuicConfig
+from moqt.values.config import SessionConfig
+from moqt.values.errors import MoqtError
+
+PROGRAM: Final = "kvcs-subscribe"
+EXAMPLE: Final = (
+    "Example:  kvcs-subscribe moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
+    "--compat compat.json --tokens tokens.json --out received.safetensors"
+)
+CONNECT_TIMEOUT: Final = 10.0
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=True,
+    # a traceback with local variables would show keys
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(
+    cls=PlainCommand,
+    help=(
+        "Retrieve the KV cache of a prompt, or of the longest prefix of it that is published, "
+        f"verified, into a KV file.\n\n{EXIT_CODES_HELP}"
+    ),
+    epilog=EXAMPLE,
+)
+def command(
+    url: Url,
+    scope_key_file: ScopeKeyFile,
+    compat: Compat,
+    tokens: Tokens,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
+    cafile: Cafile = None,
+    token_file: TokenFile = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N blocks.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="How to ask for the layers.")] = Mode.AUTO,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
+    ] = 60,
+    mtu: Mtu = 1200,
+    qlog_dir: QlogDir = None,
+    keylog_file: KeylogFile = None,
+    kvsp: KvspIndex = None,
+    kvsp_cafile: KvspCafile = None,
+    kvsp_token_file: KvspTokenFile = None,
+    kvsp_http_loopback: KvspHttpLoopback = False,
+    kvsp_after: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="What MOQT owes for so long is taken over HTTP."
+        ),
+    ] = DEFAULT_AFTER,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """The help is given to the decorator: it holds the exit codes."""
+    stats = Stats(source=url)
+
+    async def main() -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
+        check_url(url)
+        check_cafile(cafile)
+        shown = session_config(token_file)
+        check_output(out)
+        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file)
+        access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
+        access.check()
+        with inputs():
+            scope = Scope.load(scope_key_file)
+            descriptor = readable_descriptor(compat)
+            ids = load_tokens(tokens)
+            wanted = parse_layers(layers, descriptor.layers)
+        quic = QuicConfig(
+            cafile=cafile,
+            max_datagram_size=mtu,
+            idle_timeout=IDLE_TIMEOUT,
+            qlog_dir=qlog_dir,
+            keylog_file=keylog_file,
+        )
+        check_logs(quic)
+        within = min(timeout, CONNECT_TIMEOUT)
+
+        def relay_session(relay: str) -> connect:
+            # the token is for the relay that was named here, not for one that a record names
+            config = shown if relay == url else SessionConfig()
+            return connect(relay, quic=quic, session=config, timeout=within)
+
+        async with contextlib.AsyncExitStack() as stack:
+            client = await stack.enter_async_context(access.client())
+            session, fallback = None, None
+            if client is None:
+                session = await stack.enter_async_context(relay_session(url))
+            else:
+                fallback = Fallback(
+                    client,
+                    after=kvsp_after,
+                    relay=url,
+                    connect=lambda relay: _connected(relay_session(relay)),
+                )
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise RetrievalTimeout(f"nothing came within {timeout:g} s")
+            with FileDestination(out, descriptor) as destination:
+                consumer = Consumer(
+                    session,
+                    scope,
+                    descriptor,
+                    ids,
+                    layers=wanted,
+                    blocks=blocks,
+                    mode=mode,
+                    timeout=left,
+                    destination=destination,
+                    source=url,
+                    fallback=fallback,
+                )
+                consumer.stats = stats
+                try:
+                    await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
+                except RetrievalTimeout:
+                    # connecting took a part of the time
+                    raise RetrievalTimeout(
+                        f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
+                        f"of --timeout"
+                    ) from None
+                destination.commit()
+        if stats.note is not None:
+            note(PROGRAM, f"by MOQT alone: {stats.note}")
+        if stats.relay_error is not None:
+            note(PROGRAM, f"without the relay {url}: {stats.relay_error}")
+        if blocks is not None and stats.blocks < blocks:
+            note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
+        _report(stats, out, wanted, json, with_sources=kvsp is not None)
+
+    async def reported() -> None:
+        try:
+            await main()
+        except (KvcsError, KvspError, MoqtError) as error:
+            if json:
+                print_json(
+                    {
+                        "ok": False,
+                        "error": explained(error, token_file),
+                        "exit_code": int(exit_code(error)),
+                        **stats.as_dict(),
+                    }
+                )
+            raise
+
+    run(PROGRAM, reported, token_file=token_file)
+
+
+async def _connected(connecting: connect) -> MoqtSession:
+    return await connecting
+
+
+class _Shown(Protocol):
+    def __call__(self, layer: Layer) -> None: ...
+
+
+async def _retrieve(consumer: Consumer, layers: range, *, show: bool) -> None:
+    async with consumer:
+        with _progress(layers, show) as shown:
+            async for layer in consumer.layers():
+                shown(layer)
+
+
+@contextlib.contextmanager
+def _progress(layers: range, show: bool) -> Iterator[_Shown]:
+    """A bar by layer on standard error, when that is a terminal."""
+    if not show:
+        yield lambda layer: None
+        return
+    with Progress(
+        TextColumn("layers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("layers", total=len(layers))
+        yield lambda layer: progress.update(task, completed=layer.index - layers.start + 1)
+
+
+def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources: bool) -> None:
+    if json:
+        result: dict[str, Any] = {
+            "ok": True,
+            "out": str(out),
+            "first_layer": layers.start,
+            "last_layer": layers.stop - 1,
+            **stats.as_dict(),
+        }
+        print_json(result)
+        return
+    text = (
+        f"{stats.tokens} tokens ({stats.blocks} blocks, layers {layers.start}-{layers.stop - 1}), "
+        f"{stats.octets / 1e6:.1f} MB in {stats.seconds:.2f} s "
+        f"({stats.megabytes_per_second:.1f} MB/s), first usable layer after "
+        f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects "
+        f"{'from relays ' if with_sources else ''}verified, written to {out}"
+    )
+    # what came beyond the layers and blocks asked for is no fault
+    reasons = [f"{name} {n}" for name, n in stats.discarded.items() if name != NOT_NEEDED]
+    if reasons or stats.duplicates:
+        text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
+    if with_sources:
+        text += f"; {stats.described_sources()}"
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Entry point of the `kvcs-subscribe` script."""
+    app(prog_name=PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

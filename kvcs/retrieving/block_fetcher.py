@@ -1,0 +1,225 @@
+"""Blocks of publications for inference instances: `moqt` sources of prefetch directives
+(KVSP "Prefetch Directives").
+
+A directive names a block by its key and a publication that has it, but not where in the
+publication it stands. The block's Replica Record tells: a block of the publication is the
+one asked for when it has the record's digest. So a publication is retrieved whole, once,
+and its blocks are handed out while it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvcs.finding.relays import Connect
+from kvcs.names.errors import NotAuthorized, RetrievalError, VerificationFailed
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.names.tensors import block_section
+from kvcs.retrieving.assembly import Assembly, Layer, MemoryDestination, Stats
+from kvcs.retrieving.retrieval import Retrieval, not_authorized
+from kvsp.client import Client, ClientError
+from kvsp.instance.core.directives import CAPACITY, TIMEOUT
+from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
+from kvsp.names import uris
+from kvsp.names.codes import Codec
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
+from kvsp.names.uris import BlockId
+from kvsp.records.problems import ProblemName
+from kvsp.records.records import ReplicaRecord, replica_digest
+from moqt.aio import MoqtSession
+from moqt.client import connect
+from moqt.quic.config import QuicConfig
+from moqt.values.errors import MoqtError
+
+KEPT_OCTETS: Final = 1 << 30
+"""Octets of publications kept; a larger publication is refused for `capacity`."""
+
+FETCH_SECONDS: Final = 60.0
+"""Longest time a publication may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    layers: list[Layer]
+    digests: list[bytes]
+    """Replica digest of each block."""
+
+    @property
+    def octets(self) -> int:
+        return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
+
+
+class MoqtFetcher:
+    """The way to blocks of publications. Kept publications go, least recently used first."""
+
+    def __init__(
+        self,
+        client: Client,
+        connecting: Connect,
+        *,
+        kept_octets: int = KEPT_OCTETS,
+        timeout: float = FETCH_SECONDS,
+    ) -> None:
+        """`client` is that of the instance: its index service has the records."""
+        self._client = client
+        self._connect = connecting
+        self._kept_octets = kept_octets
+        self._timeout = timeout
+        self._kept: OrderedDict[str, _Publication] = OrderedDict()
+        # one at a time: the blocks of a directive are of the same publication
+        self._lock = asyncio.Lock()
+
+    @property
+    def octets(self) -> int:
+        """Octets of the publications kept."""
+        return sum(each.octets for each in self._kept.values())
+
+    def takes(self, source: str) -> bool:
+        return uris.is_moqt(source)
+
+    async def fetch(
+        self, source: str, block: BlockId, descriptor: Descriptor, lease_ms: int, write: WriteLayer
+    ) -> None:
+        """Give every verified layer of a block to `write`, ascending; there are no leases
+        on publications. Raises LoadError."""
+        try:
+            url, text = uris.split_moqt_source(source)
+            namespace = PublicationNamespace.from_text(text)
+        except DecodeError as error:
+            raise LoadError(UNREACHABLE, error.detail) from None
+        if (namespace.scope_id, namespace.compat_id) != (block.scope_id, block.compat_id):
+            raise LoadError(
+                str(ProblemName.UNKNOWN_RESOURCE), "the publication is of another scope"
+            )
+        record = await self._record(block, text)
+        async with self._lock:
+            publication = await self._publication(url, namespace, descriptor)
+        place = _place(publication, record)
+        for layer in publication.layers:
+            rows = descriptor.block_tokens
+            k, v = (block_section(tensor, place, rows) for tensor in (layer.k, layer.v))
+            write(layer.index, k, v)
+
+    # -- inside --------------------------------------------------------------------------
+
+    async def _record(self, block: BlockId, namespace: str) -> ReplicaRecord:
+        if self._client.index is None:
+            raise LoadError(UNREACHABLE, "without an index service nothing tells which block it is")
+        try:
+            records = await self._client.replicas(block)
+        except ClientError as error:
+            raise LoadError(UNREACHABLE, str(error)) from None
+        for record in records:
+            if record.moqt_namespace == namespace and record.codec == Codec.RAW:
+                return record
+        raise LoadError(str(ProblemName.UNKNOWN_RESOURCE), "the index has no record of it")
+
+    async def _publication(
+        self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
+    ) -> _Publication:
+        found = self._kept.get(namespace.text)
+        if found is None:
+            found = await self._retrieve(url, namespace, descriptor)
+            self._kept[namespace.text] = found
+        self._kept.move_to_end(namespace.text)
+        while len(self._kept) > 1 and self.octets > self._kept_octets:
+            self._kept.popitem(last=False)
+        return found
+
+    async def _retrieve(
+        self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
+    ) -> _Publication:
+        session: MoqtSession | None = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                session = await self._connect(url)
+                layers = await self._layers(session, namespace, descriptor)
+        except TimeoutError:
+            raise LoadError(TIMEOUT, f"{url} took more than {self._timeout:g} s") from None
+        except (RetrievalError, MoqtError) as error:
+            raise LoadError(_reason(error), str(error)) from None
+        finally:
+            if session is not None:
+                session.close()
+        return _Publication(layers, await asyncio.to_thread(_digests, layers, descriptor))
+
+    async def _layers(
+        self, session: MoqtSession, namespace: PublicationNamespace, descriptor: Descriptor
+    ) -> list[Layer]:
+        changed, stats, layers = asyncio.Event(), Stats(), list[Layer]()
+        every, now = range(descriptor.layers), asyncio.get_running_loop().time
+        block_octets = 2 * descriptor.layers * descriptor.section_octets()
+        assembly = Assembly(
+            namespace, descriptor, None, every, MemoryDestination(descriptor), stats
+        )
+        retrieval = Retrieval(session.session, assembly, stats, changed=changed.set)
+        retrieval.start()
+        try:
+            while True:
+                changed.clear()
+                due = retrieval.poll(now())
+                layers += retrieval.ready
+                retrieval.ready.clear()
+                if retrieval.error is not None:
+                    raise retrieval.error
+                if assembly.total * block_octets > self._kept_octets:
+                    raise LoadError(CAPACITY, f"a publication of {assembly.total} blocks")
+                if retrieval.finished:
+                    return layers
+                await _wait(changed, due)
+        finally:
+            retrieval.close()
+
+
+def fetcher(client: Client, cafile: Path | None) -> MoqtFetcher:
+    """What `kvsp-server` makes of the entry point: relays are authenticated with `cafile`."""
+    quic = QuicConfig(cafile=cafile)
+
+    async def connecting(url: str) -> MoqtSession:
+        return await connect(url, quic=quic)
+
+    return MoqtFetcher(client, connecting)
+
+
+async def _wait(changed: asyncio.Event, due: float | None) -> None:
+    try:
+        async with asyncio.timeout_at(due):
+            await changed.wait()
+    except TimeoutError:
+        if due is None or asyncio.get_running_loop().time() < due:
+            raise
+
+
+def _digests(layers: list[Layer], descriptor: Descriptor) -> list[bytes]:
+    rows = descriptor.block_tokens
+
+    def digest(layer: Layer, block: int) -> bytes:
+        k, v = (block_section(tensor, block, rows) for tensor in (layer.k, layer.v))
+        made = hashlib.sha256(k)
+        made.update(v)
+        return made.digest()
+
+    blocks = range(len(layers[0].k) // rows)
+    return [replica_digest([digest(layer, block) for layer in layers]) for block in blocks]
+
+
+def _place(publication: _Publication, record: ReplicaRecord) -> int:
+    try:
+        return publication.digests.index(record.digest)
+    except ValueError:
+        raise LoadError(DIGEST_MISMATCH, "no block of the publication has the digest") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, VerificationFailed):
+        return DIGEST_MISMATCH
+    refused = isinstance(error, MoqtError) and not_authorized(error)
+    if refused or isinstance(error, NotAuthorized):
+        return str(ProblemName.FORBIDDEN)
+    return UNREACHABLE

@@ -1,0 +1,638 @@
+"""Retrieving the KV cache of a token prefix (KVCS "Consumer Procedures").
+
+    async with Consumer(session, scope, descriptor, tokens, timeout=10) as consumer:
+        async for layer in consumer.layers():
+            use(layer.index, layer.k, layer.v)
+
+The asyncio face of `kvcs.finding.discovery`, `kvcs.retrieving.retrieval` and, with a `Fallback`, of
+`kvcs.retrieving.fallback`: every wait ends with the timeout at the latest.
+
+With a fallback there are two ways, side by side. As long as a publication is retrieved,
+holders give what is late, bad or beyond its end, into the same layers; when no publication
+is left, or none has come in time, everything is taken from holders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
+from kvcs.finding.relays import Fallback, Sessions
+from kvcs.names.errors import (
+    MisuseError,
+    NotAuthorized,
+    NotFound,
+    PublisherLost,
+    RetrievalError,
+    RetrievalTimeout,
+    VerificationFailed,
+    worse_of,
+)
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.retrieving.assembly import Assembly, Destination, Kept, Layer, MemoryDestination, Stats
+from kvcs.retrieving.layers import LayerBuffer
+from kvcs.retrieving.retrieval import Mode, Retrieval
+from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from moqt.aio import MoqtSession
+from moqt.values.errors import MoqtError
+
+if TYPE_CHECKING:  # HTTP is loaded by those who use it
+    from kvcs.retrieving.fallback import HttpPath
+
+DEFAULT_PATIENCE = 2.0
+"""Seconds without anything arriving, after which another publication is tried, if known."""
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds a retrieval may take: choose what recomputing the tokens would take."""
+
+
+class _Candidate(NamedTuple):
+    """A publication, and the relay to ask: None for the consumer's own."""
+
+    url: str | None
+    namespace: PublicationNamespace
+    shared: int | None = None
+    """How many of our blocks it has, when that is all that is known of its tokens."""
+
+
+class _LateError(RetrievalError):
+    """No publication has come in time, and holders have what there is."""
+
+
+class _ShorterError(RetrievalError):
+    """Holders do not have the blocks beyond the publication after all."""
+
+
+class Consumer:
+    """Retrieves the longest published prefix of `tokens`, layer by layer and verified.
+
+    Use it as an async context manager, once. `stats` tells what happened, at any time.
+    """
+
+    stats: Stats
+
+    def __init__(
+        self,
+        session: MoqtSession | None,
+        scope: Scope,
+        descriptor: Descriptor,
+        tokens: Tokens,
+        *,
+        layers: range | None = None,
+        blocks: int | None = None,
+        mode: Mode | str = Mode.AUTO,
+        timeout: float = DEFAULT_TIMEOUT,
+        destination: Destination | None = None,
+        publications: Sequence[PublicationNamespace] | None = None,
+        require_listed: bool = False,
+        min_blocks: int = 1,
+        grace: float = DEFAULT_GRACE,
+        probes: int = DEFAULT_PROBES,
+        patience: float = DEFAULT_PATIENCE,
+        source: str | None = None,
+        fallback: Fallback | None = None,
+    ) -> None:
+        """`layers` is the range wanted (all by default), `blocks` the most leading blocks
+        wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
+        written (new arrays by default). `publications` are known already, in order of
+        preference, and replace discovery. With `require_listed` no layer is handed over
+        before the manifest lists its digests. `min_blocks` is the shortest prefix worth
+        having; `grace` and `probes` are those of `kvcs.finding.discovery`. After `patience` seconds
+        without anything arriving another publication is tried, if one is known. `source` is
+        what `stats` calls the peer. With `fallback` blocks come from holders over HTTP, too;
+        `session` may then be None, and the consumer opens it itself.
+
+        Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
+        not exist, no blocks, an unknown mode, a publication of another scope or
+        Compatibility ID, or neither a session nor a way to open one.
+        """
+        layers = range(descriptor.layers) if layers is None else layers
+        if layers.step != 1 or not layers or layers.start < 0 or layers.stop > descriptor.layers:
+            raise ValueError(
+                f"layers {layers.start}-{layers.stop - 1} are not within "
+                f"0-{descriptor.layers - 1}, the layers of the model"
+            )
+        if blocks is not None and blocks < 1:
+            raise ValueError("at least one block is needed")
+        if timeout <= 0 or grace < 0 or probes < 1 or patience <= 0:
+            raise ValueError("timeout, probes and patience are positive, grace is not negative")
+        for publication in publications or ():
+            if (publication.scope_id, publication.compat_id) != (
+                scope.scope_id,
+                descriptor.compat_id,
+            ):
+                raise ValueError("a publication is of another scope or Compatibility ID")
+        descriptor.section_octets()
+        self.stats = Stats(source=source or (fallback.relay if fallback is not None else None))
+        self._source = self.stats.source
+        self._scope_id = scope.scope_id
+        self._descriptor = descriptor
+        self._keys = block_keys(scope, descriptor, tokens)
+        self._layers = layers
+        self._blocks = blocks
+        self._mode = Mode(mode)
+        self._timeout = timeout
+        self._destination = destination or MemoryDestination(descriptor)
+        self._publications = publications
+        self._require_listed = require_listed
+        self._min_blocks = min_blocks
+        self._grace = grace
+        self._probes = probes
+        self._patience = patience
+        self._event = asyncio.Event()
+        self._sessions = Sessions(session, fallback, self._event.set)
+        self._after = fallback.after if fallback is not None else 0.0
+        self._path: HttpPath | None = None
+        if fallback is not None:
+            from kvcs.retrieving.fallback import HttpPath
+
+            self._path = HttpPath(
+                fallback.client,
+                self._scope_id,
+                descriptor,
+                self._keys[:blocks],
+                layers,
+                changed=self._event.set,
+            )
+        self._discoveries: dict[int, Discovery] = {}
+        self._retrieval: Retrieval | None = None
+        self._buffer: LayerBuffer | None = None
+        self._tried: set[_Candidate] = set()
+        self._failure: RetrievalError | None = None
+        self._kept: Kept | None = None
+        self._expected = 0
+        self._hasty = True
+        """Whether to do without a publication when none comes in time."""
+        self._started = False
+        self._since = 0.0
+        self._deadline = 0.0
+
+    @property
+    def octets_held(self) -> int:
+        """Octets of the arrays of layers that were begun and not handed over; 0 at the end."""
+        buffer = self._retrieval.assembly if self._retrieval is not None else self._buffer
+        return buffer.octets_held if buffer is not None else 0
+
+    async def layers(self) -> AsyncGenerator[Layer, None]:
+        """The layers in order, each as soon as it is usable.
+
+        When a publication turns out to be bad or incomplete and another one is there, the
+        layers come again from the first, of the other publication (see
+        `Layer.publication`), unless both are deterministic; arrays of a destination are then
+        written again. Until the iteration ends
+        without an exception, layers may turn out to differ from what the manifest lists.
+
+        Raises NotFound, NotAuthorized, VerificationFailed, PublisherLost, RetrievalTimeout,
+        or what the destination raises. Whatever the end, every request is cancelled.
+        """
+        if self._started:
+            raise MisuseError("a Consumer retrieves once: make another one")
+        self._started = True
+        start = self._since = asyncio.get_running_loop().time()
+        self._deadline = start + self._timeout
+        try:
+            async with aclosing(self._run()) as run:
+                async for layer in run:
+                    self.stats.seconds = self._now() - start
+                    self.stats.layer_seconds.append(self.stats.seconds)
+                    if self.stats.first_layer_seconds is None:
+                        self.stats.first_layer_seconds = self.stats.seconds
+                    yield layer
+        finally:
+            self.stats.seconds = self._now() - start
+            self.stats.relay_error = self._sessions.failure
+            self.close()
+            await self._sessions.close()
+            if self._path is not None:
+                await self._path.close()
+
+    async def retrieve(self) -> Stats:
+        """Run to the end, the layers being written to the destination. Raises as `layers`."""
+        async for _ in self.layers():
+            pass
+        return self.stats
+
+    def close(self) -> None:
+        """Cancel every request and let go of the arrays; harmless when repeated."""
+        if self._path is not None:
+            self._path.stop()
+        if self._retrieval is not None:
+            self._retrieval.close()
+        if self._buffer is not None:
+            self._buffer.release()
+        for discovery in self._discoveries.values():
+            discovery.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------
+
+    async def _run(self) -> AsyncGenerator[Layer, None]:
+        if not self._keys:
+            raise NotFound(
+                f"the tokens fill no block of {self._descriptor.block_tokens} tokens, "
+                f"and only complete blocks are published"
+            )
+        path = self._path
+        if path is None:
+            async with aclosing(self._over_moqt()) as run:
+                async for layer in run:
+                    yield layer
+            return
+        path.start()
+        while True:
+            try:
+                async with aclosing(self._over_moqt()) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except RetrievalTimeout:
+                raise
+            except RetrievalError as error:
+                failure = error
+            finally:
+                self.stats.note = str(path.error) if path.error is not None else None
+            late = isinstance(failure, _LateError)
+            try:
+                async with aclosing(self._over_http(path, shorter=not late)) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except RetrievalError as error:
+                if not self._left():
+                    raise
+                if not late:
+                    raise worse_of(failure, error) from None
+                self._hasty = False  # holders cannot: publications may take their time
+
+    async def _over_moqt(self) -> AsyncGenerator[Layer, None]:
+        while True:
+            candidate = await self._next_candidate()
+            session = await self._session_at(candidate.url)
+            if session is None:
+                self._tried.add(candidate)
+                continue
+            self._tried.add(candidate)
+            retrieval = self._begin(candidate, session)
+            try:
+                async with aclosing(self._follow(retrieval)) as run:
+                    async for layer in run:
+                        yield layer
+                return
+            except _LateError:
+                self._tried.discard(candidate)
+                raise
+            except _ShorterError:
+                self._tried.discard(candidate)
+            except (VerificationFailed, PublisherLost) as error:
+                # that a cache is bad is worth knowing, even when the next one is only gone
+                if not isinstance(self._failure, VerificationFailed):
+                    self._failure = error
+                # of a publication that failed verification nothing is kept
+                bad = isinstance(error, VerificationFailed)
+                self._kept = None if bad else retrieval.assembly.keep()
+            finally:
+                if self._path is not None:
+                    self._path.stop()
+                retrieval.close()
+                self._retrieval, self._since = None, self._now()
+
+    async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
+        """The layers of one publication, with the help of holders."""
+        assembly = retrieval.assembly
+        arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        patient_until = self._now() + self._patience
+        while True:
+            due = retrieval.poll(self._now())
+            if isinstance(retrieval.error, VerificationFailed):
+                raise retrieval.error
+            while retrieval.ready:
+                yield retrieval.ready.popleft()
+            if retrieval.error is not None:
+                if not self._can_complete(retrieval):
+                    raise retrieval.error
+                async with aclosing(self._complete(assembly)) as run:
+                    async for layer in run:
+                        yield layer
+                if not assembly.whole:
+                    raise retrieval.error
+                return
+            if retrieval.finished:
+                return
+            now = self._now()
+            if retrieval.arrivals != arrivals:
+                arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
+            elif now >= patient_until:
+                if self._known() is not None:
+                    raise PublisherLost(
+                        f"nothing came of publication {assembly.publication.hex()} "
+                        f"for {self._patience:g} s"
+                    )
+                patient_until = now + self._patience
+            if self.stats.layers != layers:
+                layers, moved = self.stats.layers, now
+            due = patient_until if due is None else min(due, patient_until)
+            if self._path is not None and assembly.manifest is not None:
+                late_at = min(arrived, moved) + self._after
+                self._assist(self._path, retrieval, late=now >= late_at)
+                if now < late_at:
+                    due = min(due, late_at)
+            if not self._event.is_set():
+                await self._wait(due)
+            self._event.clear()
+
+    # -- over HTTP -----------------------------------------------------------------------
+
+    def _assist(self, path: HttpPath, retrieval: Retrieval, *, late: bool) -> None:
+        """Ask holders for what the publication does not bring, or not in time."""
+        assembly = retrieval.assembly
+        if path.failure is not None:
+            raise path.failure
+        if path.busy or assembly.whole:
+            return
+        if path.blocks < assembly.total > assembly.blocks:
+            raise _ShorterError("holders do not have what is beyond the publication")
+        for layer, block in list(assembly.promised):
+            if block in assembly.foreign or not path.has(layer, block):
+                assembly.promised.discard((layer, block))
+                retrieval.ask_again(layer)
+        path.fetch(assembly, self._wanted(assembly, late), self._left())
+
+    def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
+        if not late and not assembly.promised and assembly.total == assembly.blocks:
+            return
+        for layer, block in assembly.lacking():
+            if block in assembly.foreign:
+                continue
+            if late or block >= assembly.blocks or (layer, block) in assembly.promised:
+                yield layer, block
+
+    def _can_complete(self, retrieval: Retrieval) -> bool:
+        """Whether holders have all that a publication that is gone did not bring."""
+        path, assembly = self._path, retrieval.assembly
+        if (
+            path is None
+            or assembly.manifest is None
+            or not isinstance(retrieval.error, PublisherLost | NotAuthorized)
+        ):
+            return False
+        return all(
+            path.has(layer, block) and block not in assembly.foreign
+            for layer, block in assembly.lacking()
+        )
+
+    async def _complete(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
+        """Fill a buffer from holders, until it is whole or they have nothing more."""
+        path = self._path
+        assert path is not None
+        # what was handed over and never listed shows whether theirs is the same production
+        proof, foreign = list(buffer.unproven_blocks()), len(buffer.foreign)
+        while True:
+            while buffer.ready:
+                yield buffer.ready.popleft()
+            if path.failure is not None:
+                raise path.failure
+            if buffer.whole or len(buffer.foreign) > foreign:
+                return
+            self._event.clear()
+            if not path.busy:
+                wanted, proof = [*proof, *buffer.lacking()], []
+                if not path.fetch(buffer, wanted, self._left()):
+                    return
+            await self._wait(None, late=False)
+
+    async def _over_http(self, path: HttpPath, *, shorter: bool) -> AsyncGenerator[Layer, None]:
+        """Everything from holders; with `shorter`, fewer blocks when some cannot be had."""
+        while not path.looked_up:
+            self._event.clear()
+            await self._wait(None, late=False)
+        if path.error is not None:
+            raise path.error
+        while path.blocks >= self._min_blocks:
+            blocks = path.blocks
+            self.stats.begin_over_http()
+            buffer = self._buffer = LayerBuffer(
+                self._descriptor, self._layers, self._destination, self.stats
+            )
+            buffer.begin(blocks)
+            try:
+                async with aclosing(self._complete(buffer)) as run:
+                    async for layer in run:
+                        yield layer
+                if buffer.whole:
+                    return
+            finally:
+                path.stop()
+                buffer.release()
+                self._buffer = None
+            if not shorter or path.blocks >= blocks:
+                break
+        raise path.why()
+
+    # -- publications --------------------------------------------------------------------
+
+    async def _session_at(self, url: str | None) -> MoqtSession | None:
+        """The session to a relay, or None when there is none; `_failure` says why."""
+        task = self._sessions.dial(url)
+        while not task.done():
+            self._event.clear()
+            await self._wait(None)
+        try:
+            return task.result()
+        except MoqtError as error:
+            lost = PublisherLost(str(error))
+            lost.__cause__ = error
+            self._failure = self._failure or lost
+            return None
+
+    def _begin(self, candidate: _Candidate, session: MoqtSession) -> Retrieval:
+        self.stats.begin(candidate.namespace)
+        self.stats.source = candidate.url or self._source
+        path = self._path
+        assembly = Assembly(
+            candidate.namespace,
+            self._descriptor,
+            self._keys,
+            self._layers,
+            self._destination,
+            self.stats,
+            blocks=self._blocks,
+            require_listed=self._require_listed,
+            kept=self._kept,
+            shared=candidate.shared,
+            over_http=path.blocks if path is not None else 0,
+            elsewhere=path.has if path is not None else None,
+        )
+        retrieval = self._retrieval = Retrieval(
+            session.session,
+            assembly,
+            self.stats,
+            mode=self._mode,
+            require_listed=self._require_listed,
+            changed=self._event.set,
+        )
+        retrieval.start()
+        return retrieval
+
+    async def _next_candidate(self) -> _Candidate:
+        """The next publication to try; raises why there is none."""
+        if self._publications is None and self._path is not None:
+            told_by = self._since + self._after
+            while not self._path.looked_up and self._now() < told_by:
+                self._event.clear()
+                await self._wait(told_by)
+        known = self._known()
+        if known is not None:
+            return known
+        if self._publications is None:
+            told = self._told_blocks
+            # the index service need not know of all, and of none that is longer than it says
+            for least, keys in ((told + 1, self._keys), (self._min_blocks, self._keys[:told])):
+                found = await self._discover(max(least, self._min_blocks), keys)
+                if found is not None:
+                    return found
+                told_of = self._known()
+                if told_of is not None:
+                    return told_of
+        raise self._failure or _not_found()
+
+    @property
+    def _told_blocks(self) -> int:
+        told = self._path.told if self._path is not None else []
+        return min(told[0].blocks, len(self._keys)) if told else 0
+
+    async def _discover(self, least: int, keys: Sequence[bytes]) -> _Candidate | None:
+        """Look for a publication of at least `least` of `keys` on our own relay."""
+        if least > len(keys):
+            return None
+        session = await self._session_at(None)
+        if session is None or (self._failure is not None and session.closed is not None):
+            return None
+        discovery = self._discoveries.get(least)
+        if discovery is None:
+            discovery = self._discoveries[least] = Discovery(
+                session.session,
+                self._scope_id,
+                self._descriptor.compat_id,
+                keys,
+                min_blocks=least,
+                grace=self._grace,
+                probes=self._probes,
+                changed=self._event.set,
+            )
+        while True:
+            self._event.clear()
+            due = discovery.poll(self._now())
+            if discovery.done:
+                self._expected = max(self._expected, discovery.found)
+                chosen = self._discovered(discovery)
+                if chosen is not None:
+                    return chosen
+                # others of the same prefix may be about to be told of
+                due = discovery.settled_at()
+                if self._failure is None or due is None or due <= self._now():
+                    return None
+            elif discovery.error is not None:
+                if self._path is None:
+                    raise discovery.error
+                self._failure = self._failure or discovery.error
+                return None
+            await self._wait(due)
+
+    def _discovered(self, discovery: Discovery) -> _Candidate | None:
+        chosen = discovery.choose({c.namespace for c in self._tried if c.url is None})
+        return None if chosen is None else _Candidate(None, chosen)
+
+    def _known(self) -> _Candidate | None:
+        """A publication that is known already and was not tried."""
+        if self._publications is not None:
+            known = (_Candidate(None, namespace) for namespace in self._publications)
+            return next((each for each in known if each not in self._tried), None)
+        for discovery in self._discoveries.values():
+            chosen = self._discovered(discovery)
+            if chosen is not None:
+                return chosen
+        if self._path is None or not self._searched_longer:
+            return None
+        for told in self._path.told:
+            self._expected = max(self._expected, told.blocks)
+            # our own relay may lead there, too, and is nearer
+            for url in (None, told.url):
+                each = _Candidate(url, told.namespace, told.blocks)
+                if each not in self._tried and self._sessions.reaches(url):
+                    return each
+        return None
+
+    @property
+    def _searched_longer(self) -> bool:
+        """Whether there is nothing longer than what the index service tells of."""
+        least = max(self._told_blocks + 1, self._min_blocks)
+        discovery = self._discoveries.get(least)
+        own = self._sessions.dial(None)
+        lost = own.done() and (own.cancelled() or own.exception() is not None)
+        return (
+            least > len(self._keys)
+            or lost
+            or (discovery is not None and (discovery.done or discovery.error is not None))
+        )
+
+    async def _wait(self, until: float | None, *, late: bool = True) -> None:
+        """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout, and
+        with `late` _LateError when it is time to take everything from holders."""
+        if self._now() >= self._deadline:
+            raise self._too_late()
+        late_at = self._late_at() if late else None
+        if late_at is not None:
+            if self._now() >= late_at:
+                raise _LateError(f"no publication came within {self._after:g} s")
+            until = late_at if until is None else min(until, late_at)
+        when = self._deadline if until is None else min(until, self._deadline)
+        try:
+            async with asyncio.timeout_at(when):
+                await self._event.wait()
+        except TimeoutError:
+            if self._now() >= self._deadline:
+                raise self._too_late() from None
+
+    def _late_at(self) -> float | None:
+        """When to do without a publication: as long as none has told of itself, and holders
+        have as much."""
+        path = self._path
+        if path is None or not self._hasty or not path.blocks or path.blocks < self._expected:
+            return None
+        if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
+            return None
+        return self._since + self._after
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - self._now())
+
+    def _too_late(self) -> RetrievalTimeout:
+        return RetrievalTimeout(
+            f"{self.stats.layers} of {len(self._layers)} layers came within {self._timeout:.3g} s"
+        )
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _not_found() -> NotFound:
+    # one sentence for every reason, so that it tells nothing about scopes
+    return NotFound(
+        "no publication of these tokens, or of a shorter prefix of them, was found; one is found "
+        "only when all of its tokens are the first of these, and scope key, descriptor and the "
+        "path of the URL are its publisher's"
+    )

@@ -1,0 +1,249 @@
+"""Blocks from holders over HTTP, for what no MOQT path delivered in time (KVCS
+"Verification and Recovery", "Operational Considerations"; KVSP "Lookup").
+
+`HttpPath` is one retrieval's view of the index service and the holders. When and what to ask
+is the consumer's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kvcs.finding.relays import DEFAULT_AFTER as DEFAULT_AFTER
+from kvcs.finding.relays import Connect as Connect
+from kvcs.finding.relays import Fallback as Fallback
+from kvcs.names.errors import (
+    KvcsError,
+    NotAuthorized,
+    NotFound,
+    PublisherLost,
+    RetrievalError,
+    RetrievalTimeout,
+    VerificationFailed,
+)
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.retrieving.layers import LayerBuffer
+from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
+from kvsp.client.policy import SEVERITY
+from kvsp.names import uris
+from kvsp.names.errors import KvspError
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import LookupResponse, ReplicaRecord, covers
+
+ROUND_OCTETS: Final = 64 << 20
+"""About how much is asked of holders before it is looked again at what is missing."""
+
+
+class Told(NamedTuple):
+    """A publication that the index service names, and how many of our blocks it has."""
+
+    url: str
+    namespace: PublicationNamespace
+    blocks: int
+
+
+class _Into:
+    """Puts what a round brings into a buffer, until it is cut off."""
+
+    def __init__(self, buffer: LayerBuffer, came: Callable[[], None]) -> None:
+        self._buffer: LayerBuffer | None = buffer
+        self._came = came
+
+    def write(self, layer: Layer) -> None:
+        if self._buffer is not None:
+            self._buffer.block_received(layer.block, layer.layer, layer.k, layer.v, layer.source)
+            self._came()
+
+    def cut_off(self) -> None:
+        self._buffer = None
+
+
+class HttpPath:
+    """What the index service says of a prefix, and rounds of requests to its holders.
+
+    `start` looks the keys up; then `fetch` begins a round, one at a time. `changed` is
+    called whenever something came or ended. `close` ends everything.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        scope_id: bytes,
+        descriptor: Descriptor,
+        keys: Sequence[bytes],
+        layers: range,
+        *,
+        changed: Callable[[], None],
+    ) -> None:
+        self.looked_up = False
+        self.error: RetrievalError | None = None
+        """Why the index service said nothing."""
+        self.failure: Exception | None = None
+        """What the destination raised."""
+        self.told: list[Told] = []
+        """Publications, those with most of our blocks first."""
+        self.blocks = 0
+        """Leading blocks of which holders have every layer asked for."""
+        self._client = client
+        self._scope_id = scope_id
+        self._descriptor = descriptor
+        self._keys = keys
+        self._layers = layers
+        self._changed = changed
+        self._replicas: list[list[ReplicaRecord]] = []
+        self._gone: set[tuple[int, int]] = set()
+        self._faults: dict[Fault, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._into: _Into | None = None
+        self._under_way: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return self._into is not None
+
+    def start(self) -> None:
+        """Look the keys up."""
+        self._run(self._look_up())
+
+    def has(self, layer: int, block: int) -> bool:
+        """Whether a holder is known for a layer of a block, and did not fail to give it."""
+        if block >= len(self._replicas) or (layer, block) in self._gone:
+            return False
+        return covers(self._replicas[block], self._descriptor.layers, range(layer, layer + 1))
+
+    def fetch(self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float) -> bool:
+        """Begin a round for the first of `wanted`, (layer, block) in order of need, that
+        holders have; False when there is nothing of it to be had."""
+        if not self._replicas:
+            return False
+        size = 2 * self._descriptor.section_octets()
+        room = max(1, ROUND_OCTETS // size)
+        chosen: dict[int, list[int]] = {}
+        for layer, block in wanted:
+            if self.has(layer, block):
+                chosen.setdefault(block, []).append(layer)
+                room -= 1
+                if not room:
+                    break
+        if not chosen:
+            return False
+        self._into = into = _Into(buffer, self._changed)
+        self._under_way = self._run(self._round(into, chosen, within))
+        return True
+
+    def stop(self) -> None:
+        """Cut the round off: nothing of it is written any more."""
+        if self._into is not None:
+            self._into.cut_off()
+            self._into = None
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    async def close(self) -> None:
+        """End every request and wait for their connections to be let go."""
+        self.stop()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def why(self) -> RetrievalError:
+        """Why not everything could be had."""
+        if self.error is not None:
+            return self.error
+        fault = max(self._faults, key=SEVERITY.__getitem__, default=Fault.NO_REPLICA)
+        detail = self._faults.get(fault) or str(fault)
+        return _OF_FAULT.get(fault, PublisherLost)(detail)
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _run(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look_up(self) -> None:
+        try:
+            found = await self._client.lookup(
+                self._scope_id,
+                self._descriptor.compat_id,
+                self._keys,
+                descriptor=self._descriptor,
+            )
+        except ClientError as error:
+            kind = NotAuthorized if isinstance(error, NotAuthorizedError) else RetrievalError
+            if isinstance(error, RequestTimeoutError):
+                kind = RetrievalTimeout
+            self.error = kind(f"the index service: {error}")
+        else:
+            self.told = told(found)
+            self._replicas = [
+                [replica for replica in block.replicas if not uris.is_moqt(replica.holder)]
+                for block in found.blocks
+            ]
+            self._count()
+        self.looked_up = True
+        self._changed()
+
+    def _count(self) -> None:
+        lacking = {block for _, block in self._gone}
+        self.blocks = 0
+        for block, replicas in enumerate(self._replicas):
+            if block in lacking or not covers(replicas, self._descriptor.layers, self._layers):
+                return
+            self.blocks = block + 1
+
+    async def _round(self, into: _Into, wanted: Mapping[int, Sequence[int]], within: float) -> None:
+        try:
+            result = await self._client.get_blocks(
+                self._replicas,
+                into,
+                descriptor=self._descriptor,
+                wanted=wanted,
+                deadline_s=within,
+            )
+        except (KvcsError, KvspError, ValueError, LookupError, OSError) as error:
+            self.failure = error
+        else:
+            for gap in result.missing:
+                self._gone.update((layer, gap.block) for layer in gap.layers)
+                self._faults[gap.reason] = result.details.get(gap.reason, "")
+            if result.missing:
+                self._count()
+        finally:
+            if self._into is into:
+                self._into = None
+            self._changed()
+
+
+def told(found: LookupResponse) -> list[Told]:
+    """The publications in an answer of the index service, those with most blocks first."""
+    counts: dict[tuple[str, str], int] = {}
+    for number, block in enumerate(found.blocks):
+        for record in block.replicas:
+            if record.moqt_namespace is None:
+                continue
+            place = record.holder, record.moqt_namespace
+            # one that lacks an earlier block is of no use for this one
+            if counts.get(place, 0) == number:
+                counts[place] = number + 1
+    named = [
+        Told(url, PublicationNamespace.from_text(text), blocks)
+        for (url, text), blocks in counts.items()
+    ]
+    return sorted(named, key=lambda each: -each.blocks)
+
+
+_OF_FAULT: Final[Mapping[Fault, type[RetrievalError]]] = {
+    Fault.NO_REPLICA: NotFound,
+    Fault.NOT_HELD: NotFound,
+    Fault.CODEC: NotFound,
+    Fault.TIMEOUT: RetrievalTimeout,
+    Fault.NOT_AUTHORIZED: NotAuthorized,
+    Fault.VERIFICATION: VerificationFailed,
+}

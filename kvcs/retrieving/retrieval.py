@@ -1,0 +1,662 @@
+"""Asking for one publication: subscriptions, fills, fetches and recovery.
+
+Sans-IO over a `moqt` session (KVCS "Retrieval during Production", "Retrieval of Completed
+Caches", "Verification and Recovery"): callbacks of the session only take note, `poll(now)`
+acts. The callbacks are in `kvcs.retrieving.receivers`; what arrives is judged and put together by
+`kvcs.retrieving.assembly`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Final
+
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
+from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.tracks import DataTrack
+from kvcs.retrieving.assembly import SEGMENT, Arrival, Assembly, Layer, Stats
+from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackState
+from kvsp.names.codes import DecodeErrorName
+from kvsp.names.errors import KvspError
+from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
+from moqt.session import Session
+from moqt.track.stored import Buffer
+from moqt.values.codes import (
+    GroupOrder,
+    ParameterType,
+    RequestErrorCode,
+    StreamErrorCode,
+    code_name,
+)
+from moqt.values.errors import MoqtError, RequestError, SessionClosed
+from moqt.values.messages import LocationFilter, Parameters, RangeFilter
+from moqt.values.names import FullTrackName, Location
+from moqt.wire.objects import ObjectHeader
+
+RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
+"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
+the last the publication is given up."""
+
+REOPEN_GRACE: Final = 0.1
+"""Seconds a reset Subgroup stream may take to be continued on another stream."""
+
+STALL: Final = 2.0
+"""Seconds of silence on every data track after which what should have come is asked for again.
+
+A stream that is reset before its header came leaves no trace: nobody can tell whose it
+was. Only Objects known to exist are meant, never those still to be produced."""
+
+NO_STREAM_DELAY: Final = 0.02
+"""Seconds before another try when the peer grants no request stream."""
+
+CONFIRM_GRACE: Final = 1.0
+"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
+at once at the end of a publication; a part of one still in production is not worth more."""
+
+MANIFEST_FETCHES: Final = 2
+"""How often the manifest is fetched when its subscription does not bring it."""
+
+_AUTHORIZATION: Final = (
+    RequestErrorCode.UNAUTHORIZED,
+    RequestErrorCode.MALFORMED_AUTH_TOKEN,
+    RequestErrorCode.EXPIRED_AUTH_TOKEN,
+    RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS,
+)
+_LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
+"""What assembling may raise; each ends the retrieval and is handed to the application."""
+
+
+class Mode(StrEnum):
+    """How a publication is retrieved."""
+
+    AUTO = "auto"
+    """By FETCH when the manifest marks it complete, else live."""
+    LIVE = "live"
+    """By subscriptions with fills, which also bring what is still to be produced."""
+    FETCH = "fetch"
+
+
+def not_authorized(error: MoqtError) -> bool:
+    """Whether a request was refused for lack of rights."""
+    return isinstance(error, RequestError) and error.code in _AUTHORIZATION
+
+
+class Retrieval:
+    """One publication, asked for on one session.
+
+    `start`, then `poll` at once, whenever `changed` was called, and when the time it
+    returned has come. Layers come in `ready`; at the end `finished` is true or `error` set:
+    VerificationFailed, PublisherLost, NotAuthorized, or what the destination raised.
+    `close` cancels every request and lets go of the arrays.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        assembly: Assembly,
+        stats: Stats,
+        *,
+        mode: Mode = Mode.AUTO,
+        require_listed: bool = False,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.session = session
+        self.assembly = assembly
+        self.stats = stats
+        self.error: Exception | None = None
+        self.arrivals = 0
+        """Answers, streams and parts of Objects that have come on data tracks."""
+        self._seen = -1
+        """`arrivals` when it was last looked at; silent since `_quiet`."""
+        self._quiet = 0.0
+        self._mode = mode
+        self._require_listed = require_listed
+        self._changed = changed
+        self._closed = False
+        self._tracks: dict[DataTrack, TrackState] = {}
+        self._new: list[tuple[float, Callable[[], None]]] = []
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+        self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        self._manifest_requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        self._manifest_live = False
+        self._manifest_fetching = False
+        self._manifest_fetches = 0
+        self._manifest_over = False
+        """No further version of the manifest will come, or be waited for."""
+        self._confirm_due: float | None = None
+        self._filters_refused = False
+
+    # -- for the shell -------------------------------------------------------------------
+
+    @property
+    def ready(self) -> deque[Layer]:
+        """Usable layers, in order, to be taken from the left."""
+        return self.assembly.ready
+
+    @property
+    def finished(self) -> bool:
+        """Every layer has been handed over, and the manifest has confirmed what it can."""
+        if self.error is not None or not self.assembly.whole:
+            return False
+        entry = self.assembly.entry
+        return (
+            self.assembly.confirmed
+            or self._manifest_over
+            or entry.complete
+            or entry.object_digests is None
+        )
+
+    def start(self) -> None:
+        """Ask for the manifest; all else follows from it."""
+        self._later(0.0, self._subscribe_manifest)
+
+    def poll(self, now: float) -> float | None:
+        """Do what is due. Returns when to come back at the latest, None for no such time."""
+        if self._closed or self.error is not None:
+            return None
+        self._open_requests(now)
+        if self.arrivals != self._seen:
+            self._seen, self._quiet = self.arrivals, now
+        times = [due for due, _ in self._waiting]
+        if self.assembly.whole:
+            self._cancel(self._data_requests)
+            if not self.finished:
+                if self._confirm_due is None:
+                    self._confirm_due = now + CONFIRM_GRACE
+                if now >= self._confirm_due:
+                    self._manifest_over = True
+                else:
+                    times.append(self._confirm_due)
+        else:
+            for state in self._tracks.values():
+                for act in (self._notice_silence, self._recover):
+                    due = act(state, now) if self.error is None else None
+                    if due is not None:
+                        times.append(due)
+        if (
+            self._manifest_over
+            and not self.assembly.confirmed
+            and (self._require_listed or self.assembly.manifest_refused)
+        ):
+            self._fail(
+                VerificationFailed(
+                    f"{self._publication}: the manifest does not list every layer that came"
+                )
+            )
+        return min(times, default=None)
+
+    def ask_again(self, layer: int) -> None:
+        """Objects of `layer` that were to come another way will not."""
+        for state in self._tracks.values():
+            self._suspect(state, (layer,))
+
+    def close(self) -> None:
+        """Cancel every request and release every array; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        self._new.clear()
+        self._waiting.clear()
+        self._cancel(self._data_requests)
+        self._cancel(self._manifest_requests)
+        self.assembly.release()
+
+    def wake(self) -> None:
+        """Something changed that `poll` must look at."""
+        self._changed()
+
+    # -- requests ------------------------------------------------------------------------
+
+    def _later(self, delay: float, make: Callable[[], None]) -> None:
+        self._new.append((delay, make))
+        self._changed()
+
+    def _open_requests(self, now: float) -> None:
+        """Make the requests whose time has come."""
+        new, self._new = self._new, []
+        self._waiting += [(now + delay, make) for delay, make in new]
+        due = [item for item in self._waiting if item[0] <= now]
+        self._waiting = [item for item in self._waiting if item[0] > now]
+        for _, make in due:
+            try:
+                make()
+            except SessionClosed as error:
+                self._fail(_relay_lost(error))
+                return
+            except RequestError as error:
+                if error.code != RequestErrorCode.EXCESSIVE_LOAD:
+                    raise
+                self._waiting.append((now + NO_STREAM_DELAY, make))
+
+    def _cancel(self, requests: list[OutgoingSubscribe | OutgoingFetch]) -> None:
+        for request in requests:
+            if request.state is not RequestState.CLOSED:
+                request.cancel()
+        requests.clear()
+
+    def _filters(self) -> tuple[RangeFilter, ...]:
+        """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
+        blocks = self.assembly.blocks
+        if (
+            blocks == self.assembly.entry.blocks
+            or self._filters_refused
+            or not self.session.peer_max_filter_ranges
+        ):
+            return ()
+        return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((0, blocks - 1),)),)
+
+    @property
+    def _publication(self) -> str:
+        return f"publication {self.assembly.namespace.publication_id.hex()}"
+
+    # -- the manifest --------------------------------------------------------------------
+
+    def _manifest_name(self) -> FullTrackName:
+        return FullTrackName(self.assembly.namespace.fields, ManifestTrack.MANIFEST.encode())
+
+    def _subscribe_manifest(self) -> None:
+        self._manifest_live = True
+        self._manifest_requests.append(
+            self.session.subscribe(
+                self._manifest_name(),
+                ManifestReceiver(self, fetched=False),
+                Parameters(
+                    location_filter=LocationFilter.next_object(),
+                    fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
+                ),
+            )
+        )
+
+    def _fetch_manifest(self) -> None:
+        self._manifest_requests.append(
+            self.session.fetch(
+                self._manifest_name(),
+                ManifestReceiver(self, fetched=True),
+                Parameters(
+                    location_filter=LocationFilter.absolute_start(self.assembly.version + 1),
+                    group_order=GroupOrder.ASCENDING,
+                ),
+            )
+        )
+
+    def manifest_received(self, received: ReceivedObject) -> None:
+        if self._over:
+            return
+        first = self.assembly.manifest is None
+        try:
+            self.assembly.manifest_received(received.location, received.payload)
+        except _LOCAL_ERRORS as error:
+            self._fail(error)
+            return
+        for track, location in self.assembly.take_back():
+            self._lost(self._tracks[track], location)
+        if first and self.assembly.manifest is not None:
+            self._ask_for_data()
+        self._changed()
+
+    def manifest_too_large(self, octets: int) -> None:
+        if not self._over:
+            self._fail(
+                VerificationFailed(
+                    f"{self._publication}: a manifest of {octets} octets is more than "
+                    f"{MAX_MANIFEST_OCTETS}"
+                )
+            )
+
+    def manifest_stream_ended(self, why: str, fetched: bool) -> None:
+        """A FETCH or a fill is over."""
+        if fetched:
+            self.manifest_over(why, fetched)
+        else:
+            self._manifest_needed(why)
+
+    def manifest_failed(self, error: MoqtError, fetched: bool) -> None:
+        if self._over:
+            return
+        if not_authorized(error):
+            self._fail(NotAuthorized(f"the manifest is refused: {error}"))
+        elif _may_repeat(error):
+            again = self._fetch_manifest if fetched else self._subscribe_manifest
+            self._later(_retry_delay(error), again)
+        elif isinstance(error, SessionClosed):
+            self._fail(_relay_lost(error))
+        else:
+            self.manifest_over(str(error), fetched)
+
+    def manifest_over(self, why: str, fetched: bool) -> None:
+        """Nothing more will come by that request."""
+        if fetched:
+            self._manifest_fetching = False
+        else:
+            self._manifest_live = False
+        self._manifest_needed(why)
+
+    def _manifest_needed(self, why: str) -> None:
+        """Ask for versions that are missing and that nobody is going to bring."""
+        manifest = self.assembly.manifest
+        if self._over or self._manifest_fetching or (self._manifest_live and manifest is not None):
+            return
+        if manifest is not None and manifest.is_segment_complete(SEGMENT):
+            self._manifest_over = True
+        elif self._manifest_fetches < MANIFEST_FETCHES:
+            self._manifest_fetching = True
+            self._manifest_fetches += 1
+            self._later(0.0, self._fetch_manifest)
+        elif not self._manifest_live:
+            self._manifest_over = True
+            if manifest is None:
+                self._fail(PublisherLost(f"{self._publication}: no manifest to be had: {why}"))
+        self._changed()
+
+    # -- data ----------------------------------------------------------------------------
+
+    def _ask_for_data(self) -> None:
+        assembly = self.assembly
+        if assembly.whole:
+            return
+        needed = [layer for layer in assembly.layers if assembly.needs(layer)]
+        complete = assembly.entry.complete
+        fetch = self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete)
+        self.stats.mode = (Mode.FETCH if fetch else Mode.LIVE).value
+        for track in assembly.tracks:
+            name = FullTrackName(assembly.namespace.fields, track.name)
+            state = self._tracks[track] = TrackState(track, name, needed[0])
+            if fetch:
+                end = Location(needed[-1], assembly.blocks - 1)
+                self._fetch(state, state.first, end, again=False)
+            else:
+                self._subscribe(state)
+
+    def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
+        state.subscribed = True
+
+        def make() -> None:
+            self._data_requests.append(
+                self.session.subscribe(
+                    state.name,
+                    LiveReceiver(self, state),
+                    Parameters(
+                        location_filter=LocationFilter.next_object(),
+                        fill_parameters=Parameters(
+                            location_filter=LocationFilter.absolute_start(*state.first)
+                        ),
+                        group_order=GroupOrder.ASCENDING,
+                        range_filters=self._filters(),
+                    ),
+                )
+            )
+
+        self._later(delay, make)
+
+    def _fetch(
+        self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
+    ) -> None:
+        receiver = state.fetch = FetchReceiver(self, state, start, end, again=again)
+        whole_groups = start.object == 0 and end.object == self.assembly.blocks - 1
+
+        def make() -> None:
+            if state.fetch is not receiver or self.assembly.whole:
+                return
+            self._data_requests = [
+                r for r in self._data_requests if r.state is not RequestState.CLOSED
+            ]
+            self._data_requests.append(
+                self.session.fetch(
+                    state.name,
+                    receiver,
+                    Parameters(
+                        location_filter=LocationFilter.groups(start.group, end.group)
+                        if whole_groups
+                        else LocationFilter.range(start, end),
+                        group_order=GroupOrder.ASCENDING,
+                        range_filters=self._filters(),
+                    ),
+                )
+            )
+
+        self._later(delay, make)
+
+    def object_received(
+        self, state: TrackState, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
+    ) -> bool:
+        """An Object of a data track; True when it was needed and good."""
+        if self._over:
+            return False
+        location = header.location
+        try:
+            arrival = self.assembly.object_received(
+                state.track, location, parts, again=again or state.fetched
+            )
+        except _LOCAL_ERRORS as error:
+            self._fail(error)
+            return False
+        if arrival is Arrival.BAD:
+            self._lost(state, location)
+        elif arrival is Arrival.NEW:
+            state.lost.discard(location)
+            if self.assembly.ready:
+                self._changed()
+        return arrival is Arrival.NEW
+
+    def object_too_large(self, state: TrackState, location: Location) -> None:
+        """An Object that cannot be one of this track has begun, and is thrown away."""
+        if self._over:
+            return
+        try:
+            refused = self.assembly.object_refused(location, DecodeErrorName.TRAILING_OCTETS)
+        except _LOCAL_ERRORS as error:
+            self._fail(error)
+            return
+        if refused:
+            self._lost(state, location)
+
+    def live_accepted(self, state: TrackState, largest: Location | None) -> None:
+        state.accepted(largest)
+        self.arrivals += 1
+        if state.fill_over and not self._over:
+            self._suspect(state, self.assembly.layers)  # a fill may be faster than the answer
+        self._changed()
+
+    def live_stream_ended(
+        self, state: TrackState, stream: IncomingStream, error: int | None
+    ) -> None:
+        if self._over:
+            return
+        if stream.via is Via.FILL:
+            state.fill_over = True
+            layers: Iterable[int] = self.assembly.layers
+            if error is not None:
+                state.cause = f"the fill was reset with {code_name(StreamErrorCode, error)}"
+            self._suspect(state, layers)
+        elif stream.subgroup is not None:
+            group = stream.subgroup.group
+            if error is None:
+                state.closed.add(group)
+            else:
+                state.broken.add(group)
+                state.delay = max(state.delay, REOPEN_GRACE)
+                name = code_name(StreamErrorCode, error)
+                state.cause = f"the stream of layer {group} was reset with {name}"
+            self._suspect(state, (group,))
+
+    def live_over(self, state: TrackState, why: str) -> None:
+        """The subscription has ended, in whatever way: what is missing is asked for."""
+        if self._over:
+            return
+        state.subscribed = False
+        state.delay = 0.0
+        state.cause = why
+        self._suspect(state, self.assembly.layers)
+
+    def live_failed(self, state: TrackState, error: MoqtError) -> None:
+        if not self._refused(error):
+            if self._filter_refused(error) or _may_repeat(error):
+                self._subscribe(state, _retry_delay(error))
+            else:
+                self.live_over(state, str(error))
+
+    def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
+        if self._refused(error):
+            return
+        state = receiver.state
+        if self._filter_refused(error) or _may_repeat(error):
+            if state.fetch is receiver:
+                self._fetch(
+                    state,
+                    receiver.start,
+                    receiver.end,
+                    again=receiver.again,
+                    delay=_retry_delay(error),
+                )
+        else:
+            self.fetch_over(receiver, str(error))
+
+    def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
+        """A FETCH brought what it will bring."""
+        state = receiver.state
+        if self._over or state.fetch is not receiver:
+            return
+        state.fetch = None
+        state.failures = 0 if receiver.useful else state.failures + 1
+        state.cause = why
+        if state.failures < len(RECOVERY_DELAYS):
+            state.delay = RECOVERY_DELAYS[state.failures]
+        self._suspect(state, range(receiver.start.group, receiver.end.group + 1))
+
+    # -- recovery ------------------------------------------------------------------------
+
+    def _lost(self, state: TrackState, location: Location) -> None:
+        state.lost.add(location)
+        self._suspect(state, (location.group,))
+
+    def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
+        state.suspects.update(layer for layer in layers if self.assembly.needs(layer))
+        self._changed()
+
+    def _recover(self, state: TrackState, now: float) -> float | None:
+        """Fetch what is missing and nobody is going to bring; returns when to come back."""
+        if state.delay:
+            state.due, state.delay = max(state.due, now + state.delay), 0.0
+        if state.fetch is not None or not state.suspects:
+            return None
+        if now < state.due:
+            return state.due
+        span = self._uncovered(state)
+        if span is None:
+            return None
+        if state.failures >= len(RECOVERY_DELAYS):
+            self._give_up(state, span[0])
+            return None
+        self.stats.recoveries += 1
+        state.fetched = True
+        self._fetch(state, *span, again=True)
+        self._open_requests(now)
+        return min((due for due, _ in self._waiting), default=None)
+
+    def _notice_silence(self, state: TrackState, now: float) -> float | None:
+        """Ask again for what exists and does not come; returns when to look again."""
+        fetch = state.fetch
+        if fetch is not None:
+            owed = fetch.answered and not fetch.opened
+        else:
+            filling = state.answered and not state.fill_over and not state.fill_open
+            owed = state.subscribed and state.answered and (filling or self.assembly.entry.complete)
+        if not owed:
+            return None
+        if now < self._quiet + STALL:
+            return self._quiet + STALL
+        why = f"nothing came for {STALL:g} s"
+        if fetch is not None:
+            self.fetch_over(fetch, why)
+        elif self.assembly.entry.complete:
+            self.live_over(state, why)
+        else:
+            state.fill_over = True
+            state.cause = why
+            self._suspect(state, self.assembly.layers)
+        return None
+
+    def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for."""
+        first = last = None
+        for layer in sorted(state.suspects):
+            missing = self.assembly.missing(state.track, layer)
+            if state.subscribed:
+                missing = [b for b in missing if not state.is_coming(Location(layer, b))]
+            if not missing:
+                state.suspects.discard(layer)
+                if last is not None:
+                    break
+                continue
+            if last is not None and layer != last.group + 1:
+                break
+            if first is None:
+                first = Location(layer, missing[0])
+            last = Location(layer, missing[-1])
+        return None if first is None or last is None else (first, last)
+
+    def _give_up(self, state: TrackState, missing: Location) -> None:
+        if self.assembly.bad:
+            self._fail(VerificationFailed(self.assembly.describe_bad()))
+            return
+        if self.assembly.entry.complete:
+            why = "no publisher is left to bring what the relay does not have"
+        elif self._mode is Mode.FETCH:
+            why = "it is still being produced: retrieve it live"
+        else:
+            why = "its publisher stopped or was lost before it was complete"
+        self._fail(
+            PublisherLost(
+                f"{self._publication}: {state.track} has no layer {missing.group}, "
+                f"block {missing.object}: {why} ({state.cause})"
+            )
+        )
+
+    # -- ends ----------------------------------------------------------------------------
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self.error is not None
+
+    def _refused(self, error: MoqtError) -> bool:
+        """Deal with what no recovery on this session can help."""
+        if self._over or self.assembly.whole:
+            return True
+        if not_authorized(error):
+            self._fail(NotAuthorized(f"the data is refused: {error}"))
+        elif isinstance(error, SessionClosed):
+            self._fail(_relay_lost(error))
+        elif isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
+            self._fail(VerificationFailed(f"{self._publication}: {error}"))
+        return self.error is not None
+
+    def _filter_refused(self, error: MoqtError) -> bool:
+        if (
+            isinstance(error, RequestError)
+            and error.code == RequestErrorCode.INVALID_FILTER
+            and self._filters()
+        ):
+            self._filters_refused = True
+            return True
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        if not self._over:
+            self.error = error
+            self._changed()
+
+
+def _relay_lost(error: SessionClosed) -> PublisherLost:
+    return PublisherLost(f"the relay was lost: {error}")
+
+
+def _may_repeat(error: MoqtError) -> bool:
+    return isinstance(error, RequestError) and error.retry_after_ms is not None
+
+
+def _retry_delay(error: MoqtError) -> float:
+    after = error.retry_after_ms if isinstance(error, RequestError) else None
+    return max((after or 0) / 1000, NO_STREAM_DELAY)

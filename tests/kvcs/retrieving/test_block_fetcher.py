@@ -1,0 +1,144 @@
+"""An instance takes blocks from publications, as prefetch directives name them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from kvcs.names.namespace import publication_uri
+from kvcs.retrieving.block_fetcher import MoqtFetcher, fetcher
+from kvsp.instance.engines.engine import KvBlock
+from kvsp.instance.loading import LoadError
+from kvsp.names.uris import BlockId
+from moqt.publisher import Publisher
+from moqt.values.errors import ConnectError
+from tests.kvcs.support import (
+    BLOCK,
+    BLOCKS,
+    DESCRIPTOR,
+    LAYERS,
+    SCOPE,
+    Link,
+    altered,
+    corrupted,
+    produced,
+    publisher,
+)
+from tests.kvcs.support_fallback import CACHE, OTHER_RELAY, FakeClient
+
+URL = OTHER_RELAY
+
+
+class Index(FakeClient):
+    index = "https://is.example/kvsp/"
+
+    async def replicas(self, block):
+        return [r for replicas in self.held for r in replicas if r.block == block]
+
+
+def block_of(client, number) -> BlockId:
+    return client.held[number][0].block
+
+
+async def load(client, link, publication, block, **settings) -> KvBlock:
+    async def connecting(url):
+        assert url == URL
+        return link.session
+
+    made = KvBlock(DESCRIPTOR)
+    way = MoqtFetcher(client, connecting, **settings)
+    source = publication_uri(URL, publication.namespace)
+    assert way.takes(source)
+    await way.fetch(source, block, DESCRIPTOR, 1000, made.write)
+    return made
+
+
+@pytest.mark.parametrize("number", [0, 2, BLOCKS - 1])
+async def test_any_block_of_a_publication_is_told_from_its_record(number):
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    async with Link(publisher(publication)) as link:
+        made = await load(client, link, publication, block_of(client, number))
+    rows = slice(number * BLOCK, (number + 1) * BLOCK)
+    assert made.complete
+    for got, wanted in zip(made.arrays, CACHE, strict=True):
+        assert got[0].tobytes() == wanted[0][rows].tobytes()
+        assert got[1].tobytes() == wanted[1][rows].tobytes()
+
+
+async def test_a_publication_is_retrieved_once_for_all_its_blocks():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    connected = []
+    async with Link(publisher(publication)) as link:
+
+        async def connecting(url):
+            connected.append(url)
+            return link.session
+
+        way = MoqtFetcher(client, connecting)
+        source = publication_uri(URL, publication.namespace)
+        for number in range(BLOCKS):
+            made = KvBlock(DESCRIPTOR)
+            await way.fetch(source, block_of(client, number), DESCRIPTOR, 1000, made.write)
+            assert made.written == LAYERS
+    assert connected == [URL]
+    assert way.octets == sum(k.nbytes + v.nbytes for k, v in CACHE)
+
+
+async def reason(client, link, publication, block, **settings) -> str:
+    with pytest.raises(LoadError) as raised:
+        await load(client, link, publication, block, **settings)
+    return raised.value.reason
+
+
+async def test_what_cannot_be_had_has_the_reason_that_a_directive_tells():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    block = block_of(client, 0)
+    async with Link(publisher(publication)) as link:
+        other = BlockId(block.compat_id, SCOPE.scope_id, bytes(32))
+        assert await reason(client, link, publication, other) == "kvsp-unknown-resource"
+        foreign = BlockId(block.compat_id, bytes(16), block.block_key)
+        assert await reason(client, link, publication, foreign) == "kvsp-unknown-resource"
+        assert await reason(client, link, publication, block, kept_octets=10) == "capacity"
+    async with Link(Publisher()) as link:
+        assert await reason(client, link, publication, block, timeout=0.1) == "unreachable"
+
+
+async def test_octets_that_are_not_those_of_the_record_are_a_digest_mismatch():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    served = publisher(publication)
+    served.add_track(altered(publication.tracks[1], corrupted((1, 0))))
+    async with Link(served) as link:
+        block = block_of(client, 0)
+        assert await reason(client, link, publication, block) == "digest-mismatch"
+    wrong = Index(blocks=0).knows(publication, CACHE[::-1], URL)
+    async with Link(publisher(publication)) as link:
+        assert await reason(wrong, link, publication, block) == "digest-mismatch"
+
+
+async def test_a_relay_that_does_not_answer_is_unreachable():
+    async def connecting(url):
+        raise ConnectError("nobody")
+
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    way = MoqtFetcher(client, connecting)
+    with pytest.raises(LoadError, match="nobody") as raised:
+        await way.fetch(
+            publication_uri(URL, publication.namespace),
+            block_of(client, 0),
+            DESCRIPTOR,
+            1000,
+            KvBlock(DESCRIPTOR).write,
+        )
+    assert raised.value.reason == "unreachable"
+
+
+def test_the_server_finds_it_by_its_entry_point():
+    (entry,) = entry_points(group="kvsp.fetchers")
+    assert entry.load() is fetcher
+    assert fetcher(Index(), None).takes("moqt://relay.example/#kvcs:x")
