@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.requests.incoming import (
+from moqt.requests.fetch import (
     IncomingFetch,
-    IncomingRequest,
-    IncomingTrackRequest,
     IncomingTrackStatus,
+    OutgoingFetch,
+    OutgoingTrackStatus,
 )
+from moqt.requests.incoming import IncomingRequest, IncomingTrackRequest
 from moqt.requests.namespaces import (
     IncomingPublishNamespace,
     IncomingSubscribeNamespace,
     OutgoingPublishNamespace,
     OutgoingSubscribeNamespace,
 )
-from moqt.requests.outgoing import OutgoingFetch, OutgoingRequest, OutgoingTrackStatus
-from moqt.requests.publications import IncomingPublish
+from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
 from moqt.requests.request import RequestOwner, UpdateAnswer, track_property
 from moqt.requests.stream import (
@@ -37,7 +37,7 @@ from moqt.requests.stream import (
     RequestStream,
 )
 from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
-from moqt.requests.subscriber_side import OutgoingSubscribe, SubscriberSide
+from moqt.requests.subscriber_side import IncomingPublish, OutgoingSubscribe, SubscriberSide
 from moqt.values.messages import (
     Fetch,
     Publish,

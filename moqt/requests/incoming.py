@@ -1,24 +1,18 @@
-"""What a peer asks: the common part, FETCH and TRACK_STATUS."""
+"""What a peer asks: what all requests of a peer have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.delivery import FetchDelivery
-from moqt.delivery.scheduler import Flow
 from moqt.requests.request import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
-from moqt.track.store import TrackStore
-from moqt.values.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
+from moqt.values.codes import RequestErrorCode, StreamErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     Fetch,
-    FetchOk,
-    LocationFilter,
     Message,
     Parameters,
-    Properties,
     Publish,
     Redirect,
     Request,
@@ -28,7 +22,7 @@ from moqt.values.messages import (
     Subscribe,
     TrackStatus,
 )
-from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
+from moqt.values.names import FullTrackName, TrackNamespace
 
 if TYPE_CHECKING:
     from moqt.session import Session
@@ -199,102 +193,3 @@ class IncomingTrackRequest(IncomingRequest):
     @property
     def namespace(self) -> TrackNamespace:
         return self.name.namespace
-
-
-class IncomingFetch(IncomingTrackRequest):
-    """FETCH from a peer."""
-
-    def __init__(self, session: Session, stream: RequestStream, message: Fetch) -> None:
-        super().__init__(session, stream, message)
-        self.delivery: FetchDelivery | None = None
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.fetch_received(self)
-
-    def accept(self, store: TrackStore) -> None:
-        """FETCH_OK and the fetch stream from `store`, or INVALID_RANGE."""
-        largest = store.largest
-        chosen = self.parameters.location_filter or LocationFilter.absolute_start(0)
-        start, end = chosen.resolve(largest)
-        if largest is None or start > largest:
-            self.reject(
-                RequestErrorCode.INVALID_RANGE, "nothing is published at or after the start"
-            )
-            return
-        if start > end:
-            self.reject(RequestErrorCode.INVALID_RANGE, "the range ends before it starts")
-            return
-        end = min(end, largest)
-        at_end = (
-            store.end_of_track is not None
-            and end == largest
-            # a relay may have lost Objects between the last it holds and the end
-            and store.first_unknown(location_after(largest), store.end_of_track) is None
-        )
-        shown = end
-        if end.object == MAX_VI64 and store.first_unknown(Location(end.group, 0), end) is None:
-            last = store.largest_in(start, end)
-            if last is not None and last.location.group == end.group:
-                shown = last.location
-        if not self._accept(
-            FetchOk(
-                at_end,
-                shown,
-                properties=store.properties if self.parameters.include_properties != 0 else (),
-            )
-        ):
-            return
-        priority = self.parameters.subscriber_priority
-        self.delivery = FetchDelivery(
-            self.session,
-            Flow(self.session.scheduler, 128 if priority is None else priority),
-            store,
-            self.request_id,
-            start=start,
-            end=end,
-            group_order=GroupOrder(self.parameters.group_order or GroupOrder.ASCENDING),
-            filters=self.parameters.range_filters,
-            on_done=lambda _delivery, code: self._end() if code is None else self._failed(code),
-            fill_timeout_ms=self.parameters.fill_timeout,
-        )
-        self.delivery.begin()
-        self.apply_held_updates()
-
-    def updated(self, update: RequestUpdate) -> None:
-        priority = update.parameters.subscriber_priority
-        if priority is not None and self.delivery is not None:
-            self.delivery.flow.set_priority(priority)
-        self.stream.send(RequestOk())
-
-    def abort(self, code: StreamErrorCode) -> None:
-        """Reset the data stream: what was not delivered stays unknown to the peer."""
-        if self.delivery is not None and self.state is RequestState.ESTABLISHED:
-            self.delivery.abort(code)
-            self._failed(code)
-
-    def _failed(self, code: StreamErrorCode) -> None:
-        """The data stream was reset: reset this one too, as its header may be lost."""
-        self.stream.cancel(code)
-        self.ended()
-
-    def ended(self) -> None:
-        if self.delivery is not None:
-            self.delivery.abort(StreamErrorCode.CANCELLED)
-        super().ended()
-
-
-class IncomingTrackStatus(IncomingTrackRequest):
-    """TRACK_STATUS from a peer."""
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.track_status_received(self)
-
-    def accept(self, store: TrackStore) -> None:
-        """TRACK_STATUS_OK with what `store` knows."""
-        self.answer(store.largest, store.properties)
-
-    def answer(self, largest: Location | None, properties: Properties) -> None:
-        """TRACK_STATUS_OK, for who asked elsewhere (a relay without the track)."""
-        shown = properties if self.parameters.include_properties != 0 else ()
-        if self._accept(RequestOk(Parameters(largest_object=largest), shown), fin=True):
-            self._end()

@@ -1,4 +1,4 @@
-"""What we ask of a peer: the common part, FETCH and TRACK_STATUS."""
+"""What we ask of a peer: what all requests of ours have in common."""
 
 from __future__ import annotations
 
@@ -6,25 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.receiving.receiver import Receiver
-from moqt.requests.request import RequestOwner, check_track_properties, request_error
+from moqt.requests.request import RequestOwner, request_error
 from moqt.requests.stream import RequestState, RequestStream
-from moqt.values.codes import GroupOrder, MessageType, RequestErrorCode
-from moqt.values.errors import MoqtError, RequestError, StreamReset, protocol_violation
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
-    Fetch,
-    FetchOk,
     Goaway,
     Message,
-    Parameters,
-    Properties,
     Request,
     RequestErrorMessage,
-    RequestOk,
     RequestUpdate,
-    TrackStatus,
 )
-from moqt.values.names import FullTrackName, Location
 
 if TYPE_CHECKING:
     from moqt.session import Session
@@ -187,87 +179,3 @@ class OutgoingRequest(RequestOwner):
 
     def _forget(self) -> None:
         """Drop what the session remembers for this request."""
-
-
-class OutgoingFetch(OutgoingRequest):
-    """FETCH. Over when its data stream and its answer have both come."""
-
-    def __init__(
-        self,
-        session: Session,
-        name: FullTrackName,
-        parameters: Parameters,
-        receiver: Receiver,
-    ) -> None:
-        self.name = name
-        self.receiver = receiver
-        self.end_location: Location | None = None
-        self.end_of_track = False
-        self.properties: Properties = ()
-        self.data_ended = False
-        self.group_order = GroupOrder(parameters.group_order or GroupOrder.ASCENDING)
-        location_filter = parameters.location_filter
-        self._start = location_filter.resolve(None)[0] if location_filter else Location(0, 0)
-        super().__init__(session, Fetch(-1, name.namespace, name.name, parameters))
-
-    ready = True
-    """Its data stream can be read as soon as it comes."""
-
-    def opened(self) -> None:
-        self.session.fetch_receivers[self.request_id] = self
-
-    def answered(self, message: Message) -> None:
-        if isinstance(message, FetchOk):
-            if message.end_location < self._start:
-                raise protocol_violation("FETCH_OK ends before the range that was asked for")
-            check_track_properties(message.properties, self.session.config.known_properties)
-            self.end_location = message.end_location
-            self.end_of_track = message.end_of_track
-            self.properties = message.properties
-            self.stream.move(RequestState.ESTABLISHED)
-            self.receiver.fetch_accepted(self)
-            self._check_over()
-
-    def stream_ended(self) -> None:
-        self.data_ended = True
-        self._check_over()
-
-    def _check_over(self) -> None:
-        if self.data_ended and self.state is RequestState.ESTABLISHED:
-            self._close()
-
-    def peer_cancelled(self, code: int) -> None:
-        """As if its data stream had been reset, when there is one."""
-        if self.end_location is None:
-            super().peer_cancelled(code)
-        elif not self.data_ended:
-            self.drop_updates()
-            if not self.session.reset_streams(self, code):
-                self.receiver.request_failed(StreamReset(code, "the fetch"))
-        self._forget()
-
-    def failed(self, error: MoqtError) -> None:
-        self.receiver.request_failed(error)
-
-    def _forget(self) -> None:
-        self.session.fetch_receivers.pop(self.request_id, None)
-        self.session.drop_streams(self)
-
-
-class OutgoingTrackStatus(OutgoingRequest):
-    """TRACK_STATUS; answered once."""
-
-    def __init__(self, session: Session, name: FullTrackName, parameters: Parameters) -> None:
-        self.name = name
-        self.largest: Location | None = None
-        self.properties: Properties = ()
-        super().__init__(session, TrackStatus(-1, name.namespace, name.name, parameters))
-        self.stream.finish()
-
-    def answered(self, message: Message) -> None:
-        if isinstance(message, RequestOk):
-            self.session.codec.check_request_ok(message, MessageType.TRACK_STATUS)
-            check_track_properties(message.properties, self.session.config.known_properties)
-            self.largest = message.parameters.largest_object
-            self.properties = message.properties
-            self._close()

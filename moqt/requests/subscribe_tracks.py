@@ -27,7 +27,7 @@ from moqt.values.messages import (
 from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, is_reserved
 
 if TYPE_CHECKING:
-    from moqt.requests.publications import IncomingPublish
+    from moqt.requests.subscriber_side import IncomingPublish
     from moqt.session import Session
     from moqt.session.handler import SessionHandler
 
