@@ -104,14 +104,15 @@ class Publisher(SessionHandler):
         )
         self._waiting.setdefault(request.name, {})[request] = deadline
         self._waiting_count += 1
-        request.on_ended = lambda: self._stop_waiting(request)
+        request.when_ended(lambda: self._stop_waiting(request))
 
     def _give_up(self, request: IncomingSubscribe) -> None:
         request.reject(RequestErrorCode.TIMEOUT, "the track did not appear in time")
 
     def _stop_waiting(self, request: IncomingSubscribe) -> None:
-        request.on_ended = None
-        requests = self._waiting[request.name]
+        requests = self._waiting.get(request.name, {})
+        if request not in requests:
+            return
         request.session.deadlines.cancel(requests.pop(request))
         self._waiting_count -= 1
         if not requests:
@@ -127,7 +128,7 @@ class Publisher(SessionHandler):
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
         self._listings.add(request)
-        request.on_ended = lambda: self._listings.discard(request)
+        request.when_ended(lambda: self._listings.discard(request))
         request.accept()
         self.namespace_prefix_changed(request)
 
@@ -138,7 +139,7 @@ class Publisher(SessionHandler):
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
         self._wanted.add(request)
-        request.on_ended = lambda: self._wanted.discard(request)
+        request.when_ended(lambda: self._wanted.discard(request))
         request.accept()
         self.subscribe_tracks_changed(request)
 

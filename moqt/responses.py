@@ -316,7 +316,7 @@ class TrackOffers(_Iterated[OfferedTrack]):
                 RequestErrorCode.EXCESSIVE_LOAD, "too many offers wait", retry_after_ms=1000
             )
             return
-        publish.on_ended = lambda: self._taken_back(publish)
+        publish.when_ended(lambda: self._taken_back(publish))
         self._offers[publish.name] = OfferedTrack(publish.name, publish)
         self._wake()
 
@@ -336,10 +336,7 @@ class TrackOffers(_Iterated[OfferedTrack]):
     def _take(self) -> OfferedTrack | None:
         if not self._offers:
             return None
-        offer = self._offers.pop(next(iter(self._offers)))
-        if offer.publish is not None:
-            offer.publish.on_ended = None
-        return offer
+        return self._offers.pop(next(iter(self._offers)))
 
     def cancel(self) -> None:
         super().cancel()

@@ -332,18 +332,17 @@ class Relay(SessionHandler):
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
-        request.on_ended = None
         request.accept(track.store)
         if request.state is not RequestState.ESTABLISHED:
             return
         if isinstance(request, IncomingSubscribe):
             self.counters.downstream_subscriptions += 1
-            request.gate = lambda update: track.update_received(request, update)
+            request.updates.gate = lambda update: track.update_received(request, update)
         else:
             self.counters.downstream_fetches += 1
         track.requests[request] = None
         track.idle_since = None
-        request.on_ended = lambda: self._released(track, request)
+        request.when_ended(lambda: self._released(track, request))
         self.track_busy(track)
 
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:

@@ -9,9 +9,6 @@ for what a peer asks. A subscription has the same two sides whoever starts it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from moqt.requests.fetch import (
     IncomingFetch,
     IncomingTrackStatus,
@@ -27,39 +24,17 @@ from moqt.requests.namespaces import (
 )
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
-from moqt.requests.request import RequestOwner, UpdateAnswer, track_property
-from moqt.requests.stream import (
-    AFTER_OPENING,
-    FIRST_ANSWER,
-    LATER_ANSWERS,
-    REQUEST_MOVES,
-    RequestState,
-    RequestStream,
-)
+from moqt.requests.request import RequestOwner, track_property
+from moqt.requests.stream import REQUEST_TABLE, RequestState, RequestStream, Stage, crossings
 from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
 from moqt.requests.subscriber_side import IncomingPublish, OutgoingSubscribe, SubscriberSide
-from moqt.values.messages import (
-    Fetch,
-    Publish,
-    PublishNamespace,
-    Request,
-    Subscribe,
-    SubscribeNamespace,
-    SubscribeTracks,
-    TrackStatus,
-)
-
-if TYPE_CHECKING:
-    from moqt.session import Session
+from moqt.requests.updates import UpdateAnswer
 
 ObjectOwner = SubscriberSide | OutgoingFetch
 """What a data stream can belong to."""
 
 __all__ = [
-    "AFTER_OPENING",
-    "FIRST_ANSWER",
-    "LATER_ANSWERS",
-    "REQUEST_MOVES",
+    "REQUEST_TABLE",
     "IncomingFetch",
     "IncomingPublish",
     "IncomingPublishNamespace",
@@ -82,23 +57,9 @@ __all__ = [
     "RequestOwner",
     "RequestState",
     "RequestStream",
+    "Stage",
     "SubscriberSide",
     "UpdateAnswer",
-    "build_incoming",
+    "crossings",
     "track_property",
 ]
-
-_INCOMING: dict[type[Request], Callable[..., IncomingRequest]] = {
-    Subscribe: IncomingSubscribe,
-    Publish: IncomingPublish,
-    Fetch: IncomingFetch,
-    TrackStatus: IncomingTrackStatus,
-    PublishNamespace: IncomingPublishNamespace,
-    SubscribeNamespace: IncomingSubscribeNamespace,
-    SubscribeTracks: IncomingSubscribeTracks,
-}
-
-
-def build_incoming(session: Session, stream: RequestStream, message: Request) -> IncomingRequest:
-    """The object for a peer's opening message."""
-    return _INCOMING[type(message)](session, stream, message)

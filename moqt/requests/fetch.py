@@ -29,7 +29,6 @@ from moqt.values.names import FullTrackName, Location, location_after
 
 if TYPE_CHECKING:
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
 
 
 class OutgoingFetch(OutgoingRequest):
@@ -42,6 +41,7 @@ class OutgoingFetch(OutgoingRequest):
         parameters: Parameters,
         receiver: Receiver,
     ) -> None:
+        super().__init__(session, Fetch(-1, name.namespace, name.name, parameters))
         self.name = name
         self.receiver = receiver
         self.end_location: Location | None = None
@@ -51,7 +51,6 @@ class OutgoingFetch(OutgoingRequest):
         self.group_order = GroupOrder(parameters.group_order or GroupOrder.ASCENDING)
         location_filter = parameters.location_filter
         self._start = location_filter.resolve(None)[0] if location_filter else Location(0, 0)
-        super().__init__(session, Fetch(-1, name.namespace, name.name, parameters))
 
     ready = True
     """Its data stream can be read as soon as it comes."""
@@ -67,7 +66,6 @@ class OutgoingFetch(OutgoingRequest):
             self.end_location = message.end_location
             self.end_of_track = message.end_of_track
             self.properties = message.properties
-            self.stream.move(RequestState.ESTABLISHED)
             self.receiver.fetch_accepted(self)
             self._check_over()
 
@@ -84,7 +82,7 @@ class OutgoingFetch(OutgoingRequest):
         if self.end_location is None:
             super().peer_cancelled(code)
         elif not self.data_ended:
-            self.drop_updates()
+            self.updates.settle_all()
             if not self.session.reset_streams(self, code):
                 self.receiver.request_failed(StreamReset(code, "the fetch"))
         self._forget()
@@ -100,12 +98,11 @@ class OutgoingFetch(OutgoingRequest):
 class IncomingFetch(IncomingTrackRequest):
     """FETCH from a peer."""
 
-    def __init__(self, session: Session, stream: RequestStream, message: Fetch) -> None:
-        super().__init__(session, stream, message)
+    def __init__(
+        self, session: Session, message: Fetch, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
         self.delivery: FetchDelivery | None = None
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.fetch_received(self)
 
     def accept(self, store: TrackStore) -> None:
         """FETCH_OK and the fetch stream from `store`, or INVALID_RANGE."""
@@ -183,10 +180,10 @@ class OutgoingTrackStatus(OutgoingRequest):
     """TRACK_STATUS; answered once."""
 
     def __init__(self, session: Session, name: FullTrackName, parameters: Parameters) -> None:
+        super().__init__(session, TrackStatus(-1, name.namespace, name.name, parameters))
         self.name = name
         self.largest: Location | None = None
         self.properties: Properties = ()
-        super().__init__(session, TrackStatus(-1, name.namespace, name.name, parameters))
         self.stream.finish()
 
     def answered(self, message: Message) -> None:
@@ -200,9 +197,6 @@ class OutgoingTrackStatus(OutgoingRequest):
 
 class IncomingTrackStatus(IncomingTrackRequest):
     """TRACK_STATUS from a peer."""
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.track_status_received(self)
 
     def accept(self, store: TrackStore) -> None:
         """TRACK_STATUS_OK with what `store` knows."""

@@ -26,18 +26,17 @@ from moqt.values.names import FullTrackName, TrackNamespace
 
 if TYPE_CHECKING:
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
     from moqt.values.deadlines import Deadline
 
 
 class IncomingRequest(RequestOwner):
     """A peer's request. Answer it once, with `reject` or the subclass's `accept`."""
 
-    def __init__(self, session: Session, stream: RequestStream, message: Request) -> None:
-        super().__init__(session, stream, message.parameters)
-        self.request_id = message.request_id
-        self.on_ended: Callable[[], None] | None = None
-        """Called once when the request is over, whoever ended it."""
+    def __init__(
+        self, session: Session, message: Request, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
+        self._when_ended: list[Callable[[], None]] = []
         self.lifetime_ms: int | None = None
         """The EXPIRES that was told; each REQUEST_UPDATE extends the request by it again."""
         self._expiry: Deadline | None = None
@@ -52,9 +51,14 @@ class IncomingRequest(RequestOwner):
         """The namespace (or prefix of one) that it is about."""
         raise NotImplementedError
 
-    def dispatch(self, handler: SessionHandler) -> None:
-        """Hand it to the application."""
-        raise NotImplementedError
+    def admit(self) -> bool:
+        """Whether the application is to hear of it; what can be answered without it is."""
+        return True
+
+    def when_ended(self, action: Callable[[], None]) -> None:
+        """Have `action` called once when the request is over, whoever ends it; those of several
+        who ask are called in the order in which they asked."""
+        self._when_ended.append(action)
 
     def reject(
         self,
@@ -103,7 +107,6 @@ class IncomingRequest(RequestOwner):
     def _accept(self, message: Message, *, fin: bool = False) -> bool:
         if not self.pending:
             return False
-        self.stream.move(RequestState.ESTABLISHED)
         self.stream.send(message, fin=fin)
         return True
 
@@ -161,10 +164,10 @@ class IncomingRequest(RequestOwner):
 
     def ended(self) -> None:
         self.session.deadlines.cancel(self._expiry)
-        self.session.request_over(self)
-        if self.on_ended is not None:
-            on_ended, self.on_ended = self.on_ended, None
-            on_ended()
+        self.session.requests.over(self)
+        actions, self._when_ended = self._when_ended, []
+        for action in actions:
+            action()
 
     def revoke(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
         """Cancel it from this side: what was accepted holds no longer."""
@@ -174,7 +177,7 @@ class IncomingRequest(RequestOwner):
 
     def session_closed(self, error: MoqtError) -> None:
         if self.state is not RequestState.CLOSED:
-            self.stream.move(RequestState.CLOSED)
+            self.stream.end()
             self.ended()
 
 
@@ -184,10 +187,10 @@ class IncomingTrackRequest(IncomingRequest):
     def __init__(
         self,
         session: Session,
-        stream: RequestStream,
         message: Subscribe | Fetch | TrackStatus | Publish,
+        stream: RequestStream | None = None,
     ) -> None:
-        super().__init__(session, stream, message)
+        super().__init__(session, message, stream)
         self.name = FullTrackName(message.namespace, message.name)
 
     @property

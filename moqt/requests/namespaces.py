@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from moqt.requests.incoming import IncomingRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import UpdateAnswer
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.updates import UpdateAnswer
 from moqt.values.codes import (
     MAX_FULL_TRACK_NAME,
     MAX_NAMESPACE_FIELDS,
@@ -30,7 +30,6 @@ from moqt.values.names import TrackNamespace, is_prefix, is_reserved
 
 if TYPE_CHECKING:
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
 
 OVERLAP = "overlaps a subscription of this kind in this session"
 
@@ -55,15 +54,14 @@ class OutgoingPublishNamespace(OutgoingRequest):
         *,
         on_ended: Callable[[MoqtError], None],
     ) -> None:
+        super().__init__(session, PublishNamespace(-1, namespace, parameters))
         self.namespace = namespace
         self._on_ended = on_ended
-        super().__init__(session, PublishNamespace(-1, namespace, parameters))
 
     def answered(self, message: Message) -> None:
         if isinstance(message, RequestOk):
             self.session.codec.check_request_ok(message, MessageType.PUBLISH_NAMESPACE)
             self.expires(message.parameters)
-            self.stream.move(RequestState.ESTABLISHED)
 
     def failed(self, error: MoqtError) -> None:
         self._on_ended(error)
@@ -84,18 +82,17 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
         on_namespace: Callable[[TrackNamespace, bool], None],
         on_ended: Callable[[MoqtError | None], None],
     ) -> None:
+        super().__init__(session, SubscribeNamespace(-1, prefix, parameters))
         self.prefix = prefix
         self.namespaces: set[TrackNamespace] = set()
         self._on_namespace = on_namespace
         self._on_ended = on_ended
-        super().__init__(session, SubscribeNamespace(-1, prefix, parameters))
 
     def answered(self, message: Message) -> None:
         match message:
             case RequestOk():
                 self.session.codec.check_request_ok(message, MessageType.SUBSCRIBE_NAMESPACE)
                 self.expires(message.parameters)
-                self.stream.move(RequestState.ESTABLISHED)
             case Namespace():
                 namespace = self.prefix + message.suffix
                 limit = self.session.config.max_namespaces
@@ -144,16 +141,15 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
 class IncomingPublishNamespace(IncomingRequest):
     """PUBLISH_NAMESPACE from a peer."""
 
-    def __init__(self, session: Session, stream: RequestStream, message: PublishNamespace) -> None:
-        super().__init__(session, stream, message)
+    def __init__(
+        self, session: Session, message: PublishNamespace, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
         self._namespace = message.namespace
 
     @property
     def namespace(self) -> TrackNamespace:
         return self._namespace
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.publish_namespace_received(self)
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """PUBLISH_NAMESPACE_OK: requests for its tracks may be sent to this peer."""
@@ -164,9 +160,9 @@ class IncomingSubscribeNamespace(IncomingRequest):
     """SUBSCRIBE_NAMESPACE from a peer."""
 
     def __init__(
-        self, session: Session, stream: RequestStream, message: SubscribeNamespace
+        self, session: Session, message: SubscribeNamespace, stream: RequestStream | None = None
     ) -> None:
-        super().__init__(session, stream, message)
+        super().__init__(session, message, stream)
         self.prefix = message.prefix
         self._told: set[TrackNamespace] = set()
 
@@ -174,11 +170,11 @@ class IncomingSubscribeNamespace(IncomingRequest):
     def namespace(self) -> TrackNamespace:
         return self.prefix
 
-    def dispatch(self, handler: SessionHandler) -> None:
-        if self.session.prefix_overlaps(self.prefix, self):
+    def admit(self) -> bool:
+        if self.session.requests.prefix_overlaps(self.prefix, self):
             self.reject(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
-        else:
-            handler.subscribe_namespace_received(self)
+            return False
+        return True
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_NAMESPACE_OK; `add` what is there afterwards."""
@@ -205,7 +201,7 @@ class IncomingSubscribeNamespace(IncomingRequest):
         if prefix is not None:
             if is_reserved(prefix):
                 raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-            if self.session.prefix_overlaps(prefix, self):
+            if self.session.requests.prefix_overlaps(prefix, self):
                 raise RequestError(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
             refused = self.session.handler.check_prefix(self, prefix)
             if refused is not None:

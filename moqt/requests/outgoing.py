@@ -11,11 +11,9 @@ from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
-    Goaway,
     Message,
     Request,
     RequestErrorMessage,
-    RequestUpdate,
 )
 
 if TYPE_CHECKING:
@@ -30,15 +28,14 @@ class OutgoingRequest(RequestOwner):
     requests were made. Until then it is QUEUED and has no Request ID; `cancel` takes it back.
     """
 
-    def __init__(self, session: Session, message: Request) -> None:
-        super().__init__(
-            session, RequestStream(session, message.TYPE, requester=True), message.parameters
-        )
+    def __init__(
+        self, session: Session, message: Request, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
         self.message_sent = message
         self.on_answer: Callable[[MoqtError | None], None] | None = None
         """Called once: with None when the request was accepted, else with why it was not."""
         self._answer_timer: Deadline | None = None
-        session.submit(self)
 
     def opening_message(self, request_id: int) -> Request:
         """The message that opens the request, now that it is sent."""
@@ -46,17 +43,16 @@ class OutgoingRequest(RequestOwner):
 
     def open(self, stream_id: int, request_id: int) -> None:
         """The peer grants a stream: send the request."""
-        self.stream.opened(stream_id)
         self.request_id = request_id
         message = self.opening_message(request_id)
         parameters, self.carried = self.session.rules.sent_tokens.compress(message.parameters)
         self.message_sent = replace(message, parameters=parameters)
-        self.session.send_message(stream_id, self.message_sent, self.stream.fin_sent)
+        self.stream.open(stream_id, self.message_sent)
         timeout = self.session.config.request_timeout
         if timeout is not None:
             self._answer_timer = self.session.call_later(timeout + self.patience, self._unanswered)
         self.opened()
-        self.flush_updates()
+        self.updates.flush()
 
     @property
     def patience(self) -> float:
@@ -75,33 +71,27 @@ class OutgoingRequest(RequestOwner):
                 )
             )
 
-    def message(self, message: Message) -> None:
-        if self.state is not RequestState.PENDING or isinstance(message, Goaway | RequestUpdate):
-            self._later(message)
-        elif isinstance(message, RequestErrorMessage):
+    def first_answer(self, message: Message) -> None:
+        if isinstance(message, RequestErrorMessage):
             self.session.rules.check_redirect(message, self.stream.opening)
-            self._heard(message)
+            self.settle_tokens(message)
             self._close()
             self._fail(request_error(message))
-        else:
-            self._heard(message)
-            self._later(message, first=True)
-
-    def _heard(self, answer: Message) -> None:
-        """The peer has read the opening message, and with it the tokens it registers."""
-        self.settle_tokens(answer)
-
-    def _later(self, message: Message, *, first: bool = False) -> None:
+            return
+        # The peer has read the opening message, and with it the tokens it registers.
+        self.settle_tokens(message)
         try:
-            if first:
-                self.answered(message)
-            else:
-                super().message(message)
+            self.answered(message)
         except RequestError as error:
             self.give_up(error)
         else:
-            if first and self.state is not RequestState.PENDING:
-                self.notify(None)
+            self.notify(None)
+
+    def message(self, message: Message) -> None:
+        try:
+            super().message(message)
+        except RequestError as error:
+            self.give_up(error)
 
     def update_refused(self, error: RequestError) -> None:
         if self.state is not RequestState.CLOSED:
@@ -115,7 +105,7 @@ class OutgoingRequest(RequestOwner):
 
     def give_up(self, error: RequestError) -> None:
         if self.state is not RequestState.CLOSED:
-            self.drop_updates()
+            self.updates.settle_all()
         if self.state is not RequestState.CLOSED:  # whoever was told may have cancelled
             self.cancel()
             self._fail(error)
@@ -125,7 +115,7 @@ class OutgoingRequest(RequestOwner):
 
     def _fail(self, error: MoqtError) -> None:
         self.notify(error)
-        self.drop_updates()
+        self.updates.settle_all()
         self.failed(error)
 
     def notify(self, error: MoqtError | None) -> None:
@@ -137,7 +127,7 @@ class OutgoingRequest(RequestOwner):
 
     def cancel(self) -> None:
         """Give the request up; the receiver hears nothing more of it."""
-        self.drop_updates(tell=False)
+        self.updates.settle_all(tell=False)
         self.session.deadlines.cancel(self._answer_timer)
         self._forget()
         self.stream.cancel()
@@ -145,7 +135,7 @@ class OutgoingRequest(RequestOwner):
     @property
     def owed(self) -> bool:
         """Whether the peer still owes a message."""
-        return self.state is RequestState.PENDING or bool(self._updates)
+        return self.state is RequestState.PENDING or self.updates.owed
 
     def peer_finished(self) -> None:
         if self.owed:
@@ -169,7 +159,7 @@ class OutgoingRequest(RequestOwner):
 
     def session_closed(self, error: MoqtError) -> None:
         if self.state is not RequestState.CLOSED:
-            self.stream.move(RequestState.CLOSED)
+            self.stream.end()
             self._forget()
             self._fail(error)
 

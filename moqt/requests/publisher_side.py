@@ -41,18 +41,22 @@ from moqt.values.names import FullTrackName, Location
 
 if TYPE_CHECKING:
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
     from moqt.values.deadlines import Deadline
 
 
 class PublisherSide(RequestOwner):
     """What delivers Objects: a peer's SUBSCRIBE, or a PUBLISH of ours."""
 
-    def init_publisher(self, parameters: Parameters) -> None:
-        """Set what both kinds need; before the base class, which may send the request."""
+    def __init__(
+        self,
+        session: Session,
+        message: Subscribe | Publish,
+        stream: RequestStream | None = None,
+    ) -> None:
+        super().__init__(session, message, stream)
         self.delivery: SubscriptionDelivery | None = None
-        self.filter = parameters.location_filter
-        self.range_filters = parameters.range_filters
+        self.filter = message.parameters.location_filter
+        self.range_filters = message.parameters.range_filters
         self.store: TrackStore | None = None
         self.track_alias: int | None = None
         self.lifetime_ms: int | None = None
@@ -205,13 +209,6 @@ class PublisherSide(RequestOwner):
 class IncomingSubscribe(PublisherSide, IncomingTrackRequest):
     """SUBSCRIBE from a peer."""
 
-    def __init__(self, session: Session, stream: RequestStream, message: Subscribe) -> None:
-        self.init_publisher(message.parameters)
-        IncomingTrackRequest.__init__(self, session, stream, message)
-
-    def dispatch(self, handler: SessionHandler) -> None:
-        handler.subscribe_received(self)
-
     def accept(self, store: TrackStore, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_OK, then deliver from `store` by the filters, fill included."""
         if not self.pending:
@@ -269,28 +266,28 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
         include_properties: bool = True,
         on_ended: Callable[[MoqtError | None], None] | None = None,
     ) -> None:
-        self.name: FullTrackName = store.name
-        self._asked = parameters
-        self._on_ended = on_ended
-        self._lingering = True
-        self._linger: Deadline | None = None
-        self.init_publisher(parameters)
-        self.filter = parameters.location_filter or LocationFilter.next_object()
-        self.store = store
-        self.track_alias = session.next_track_alias()
+        alias = session.next_track_alias()
         carried = Parameters(**{each: getattr(parameters, each) for each in PUBLISH_PARAMETERS})
-        OutgoingRequest.__init__(
-            self,
+        super().__init__(
             session,
             Publish(
                 -1,
                 store.name.namespace,
                 store.name.name,
-                self.track_alias,
+                alias,
                 carried,
                 store.properties if include_properties else (),
             ),
         )
+        self.name: FullTrackName = store.name
+        self._asked = parameters
+        self._on_ended = on_ended
+        self._lingering = True
+        self._linger: Deadline | None = None
+        self.filter = parameters.location_filter or LocationFilter.next_object()
+        self.range_filters = parameters.range_filters
+        self.store = store
+        self.track_alias = alias
 
     def opening_message(self, request_id: int) -> Request:
         assert isinstance(self.message_sent, Publish) and self.store is not None
@@ -308,7 +305,6 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
         if isinstance(message, RequestOk):
             self.session.codec.check_request_ok(message, MessageType.PUBLISH)
             self.expires(message.parameters)
-            self.stream.move(RequestState.ESTABLISHED)
             self._linger = self.session.call_later(
                 self.session.config.publish_linger, self._lingered
             )
@@ -332,7 +328,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
             delivery.check_done()
 
     def done_sent(self) -> None:
-        self.drop_updates()
+        self.updates.settle_all()
         self._close()
         self.notify(None)
         self._over(None)

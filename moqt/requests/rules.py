@@ -8,9 +8,15 @@ from moqt.track.filters import RangeFilters, check_range_filters
 from moqt.values.codes import MessageType, RequestErrorCode, SessionErrorCode
 from moqt.values.errors import MisuseError, RequestError, SessionError, protocol_violation
 from moqt.values.intervals import IntervalSet
-from moqt.values.messages import AuthorizationToken, Goaway, Parameters, RequestErrorMessage
+from moqt.values.messages import (
+    AuthorizationToken,
+    Goaway,
+    Message,
+    Parameters,
+    RequestErrorMessage,
+)
 from moqt.values.names import Location
-from moqt.values.tokens import SentTokens, Token, TokenCache
+from moqt.values.tokens import Carried, SentTokens, Token, TokenCache
 
 if TYPE_CHECKING:
     from moqt.session import Session
@@ -126,6 +132,18 @@ class Rules:
     def check_tokens_to_peer(self, parameters: Parameters) -> None:
         """Raise MisuseError when the tokens would end the session at the peer."""
         self.sent_tokens.check(parameters)
+
+    def settle_tokens(self, carried: Carried, answer: Message | None) -> None:
+        """What carried aliases of ours was answered, or (None) never will be."""
+        unknown = isinstance(answer, RequestErrorMessage) and (
+            answer.code == RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS
+        )
+        if answer is None or unknown:
+            self.sent_tokens.release(carried)
+        else:
+            self.sent_tokens.settle(carried)
+        if unknown:
+            self.sent_tokens.doubt()
 
     def check_uri_to_peer(self, uri: str, what: str) -> None:
         """Raise MisuseError when a client names a URI: only a server may."""

@@ -1,56 +1,119 @@
-"""A request stream: what may travel on it, by table; FIN, cancel, reject and GOAWAY."""
+"""A request stream: what either side may say on it, by one table; FIN, cancel, reject and GOAWAY.
+
+What a side may say depends on what that side has said before, and on nothing of the other's: so
+no message is illegal because it crossed another one on its way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moqt.values.codes import MessageType, StreamErrorCode
 from moqt.values.errors import MisuseError, protocol_violation
 from moqt.values.messages import Goaway, Message
-from moqt.values.states import move
 
 if TYPE_CHECKING:
     from moqt.requests.request import RequestOwner
     from moqt.session import Session
     from moqt.values.deadlines import Deadline
 
+
+class Stage(IntEnum):
+    """How far one side of a request stream has got."""
+
+    SILENT = 0
+    """The requester has not opened it; the answering side has not answered."""
+    TALKING = 1
+    DONE = 2
+    """It has said PUBLISH_DONE, after which it has nothing more to say."""
+
+
+Says = Mapping[Stage, Mapping[MessageType, Stage]]
+"""What one side may say at each stage, and at which stage it is then."""
+
+
+class Sides(NamedTuple):
+    """What both sides of a kind of request stream may say."""
+
+    requester: Says
+    answering: Says
+
+
 _M = MessageType
-_UPDATE = frozenset({_M.REQUEST_UPDATE, _M.GOAWAY})
-_ANSWERS = frozenset({_M.REQUEST_OK, _M.REQUEST_ERROR, _M.GOAWAY})
+_SILENT, _TALKING, _DONE = Stage.SILENT, Stage.TALKING, Stage.DONE
+_UPDATES = {_M.REQUEST_UPDATE: _TALKING, _M.GOAWAY: _TALKING}
+_ANSWERS = {_M.REQUEST_OK: _TALKING, _M.REQUEST_ERROR: _TALKING, _M.GOAWAY: _TALKING}
+_DELIVERS = {_M.PUBLISH_STATE_NOTIFY: _TALKING, _M.PUBLISH_DONE: _DONE}
 
-AFTER_OPENING: dict[MessageType, frozenset[MessageType]] = {
-    _M.SUBSCRIBE: _UPDATE,
-    _M.PUBLISH: _UPDATE | _ANSWERS | {_M.PUBLISH_STATE_NOTIFY, _M.PUBLISH_DONE},
-    _M.FETCH: _UPDATE,
-    _M.TRACK_STATUS: frozenset({_M.GOAWAY}),
-    _M.PUBLISH_NAMESPACE: _UPDATE,
-    _M.SUBSCRIBE_NAMESPACE: _UPDATE,
-    _M.SUBSCRIBE_TRACKS: _UPDATE,
-}
-"""What the requester may send after the message that opened the stream."""
 
-FIRST_ANSWER: dict[MessageType, frozenset[MessageType]] = {
-    _M.SUBSCRIBE: frozenset({_M.SUBSCRIBE_OK, _M.REQUEST_ERROR, _M.GOAWAY}),
-    _M.PUBLISH: _ANSWERS,
-    _M.FETCH: frozenset({_M.FETCH_OK, _M.REQUEST_ERROR, _M.GOAWAY}),
-    _M.TRACK_STATUS: _ANSWERS,
-    _M.PUBLISH_NAMESPACE: _ANSWERS,
-    _M.SUBSCRIBE_NAMESPACE: _ANSWERS,
-    _M.SUBSCRIBE_TRACKS: _ANSWERS,
-}
-"""What the answering side may send first."""
+def _sides(
+    opening: MessageType,
+    requester: Mapping[MessageType, Stage],
+    accepting: MessageType,
+    answering: Mapping[MessageType, Stage],
+) -> Sides:
+    return Sides(
+        {_SILENT: {opening: _TALKING}, _TALKING: requester, _DONE: {}},
+        {
+            _SILENT: {accepting: _TALKING, _M.REQUEST_ERROR: _TALKING, _M.GOAWAY: _SILENT},
+            _TALKING: answering,
+            _DONE: {},
+        },
+    )
 
-LATER_ANSWERS: dict[MessageType, frozenset[MessageType]] = {
-    _M.SUBSCRIBE: _ANSWERS | {_M.PUBLISH_STATE_NOTIFY, _M.PUBLISH_DONE},
-    _M.PUBLISH: _ANSWERS | _UPDATE,
-    _M.FETCH: _ANSWERS,
-    _M.TRACK_STATUS: frozenset({_M.GOAWAY}),
-    _M.PUBLISH_NAMESPACE: _ANSWERS,
-    _M.SUBSCRIBE_NAMESPACE: _ANSWERS | {_M.NAMESPACE, _M.NAMESPACE_DONE},
-    _M.SUBSCRIBE_TRACKS: _ANSWERS | {_M.PUBLISH_SKIPPED},
+
+REQUEST_TABLE: dict[MessageType, Sides] = {
+    _M.SUBSCRIBE: _sides(_M.SUBSCRIBE, _UPDATES, _M.SUBSCRIBE_OK, {**_ANSWERS, **_DELIVERS}),
+    _M.PUBLISH: _sides(
+        _M.PUBLISH,
+        {**_UPDATES, **_ANSWERS, **_DELIVERS},
+        _M.REQUEST_OK,
+        {**_ANSWERS, **_UPDATES},
+    ),
+    _M.FETCH: _sides(_M.FETCH, _UPDATES, _M.FETCH_OK, _ANSWERS),
+    _M.TRACK_STATUS: _sides(
+        _M.TRACK_STATUS, {_M.GOAWAY: _TALKING}, _M.REQUEST_OK, {_M.GOAWAY: _TALKING}
+    ),
+    _M.PUBLISH_NAMESPACE: _sides(_M.PUBLISH_NAMESPACE, _UPDATES, _M.REQUEST_OK, _ANSWERS),
+    _M.SUBSCRIBE_NAMESPACE: _sides(
+        _M.SUBSCRIBE_NAMESPACE,
+        _UPDATES,
+        _M.REQUEST_OK,
+        {**_ANSWERS, _M.NAMESPACE: _TALKING, _M.NAMESPACE_DONE: _TALKING},
+    ),
+    _M.SUBSCRIBE_TRACKS: _sides(
+        _M.SUBSCRIBE_TRACKS,
+        _UPDATES,
+        _M.REQUEST_OK,
+        {**_ANSWERS, _M.PUBLISH_SKIPPED: _TALKING},
+    ),
 }
-"""What the answering side may send after its answer."""
+"""What may be said on a request stream, by the message that opened it: checked for what comes
+and for what goes."""
+
+
+class Crossing(NamedTuple):
+    """Two messages of one request stream that pass each other on their way."""
+
+    opening: MessageType
+    requester: Stage
+    answering: Stage
+    said: MessageType
+    """By the requester, at its stage."""
+    answered: MessageType
+    """By the answering side, at its stage."""
+
+
+def crossings(opening: MessageType) -> Iterator[Crossing]:
+    """Every pair of messages that can cross on such a stream, from each pair of stages."""
+    sides = REQUEST_TABLE[opening]
+    for ours in (Stage.TALKING, Stage.DONE):
+        for theirs in Stage:
+            for said in sides.requester[ours]:
+                for answered in sides.answering[theirs]:
+                    yield Crossing(opening, ours, theirs, said, answered)
 
 
 class RequestState(IntEnum):
@@ -63,17 +126,20 @@ class RequestState(IntEnum):
     CLOSED = 3
 
 
-_S = RequestState
-REQUEST_MOVES: dict[RequestState, frozenset[RequestState]] = {
-    _S.QUEUED: frozenset({_S.PENDING, _S.CLOSED}),
-    _S.PENDING: frozenset({_S.ESTABLISHED, _S.CLOSED}),
-    _S.ESTABLISHED: frozenset({_S.CLOSED}),
-    _S.CLOSED: frozenset(),
-}
+class Side:
+    """What one side of a request stream has said."""
+
+    __slots__ = ("fin", "goaway", "stage")
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.goaway = False
+        self.fin = False
+        """Its direction is over: by FIN or, with the request, by a reset."""
 
 
 class RequestStream:
-    """One request stream: framing, the tables above, FIN, cancel and reject."""
+    """One request stream: framing, the table above, FIN, cancel and reject."""
 
     def __init__(
         self, session: Session, opening: MessageType, *, requester: bool, stream_id: int = -1
@@ -83,117 +149,147 @@ class RequestStream:
         """-1 while the request is queued."""
         self.opening = opening
         self.requester = requester
-        self.state = RequestState.QUEUED if stream_id < 0 else RequestState.PENDING
-        self.goaway_seen = False
-        self.goaway_sent = False
-        self.fin_sent = False
-        self.fin_received = False
+        """Whether the request is ours."""
+        self.ours = Side(Stage.SILENT)
+        self.theirs = Side(Stage.SILENT if requester else Stage.TALKING)
+        sides = REQUEST_TABLE[opening]
+        self._we_say, self._they_say = sides if requester else (sides.answering, sides.requester)
+        self.over = False
+        """The request has ended, whatever may still come on the stream."""
         self.owner: RequestOwner
         self._goaway_timer: Deadline | None = None
 
-    def move(self, to: RequestState) -> None:
-        self.state = move(REQUEST_MOVES, self.state, to)
-        if to is RequestState.CLOSED:
-            self.session.deadlines.cancel(self._goaway_timer)
-            self.owner.settle_tokens()
+    @property
+    def state(self) -> RequestState:
+        """Where the request stands, by how far both sides have got."""
+        if self.over:
+            return RequestState.CLOSED
+        if self.ours.stage and self.theirs.stage:
+            return RequestState.ESTABLISHED
+        return RequestState.PENDING if self.stream_id >= 0 else RequestState.QUEUED
 
-    def opened(self, stream_id: int) -> None:
+    def end(self) -> None:
+        """The request is over; the directions that are open are ended by the caller."""
+        self.over = True
+        self.session.deadlines.cancel(self._goaway_timer)
+        self.owner.settle_tokens()
+
+    def open(self, stream_id: int, message: Message) -> None:
         """The peer grants a stream: the opening message goes out on it now."""
         self.stream_id = stream_id
-        self.move(RequestState.PENDING)
+        self.ours.stage = Stage.TALKING
+        self.session.send_message(stream_id, message, self.ours.fin)
 
     def receive(self, message: Message) -> None:
-        kind = message.TYPE
-        if self.requester:
-            table = FIRST_ANSWER if self.state is RequestState.PENDING else LATER_ANSWERS
-        else:
-            table = AFTER_OPENING
-        if kind not in table[self.opening]:
+        kind, theirs = message.TYPE, self.theirs
+        stage = self._they_say[theirs.stage].get(kind)
+        if stage is None:
             raise protocol_violation(
-                f"{kind.name} does not belong on a {self.opening.name} stream "
-                f"{'before its answer' if self.state is RequestState.PENDING else 'at this point'}"
+                f"{kind.name} does not belong on a {self.opening.name} stream {_WHEN[theirs.stage]}"
             )
         if isinstance(message, Goaway):
-            if self.goaway_seen:
+            if theirs.goaway:
                 raise protocol_violation("second GOAWAY on a request stream")
-            self.goaway_seen = True
+            theirs.goaway = True
             self.session.rules.check_goaway(message)
-        if self.state is not RequestState.CLOSED:
+        before, theirs.stage = theirs.stage, stage
+        if self.over:
+            return
+        if before is Stage.SILENT and stage is not before:
+            self.owner.first_answer(message)
+        else:
             self.owner.message(message)
 
     def send(self, message: Message, *, fin: bool = False) -> None:
-        if not self.fin_sent:
-            self.fin_sent = fin
-            self.session.send_message(self.stream_id, message, fin)
+        """Say it, unless our direction is over. Raises MisuseError for what is not ours to say."""
+        ours = self.ours
+        if ours.fin:
+            return
+        stage = self._we_say[ours.stage].get(message.TYPE)
+        if stage is None:
+            raise MisuseError(
+                f"{message.TYPE.name} cannot be sent on a {self.opening.name} stream "
+                f"{_WHEN[ours.stage]}"
+            )
+        ours.stage = stage
+        ours.fin = fin
+        self.session.send_message(self.stream_id, message, fin)
 
     def send_goaway(self, uri: str, timeout_ms: int) -> None:
         """GOAWAY for this request only; after the time it is reset (MOQT "GOAWAY")."""
-        if self.state in (RequestState.QUEUED, RequestState.CLOSED) or self.goaway_sent:
+        if self.over or self.stream_id < 0 or self.ours.goaway:
             return
-        if self.fin_sent:
+        if self.ours.fin:
             raise MisuseError("FIN was sent on the request stream: no GOAWAY can follow")
         self.session.rules.check_uri_to_peer(uri, "GOAWAY")
-        self.goaway_sent = True
+        self.ours.goaway = True
         self.send(Goaway(uri, timeout_ms))
         if timeout_ms:
             self._goaway_timer = self.session.call_later(timeout_ms / 1000, self._goaway_timeout)
 
     def _goaway_timeout(self) -> None:
-        if self.state is not RequestState.CLOSED:
+        if not self.over:
             self.cancel(StreamErrorCode.GOING_AWAY)
             self.owner.peer_overstayed()
 
     def finish(self) -> None:
         """FIN our direction: nothing more from us."""
-        if not self.fin_sent:
-            self.fin_sent = True
+        if not self.ours.fin:
+            self.ours.fin = True
             if self.stream_id >= 0:
                 self.session.transport.send(self.stream_id, b"", fin=True)
                 self.session.transport.wake()
 
     def cancel(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
         """End both directions abruptly: RESET_STREAM and STOP_SENDING."""
-        if self.state is RequestState.CLOSED:
+        if self.over:
             return
-        self.move(RequestState.CLOSED)
+        self.end()
         if self.stream_id < 0:
-            self.session.queue.take_back(self.owner)
+            self.session.requests.take_back(self.owner)
             return
-        if not self.fin_sent:
-            self.fin_sent = True
+        if not self.ours.fin:
+            self.ours.fin = True
             self.session.transport.reset(self.stream_id, code)
-        if not self.fin_received:
+        if not self.theirs.fin:
             self.session.transport.stop_receiving(self.stream_id, code)
         self.session.transport.wake()
         self.session.forget_stream(self.stream_id)
 
     def cancel_reading(self) -> None:
         """The request is over already: do not wait for the peer's FIN."""
-        if not self.fin_received:
+        if not self.theirs.fin:
             self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
         self.session.forget_stream(self.stream_id)
 
     def closed(self) -> None:
         """Nothing more will be said on either side."""
-        self.move(RequestState.CLOSED)
+        self.end()
         self.finish()
-        self.session.request_closed(self.stream_id)
-        if self.fin_received:
+        self.session.requests.forget(self.stream_id)
+        if self.theirs.fin:
             self.session.forget_stream(self.stream_id)
 
     def peer_finished(self) -> None:
-        self.fin_received = True
-        if self.state is RequestState.CLOSED:
+        self.theirs.fin = True
+        if self.over:
             self.session.forget_stream(self.stream_id)
         else:
             self.owner.peer_finished()
 
     def peer_cancelled(self, code: int) -> None:
         """RESET_STREAM or STOP_SENDING: the request is over, whichever came first."""
-        if self.state is RequestState.CLOSED:
+        if self.over:
             self.cancel_reading()
             return
-        if self.fin_sent and self.fin_received:
+        if self.ours.fin and self.theirs.fin:
             return  # it crossed our FIN: there is nothing left to cancel
         self.cancel()
         self.owner.peer_cancelled(code)
+
+
+_WHEN = {
+    Stage.SILENT: "before its answer",
+    Stage.TALKING: "at this point",
+    Stage.DONE: "after PUBLISH_DONE",
+}

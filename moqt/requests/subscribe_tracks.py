@@ -10,8 +10,8 @@ from moqt.requests.incoming import IncomingRequest
 from moqt.requests.namespaces import OVERLAP, check_full_name
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import OutgoingPublish
-from moqt.requests.request import UpdateAnswer
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches_track, merge_update
 from moqt.track.store import TrackStore
 from moqt.values.codes import MessageType, RequestErrorCode
@@ -29,7 +29,6 @@ from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, is_reser
 if TYPE_CHECKING:
     from moqt.requests.subscriber_side import IncomingPublish
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
 
 
 class OutgoingSubscribeTracks(OutgoingRequest):
@@ -48,12 +47,12 @@ class OutgoingSubscribeTracks(OutgoingRequest):
         on_skipped: Callable[[FullTrackName], None] | None = None,
         on_ended: Callable[[MoqtError | None], None],
     ) -> None:
+        super().__init__(session, SubscribeTracks(-1, prefix, parameters))
         self.prefix = prefix
         self._old_prefix: TrackNamespace | None = None
         self._on_publish = on_publish
         self._on_skipped = on_skipped
         self._on_ended = on_ended
-        super().__init__(session, SubscribeTracks(-1, prefix, parameters))
 
     @property
     def wants_fill(self) -> bool:
@@ -74,7 +73,6 @@ class OutgoingSubscribeTracks(OutgoingRequest):
             case RequestOk():
                 self.session.codec.check_request_ok(message, MessageType.SUBSCRIBE_TRACKS)
                 self.expires(message.parameters)
-                self.stream.move(RequestState.ESTABLISHED)
             case PublishSkipped():
                 namespace = self.prefix + message.suffix
                 check_full_name(namespace, message.name)
@@ -109,8 +107,10 @@ class IncomingSubscribeTracks(IncomingRequest):
     `prefix` and `parameters` are what is asked for now, updates included.
     """
 
-    def __init__(self, session: Session, stream: RequestStream, message: SubscribeTracks) -> None:
-        super().__init__(session, stream, message)
+    def __init__(
+        self, session: Session, message: SubscribeTracks, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
         self.prefix = message.prefix
         self._offered: set[FullTrackName] = set()
         """Tracks offered or skipped: not again before they are `withdrawn`."""
@@ -119,11 +119,11 @@ class IncomingSubscribeTracks(IncomingRequest):
     def namespace(self) -> TrackNamespace:
         return self.prefix
 
-    def dispatch(self, handler: SessionHandler) -> None:
-        if self.session.prefix_overlaps(self.prefix, self):
+    def admit(self) -> bool:
+        if self.session.requests.prefix_overlaps(self.prefix, self):
             self.reject(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
-        else:
-            handler.subscribe_tracks_received(self)
+            return False
+        return True
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_TRACKS_OK. Offer what is there afterwards."""
@@ -189,7 +189,7 @@ class IncomingSubscribeTracks(IncomingRequest):
         if prefix is not None:
             if is_reserved(prefix):
                 raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-            if self.session.prefix_overlaps(prefix, self):
+            if self.session.requests.prefix_overlaps(prefix, self):
                 raise RequestError(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
             refused = self.session.handler.check_prefix(self, prefix)
             if refused is not None:

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING
 from moqt.receiving.receiver import Receiver
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import (
-    RequestOwner,
-    UpdateAnswer,
-    check_track_properties,
-    track_property,
-)
+from moqt.requests.request import RequestOwner, check_track_properties, track_property
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
@@ -33,7 +29,6 @@ from moqt.values.messages import (
     Publish,
     PublishDone,
     PublishStateNotify,
-    RequestErrorMessage,
     RequestOk,
     RequestUpdate,
     Subscribe,
@@ -44,7 +39,6 @@ from moqt.values.names import MAX_LOCATION, FullTrackName, Location
 if TYPE_CHECKING:
     from moqt.requests.subscribe_tracks import OutgoingSubscribeTracks
     from moqt.session import Session
-    from moqt.session.handler import SessionHandler
     from moqt.values.deadlines import Deadline
     from moqt.wire.objects import ObjectHeader
 
@@ -58,8 +52,13 @@ class SubscriberSide(RequestOwner):
     name: FullTrackName
     receiver: Receiver
 
-    def init_subscriber(self, parameters: Parameters) -> None:
-        """Set what both kinds need; before the base class, which may send the request."""
+    def __init__(
+        self,
+        session: Session,
+        message: Subscribe | Publish,
+        stream: RequestStream | None = None,
+    ) -> None:
+        super().__init__(session, message, stream)
         self.track_alias: int | None = None
         self.largest: Location | None = None
         """Largest Object as the publisher told last."""
@@ -72,8 +71,8 @@ class SubscriberSide(RequestOwner):
         """What the publisher said last in PUBLISH_STATE_NOTIFY."""
         self.on_state: Callable[[Parameters], None] | None = None
         """Called with each PUBLISH_STATE_NOTIFY; nothing has to be done about it."""
-        fill = parameters.fill_parameters
-        order = (fill.group_order if fill else None) or parameters.group_order
+        fill = message.parameters.fill_parameters
+        order = (fill.group_order if fill else None) or message.parameters.group_order
         self._order_follows_track = order is None
         self.group_order = GroupOrder(order or GroupOrder.ASCENDING)
         """In which order fills come; the track's default is known from the answer on."""
@@ -113,7 +112,7 @@ class SubscriberSide(RequestOwner):
             self._forwards
             and start <= header.location <= end
             and matches(
-                self._asked_filters,
+                self.updates.asked_filters,
                 object=header.object,
                 subgroup=header.subgroup,
                 priority=priority,
@@ -129,11 +128,6 @@ class SubscriberSide(RequestOwner):
     def saw(self, largest: Location | None) -> None:
         if largest is not None and (self.largest is None or largest > self.largest):
             self.largest = largest
-
-    def message(self, message: Message) -> None:
-        if self.done is not None:
-            raise protocol_violation(f"{message.TYPE.name} after PUBLISH_DONE")
-        super().message(message)
 
     def answered(self, message: Message) -> None:
         match message:
@@ -203,7 +197,7 @@ class SubscriberSide(RequestOwner):
         if expired or self.streams_ended >= done.stream_count:
             self.forget_subscription()
             self.stream.closed()
-            self.drop_updates()
+            self.updates.settle_all()
             self.receiver.subscription_done(done.code, done.reason)
             self.subscription_over()
 
@@ -230,12 +224,9 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
         parameters: Parameters,
         receiver: Receiver,
     ) -> None:
+        super().__init__(session, Subscribe(-1, name.namespace, name.name, parameters))
         self.name = name
         self.receiver = receiver
-        self.init_subscriber(parameters)
-        OutgoingRequest.__init__(
-            self, session, Subscribe(-1, name.namespace, name.name, parameters)
-        )
 
     def opened(self) -> None:
         if self.parameters.fill_parameters is not None:
@@ -250,7 +241,6 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
         self.session.aliases.add(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(self.parameters, message.parameters.largest_object)
-        self.stream.move(RequestState.ESTABLISHED)
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
         self.session.place_waiting()
@@ -293,13 +283,16 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
     subscription (FORWARD, filters, fill) and `cancel` ends it.
     """
 
-    def __init__(self, session: Session, stream: RequestStream, message: Publish) -> None:
+    def __init__(
+        self, session: Session, message: Publish, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
         self.receiver = Receiver()
-        self.init_subscriber(message.parameters)
-        IncomingTrackRequest.__init__(self, session, stream, message)
         self._offered_properties = message.properties
         self.largest = message.parameters.largest_object
-        self.offered_for: OutgoingSubscribeTracks | None = session.tracks_request_for(self.name)
+        self.offered_for: OutgoingSubscribeTracks | None = session.requests.tracks_request_for(
+            self.name
+        )
         """The SUBSCRIBE_TRACKS of ours that it answers, None when nobody asked."""
         self.expires(message.parameters)
         session.aliases.add(message.track_alias, self)
@@ -323,22 +316,23 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         """Whether the publisher said FORWARD 0: nothing comes until `update(forward=1)`."""
         return self.parameters.forward == 0
 
-    def dispatch(self, handler: SessionHandler) -> None:
+    def admit(self) -> bool:
         try:
             self.take_properties(self._offered_properties)
         except RequestError as error:
             self.reject(RequestErrorCode(error.code), error.reason)
-            return
+            return False
         self.session.counters.publications_received += 1
         if len(self.session.aliases) > self.session.config.max_track_aliases:
             self.session.counters.requests_over_limit += 1
             self.reject(
                 RequestErrorCode.EXCESSIVE_LOAD, "too many tracks are open", retry_after_ms=1000
             )
-        elif self.offered_for is not None:
+            return False
+        if self.offered_for is not None:
             self.offered_for.offered(self)
-        else:
-            handler.publish_received(self)
+            return False
+        return True
 
     def accept(
         self,
@@ -377,11 +371,6 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             return
         super().answered(message)
 
-    def message(self, message: Message) -> None:
-        if self.pending and isinstance(message, RequestOk | RequestErrorMessage):
-            raise protocol_violation(f"{message.TYPE.name} of the publisher answers nothing")
-        super().message(message)
-
     def updated(self, update: RequestUpdate) -> None:
         if update.parameters != Parameters(
             authorization_tokens=update.parameters.authorization_tokens
@@ -394,7 +383,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
     def cancel(self) -> None:
         """Unsubscribe; the receiver hears nothing more of it."""
         if self.state is not RequestState.CLOSED:
-            self.drop_updates(tell=False)
+            self.updates.settle_all(tell=False)
             self.revoke()
 
     def give_up(self, error: RequestError) -> None:
@@ -403,7 +392,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self._fail(error)
 
     def _fail(self, error: MoqtError) -> None:
-        self.drop_updates()
+        self.updates.settle_all()
         self.receiver.request_failed(error)
         self.ended()
 
@@ -429,7 +418,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
 
     def session_closed(self, error: MoqtError) -> None:
         if self.state is not RequestState.CLOSED:
-            self.stream.move(RequestState.CLOSED)
+            self.stream.end()
             self._fail(error)
 
     def subscription_over(self) -> None:

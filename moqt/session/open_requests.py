@@ -1,59 +1,253 @@
-"""Requests of ours that wait until the peer grants a stream."""
+"""The requests of one session that are open or wait to be, of both sides (MOQT "Request ID").
+
+A peer's opening message becomes a request object, is judged here by what holds for every request,
+and goes to the application by one table. A request of ours is sent as soon as the peer grants a
+stream for it, in the order in which they were submitted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from moqt.values.codes import RequestErrorCode
-from moqt.values.errors import RequestError
+from moqt.receiving.data_streams import RequestIn
+from moqt.requests import (
+    IncomingFetch,
+    IncomingPublish,
+    IncomingPublishNamespace,
+    IncomingRequest,
+    IncomingSubscribe,
+    IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
+    IncomingTrackStatus,
+    OutgoingFetch,
+    OutgoingRequest,
+    OutgoingSubscribeTracks,
+    PublisherSide,
+    RequestOwner,
+    RequestState,
+    RequestStream,
+    SubscriberSide,
+)
+from moqt.values.codes import REQUEST_OPENERS, RequestErrorCode
+from moqt.values.errors import (
+    MisuseError,
+    MoqtError,
+    RequestError,
+    SessionClosed,
+    protocol_violation,
+)
+from moqt.values.messages import (
+    Fetch,
+    Message,
+    Publish,
+    PublishNamespace,
+    Request,
+    Subscribe,
+    SubscribeNamespace,
+    SubscribeTracks,
+    TrackStatus,
+)
+from moqt.values.names import FullTrackName, TrackNamespace, is_reserved, overlap
 
 if TYPE_CHECKING:
-    from moqt.requests import OutgoingRequest, RequestOwner
     from moqt.session.session import Session
 
+R = TypeVar("R", bound=OutgoingRequest)
 
-class RequestQueue:
-    """Sends requests in the order they were made, each as soon as there is a stream for it."""
+
+class Opening(NamedTuple):
+    """What a peer's opening message becomes, and the method of the handler that gets it."""
+
+    request: Callable[[Any, Any, RequestStream], IncomingRequest]
+    received: str
+
+
+OPENINGS: dict[type[Request], Opening] = {
+    Subscribe: Opening(IncomingSubscribe, "subscribe_received"),
+    Publish: Opening(IncomingPublish, "publish_received"),
+    Fetch: Opening(IncomingFetch, "fetch_received"),
+    TrackStatus: Opening(IncomingTrackStatus, "track_status_received"),
+    PublishNamespace: Opening(IncomingPublishNamespace, "publish_namespace_received"),
+    SubscribeNamespace: Opening(IncomingSubscribeNamespace, "subscribe_namespace_received"),
+    SubscribeTracks: Opening(IncomingSubscribeTracks, "subscribe_tracks_received"),
+}
+
+
+class OpenRequests:
+    """Every request of one session until it is over."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._waiting: dict[OutgoingRequest, None] = {}
+        self.incoming: dict[int, IncomingRequest] = {}
+        """The peer's, by stream."""
+        self.outgoing: dict[int, OutgoingRequest] = {}
+        """Ours that are sent, by stream."""
+        self.queued: dict[OutgoingRequest, None] = {}
+        """Ours for which the peer grants no stream yet, in order."""
+        self._next_id = 0 if session.transport.is_client else 1
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.incoming) + len(self.outgoing) + len(self.queued)
 
-    def __iter__(self) -> Iterator[OutgoingRequest]:
-        return iter(self._waiting)
+    def __iter__(self) -> Iterator[RequestOwner]:
+        yield from self.outgoing.values()
+        yield from self.queued
+        yield from self.incoming.values()
 
-    def submit(self, owner: OutgoingRequest) -> None:
-        """Send it now or when its turn has come.
+    @property
+    def holds_tracks(self) -> bool:
+        """Whether a subscription or a fetch of either side is among them."""
+        return any(
+            isinstance(request, SubscriberSide | PublisherSide | OutgoingFetch | IncomingFetch)
+            for request in self
+        )
 
-        Raises RequestError EXCESSIVE_LOAD when `max_queued_requests` wait already.
+    # -- ours ------------------------------------------------------------------------------
+
+    def submit(self, request: R) -> R:
+        """Send a request of ours now, or queue it until the peer grants a stream.
+
+        Raises SessionClosed; MisuseError before the session is connected or for a token that
+        cannot be registered; RequestError INVALID_FILTER for more ranges than the peer's
+        MAX_FILTER_RANGES, EXCESSIVE_LOAD when `max_queued_requests` wait already.
         """
         session = self._session
-        if not self._waiting and session.open_request(owner):
-            return
-        if len(self._waiting) >= session.config.max_queued_requests:
+        if session.closed is not None:
+            raise session.closed
+        if not session.connected:
+            raise MisuseError("the session is not connected yet")
+        parameters = request.parameters
+        session.rules.check_ranges_to_peer(parameters.range_filters, parameters.fill_parameters)
+        session.rules.check_tokens_to_peer(parameters)
+        if not self.queued and self._open(request):
+            return request
+        if len(self.queued) >= session.config.max_queued_requests:
             raise RequestError(
                 RequestErrorCode.EXCESSIVE_LOAD,
-                f"the peer grants no request stream, and {len(self)} requests wait already",
+                f"the peer grants no request stream, and {len(self.queued)} requests wait already",
                 retry_after_ms=100,
             )
         session.counters.requests_queued += 1
-        self._waiting[owner] = None
+        self.queued[request] = None
+        return request
 
-    def take_back(self, owner: RequestOwner) -> None:
-        """It is cancelled before it was sent."""
-        self._waiting.pop(owner, None)  # type: ignore[call-overload]
-
-    def open(self) -> None:
+    def open_queued(self) -> None:
         """Send what the peer grants streams for now."""
-        while self._waiting and self._session.closed is None:
-            owner = next(iter(self._waiting))
-            if not self._session.open_request(owner):
+        while self.queued and self._session.closed is None:
+            request = next(iter(self.queued))
+            if not self._open(request):
                 return
-            self._waiting.pop(owner, None)
+            self.queued.pop(request, None)
 
-    def clear(self) -> None:
-        self._waiting.clear()
+    def _open(self, request: OutgoingRequest) -> bool:
+        session = self._session
+        stream_id = session.transport.open_stream(bidirectional=True)
+        if stream_id is None:
+            return False
+        session.read_stream(RequestIn(session, stream_id, request.stream))
+        self.outgoing[stream_id] = request
+        session.counters.requests_sent += 1
+        request.open(stream_id, self.next_id())
+        return True
+
+    def next_id(self) -> int:
+        """A Request ID of ours."""
+        request_id = self._next_id
+        self._next_id += 2
+        return request_id
+
+    def take_back(self, request: object) -> None:
+        """It is cancelled before it was sent."""
+        self.queued.pop(request, None)  # type: ignore[call-overload]
+
+    def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
+        """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
+        for request in self.outgoing.values():
+            if (
+                isinstance(request, OutgoingSubscribeTracks)
+                and request.state is not RequestState.CLOSED
+                and request.covers(name.namespace)
+            ):
+                return request
+        return None
+
+    @property
+    def wants_fills(self) -> bool:
+        """Whether a SUBSCRIBE_TRACKS of ours asks for fills: they come under the ID of PUBLISH."""
+        return any(
+            isinstance(request, OutgoingSubscribeTracks) and request.wants_fill
+            for request in self.outgoing.values()
+        )
+
+    # -- the peer's ------------------------------------------------------------------------
+
+    def opened(self, stream_id: int, message: Message, *, leaving: bool) -> RequestStream:
+        """The message that opens a request stream. Raises SessionError for another one.
+
+        `leaving`: we have sent GOAWAY, and take no new requests.
+        """
+        if message.TYPE not in REQUEST_OPENERS:
+            raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
+        session, rules = self._session, self._session.rules
+        opening = OPENINGS[type(message)]  # type: ignore[index]
+        stream = RequestStream(session, message.TYPE, requester=False, stream_id=stream_id)
+        rules.use_request_id(message.request_id)  # type: ignore[union-attr]
+        request = opening.request(session, message, stream)
+        self.incoming[stream_id] = request
+        session.counters.requests_received += 1
+        try:
+            request.tokens = rules.resolve_tokens(request.parameters)
+            rules.check_filters(request.parameters)
+        except RequestError as error:
+            if error.code != RequestErrorCode.INVALID_FILTER:
+                session.counters.tokens_refused += 1
+            request.reject(RequestErrorCode(error.code), error.reason)
+            return stream
+        if len(self.incoming) > session.config.max_requests:
+            session.counters.requests_over_limit += 1
+            request.reject(
+                RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000
+            )
+        elif leaving:
+            request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
+        elif is_reserved(request.namespace):
+            request.reject(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
+        elif request.admit():
+            getattr(session.handler, opening.received)(request)
+        return stream
+
+    def prefix_overlaps(self, prefix: TrackNamespace, but: IncomingRequest) -> bool:
+        """Whether another request of the kind of `but` in this session overlaps `prefix`."""
+        return any(
+            type(other) is type(but) and other is not but and overlap(other.namespace, prefix)
+            for other in self.incoming.values()
+        )
+
+    # -- their end -------------------------------------------------------------------------
+
+    def forget(self, stream_id: int) -> None:
+        """Ours on that stream is over."""
+        self.outgoing.pop(stream_id, None)
+
+    def over(self, request: IncomingRequest) -> None:
+        """The peer's request is over."""
+        self.incoming.pop(request.stream.stream_id, None)
+
+    def give_up_track(self, owner: RequestOwner, name: FullTrackName, error: RequestError) -> None:
+        """End `owner` and whatever else takes Objects of the track."""
+        for request in (owner, *self.outgoing.values(), *self.incoming.values()):
+            if isinstance(request, SubscriberSide | OutgoingFetch) and (
+                request.name == name and request.state is not RequestState.CLOSED
+            ):
+                request.give_up(error)
+
+    def session_closed(self, closed: SessionClosed | MoqtError) -> None:
+        """Every request hears of the end of the session; none is left."""
+        for incoming in tuple(self.incoming.values()):
+            incoming.session_closed(closed)
+        for outgoing in (*self.outgoing.values(), *self.queued):
+            outgoing.session_closed(closed)
+        self.incoming.clear()
+        self.outgoing.clear()
+        self.queued.clear()

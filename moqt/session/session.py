@@ -20,34 +20,25 @@ from moqt.receiving.data_streams import ControlIn, DataIn, RequestIn, receive_da
 from moqt.receiving.early import EarlyStreams
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
-    IncomingFetch,
     IncomingPublish,
-    IncomingRequest,
-    IncomingSubscribeNamespace,
-    IncomingSubscribeTracks,
     ObjectOwner,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
-    OutgoingRequest,
     OutgoingSubscribe,
     OutgoingSubscribeNamespace,
     OutgoingSubscribeTracks,
     OutgoingTrackStatus,
-    PublisherSide,
-    RequestState,
     RequestStream,
     SubscriberSide,
-    build_incoming,
 )
 from moqt.requests.rules import Rules
 from moqt.session.handler import SessionHandler
 from moqt.session.handshake import read_setup, setup_options
-from moqt.session.open_requests import RequestQueue
+from moqt.session.open_requests import OpenRequests
 from moqt.track.malformed import MalformedTracks
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
-    REQUEST_OPENERS,
     GroupOrder,
     RequestErrorCode,
     SessionErrorCode,
@@ -56,7 +47,6 @@ from moqt.values.codes import (
 from moqt.values.config import SessionConfig, SessionCounters
 from moqt.values.deadlines import Deadline, Deadlines
 from moqt.values.errors import (
-    MisuseError,
     MoqtError,
     RequestError,
     SessionClosed,
@@ -70,7 +60,7 @@ from moqt.values.messages import (
     Parameters,
     Setup,
 )
-from moqt.values.names import FullTrackName, TrackNamespace, is_reserved, overlap
+from moqt.values.names import FullTrackName, TrackNamespace
 from moqt.values.states import move
 from moqt.values.tokens import Token
 from moqt.wire.codec import Codec, codec_for
@@ -159,12 +149,14 @@ class Session:
         self._control_out: int | None = None
         self._control_in: int | None = None
         self._early = EarlyStreams(transport, self.config.max_held_octets)
-        self._incoming: dict[int, IncomingRequest] = {}
-        self._outgoing: dict[int, OutgoingRequest] = {}
-        self.queue = RequestQueue(self)
-        self._next_request_id = 0 if transport.is_client else 1
+        self.requests = OpenRequests(self)
         self._next_alias = 0
         self._setup_deadline: Deadline | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the QUIC handshake is over: requests can be made, and sent after SETUP."""
+        return self.state is not SessionState.CONNECTING
 
     def move(self, to: SessionState) -> None:
         self.state = move(SESSION_MOVES, self.state, to)
@@ -179,14 +171,14 @@ class Session:
         Raises RequestError MALFORMED_TRACK for a while after it was found to be malformed.
         """
         self.malformed.refuse(name, self.now)
-        return OutgoingSubscribe(self, name, parameters, receiver)
+        return self.requests.submit(OutgoingSubscribe(self, name, parameters, receiver))
 
     def fetch(
         self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingFetch:
         """FETCH a range of a track; refused like `subscribe`."""
         self.malformed.refuse(name, self.now)
-        return OutgoingFetch(self, name, parameters, receiver)
+        return self.requests.submit(OutgoingFetch(self, name, parameters, receiver))
 
     def publish_namespace(
         self,
@@ -196,7 +188,9 @@ class Session:
         on_ended: Callable[[MoqtError], None],
     ) -> OutgoingPublishNamespace:
         """PUBLISH_NAMESPACE; `on_ended` when it is refused, revoked or the session ends."""
-        return OutgoingPublishNamespace(self, namespace, parameters, on_ended=on_ended)
+        return self.requests.submit(
+            OutgoingPublishNamespace(self, namespace, parameters, on_ended=on_ended)
+        )
 
     def subscribe_namespace(
         self,
@@ -207,15 +201,17 @@ class Session:
         on_ended: Callable[[MoqtError | None], None],
     ) -> OutgoingSubscribeNamespace:
         """SUBSCRIBE_NAMESPACE; `on_namespace(full namespace, present)` as they come and go."""
-        return OutgoingSubscribeNamespace(
-            self, prefix, parameters, on_namespace=on_namespace, on_ended=on_ended
+        return self.requests.submit(
+            OutgoingSubscribeNamespace(
+                self, prefix, parameters, on_namespace=on_namespace, on_ended=on_ended
+            )
         )
 
     def track_status(
         self, name: FullTrackName, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingTrackStatus:
         """TRACK_STATUS; `on_answer` of what is returned tells when it was answered."""
-        return OutgoingTrackStatus(self, name, parameters)
+        return self.requests.submit(OutgoingTrackStatus(self, name, parameters))
 
     def publish(
         self,
@@ -231,8 +227,10 @@ class Session:
 
         `on_ended` is called once: with None after PUBLISH_DONE, else with why it ended.
         """
-        return OutgoingPublish(
-            self, store, parameters, include_properties=include_properties, on_ended=on_ended
+        return self.requests.submit(
+            OutgoingPublish(
+                self, store, parameters, include_properties=include_properties, on_ended=on_ended
+            )
         )
 
     def subscribe_tracks(
@@ -249,13 +247,15 @@ class Session:
         A PUBLISH may come before the answer does. `on_skipped` gets tracks that the publisher
         will not PUBLISH; they can be subscribed to.
         """
-        return OutgoingSubscribeTracks(
-            self,
-            prefix,
-            parameters,
-            on_publish=on_publish,
-            on_skipped=on_skipped,
-            on_ended=on_ended,
+        return self.requests.submit(
+            OutgoingSubscribeTracks(
+                self,
+                prefix,
+                parameters,
+                on_publish=on_publish,
+                on_skipped=on_skipped,
+                on_ended=on_ended,
+            )
         )
 
     def send_goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
@@ -275,7 +275,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether any request is open or waits, of either side."""
-        return bool(self._incoming or self._outgoing or len(self.queue))
+        return bool(len(self.requests))
 
     def drain(self) -> None:
         """Close with NO_ERROR as soon as no subscription or fetch is left, as a client does that
@@ -284,10 +284,7 @@ class Session:
         self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._draining and not any(
-            isinstance(request, SubscriberSide | PublisherSide | OutgoingFetch | IncomingFetch)
-            for request in (*self._outgoing.values(), *self.queue, *self._incoming.values())
-        ):
+        if self._draining and not self.requests.holds_tracks:
             self.close(SessionErrorCode.NO_ERROR, "every subscription has moved")
 
     def close(self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = "") -> None:
@@ -377,7 +374,7 @@ class Session:
     def ready_to_send(self) -> None:
         if self.state is not SessionState.ESTABLISHED:
             return
-        self.queue.open()
+        self.requests.open_queued()
         self._close_if_drained()
         scheduler, budget = self.scheduler, self.config.send_budget
         scheduler.unblock(self.transport.take_credited())
@@ -400,7 +397,7 @@ class Session:
         self.deadlines.run(now)
         if self.closed is not None:
             return
-        self.queue.open()
+        self.requests.open_queued()
         self._close_if_drained()
         for stream in tuple(self.waiting_for_alias.values()):
             if now - stream.held_since > self.config.alias_timeout and not stream.owner_pending:
@@ -452,46 +449,18 @@ class Session:
         self.transport.send(stream_id, self.codec.encode_message(message), fin)
         self.transport.wake()
 
-    def next_request_id(self) -> int:
-        request_id = self._next_request_id
-        self._next_request_id += 2
-        return request_id
-
     def next_track_alias(self) -> int:
         self._next_alias += 1
         return self._next_alias
 
-    def submit(self, owner: OutgoingRequest) -> None:
-        """Send a request of ours now, or queue it until the peer grants a stream.
-
-        Raises SessionClosed; MisuseError before the session is connected or for a token that
-        cannot be registered; RequestError INVALID_FILTER for more ranges than the peer's
-        MAX_FILTER_RANGES, EXCESSIVE_LOAD when too many requests wait already.
-        """
-        if self.closed is not None:
-            raise self.closed
-        if self.state is SessionState.CONNECTING:
-            raise MisuseError("the session is not connected yet")
-        parameters = owner.parameters
-        self.rules.check_ranges_to_peer(parameters.range_filters, parameters.fill_parameters)
-        self.rules.check_tokens_to_peer(parameters)
-        self.queue.submit(owner)
-
-    def open_request(self, owner: OutgoingRequest) -> bool:
-        """Send a request if the peer grants a stream for it."""
-        stream_id = self.transport.open_stream(bidirectional=True)
-        if stream_id is None:
-            return False
-        self._streams[stream_id] = RequestIn(self, stream_id, owner.stream)
-        self._outgoing[stream_id] = owner
-        self.counters.requests_sent += 1
-        owner.open(stream_id, self.next_request_id())
-        return True
+    def read_stream(self, reader: RequestIn) -> None:
+        """What comes on a stream that was opened here goes to `reader`."""
+        self._streams[reader.stream_id] = reader
 
     @property
     def requests_waiting(self) -> int:
         """Requests of ours for which the peer grants no stream yet."""
-        return len(self.queue)
+        return len(self.requests.queued)
 
     @property
     def peer_max_filter_ranges(self) -> int:
@@ -507,18 +476,12 @@ class Session:
 
     def forget_stream(self, stream_id: int) -> None:
         stream = self._streams.pop(stream_id, None)
-        self._outgoing.pop(stream_id, None)
+        self.requests.forget(stream_id)
         if isinstance(stream, DataIn) and stream.owner in self._reading:
             readers = self._reading[stream.owner]
             readers.pop(stream_id, None)
             if not readers:
                 del self._reading[stream.owner]
-
-    def request_closed(self, stream_id: int) -> None:
-        self._outgoing.pop(stream_id, None)
-
-    def request_over(self, request: IncomingRequest) -> None:
-        self._incoming.pop(request.stream.stream_id, None)
 
     def place_waiting(self) -> None:
         """SUBSCRIBE_OK came or PUBLISH was accepted: place the streams that waited for it."""
@@ -544,38 +507,11 @@ class Session:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
         self.malformed.add(owner.name, reason, self.now)
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
-        for request in (owner, *self._outgoing.values(), *self._incoming.values()):
-            if isinstance(request, ObjectOwner) and (
-                request.name == owner.name and request.state is not RequestState.CLOSED
-            ):
-                request.give_up(error)
-
-    def prefix_overlaps(
-        self, prefix: TrackNamespace, but: IncomingSubscribeNamespace | IncomingSubscribeTracks
-    ) -> bool:
-        """Whether another request of the kind of `but` in this session overlaps `prefix`."""
-        return any(
-            type(other) is type(but) and other is not but and overlap(other.namespace, prefix)
-            for other in self._incoming.values()
-        )
-
-    def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
-        """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
-        for request in self._outgoing.values():
-            if (
-                isinstance(request, OutgoingSubscribeTracks)
-                and request.state is not RequestState.CLOSED
-                and request.covers(name.namespace)
-            ):
-                return request
-        return None
+        self.requests.give_up_track(owner, owner.name, error)
 
     def may_be_fill(self, request_id: int) -> bool:
         """Whether a PUBLISH with this ID may still come whose fill was asked for."""
-        return request_id & 1 == self.transport.is_client and any(
-            isinstance(request, OutgoingSubscribeTracks) and request.wants_fill
-            for request in self._outgoing.values()
-        )
+        return request_id & 1 == self.transport.is_client and self.requests.wants_fills
 
     # -- called by the stream readers ------------------------------------------------------
 
@@ -604,23 +540,7 @@ class Session:
             raise protocol_violation(f"{message.TYPE.name} on the control stream")
 
     def request_opened(self, stream_id: int, message: Message) -> RequestStream:
-        if message.TYPE not in REQUEST_OPENERS:
-            raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
-        stream = RequestStream(self, message.TYPE, requester=False, stream_id=stream_id)
-        self.rules.use_request_id(message.request_id)  # type: ignore[union-attr]
-        request = build_incoming(self, stream, message)  # type: ignore[arg-type]
-        self._incoming[stream_id] = request
-        self.counters.requests_received += 1
-        try:
-            request.tokens = self.rules.resolve_tokens(request.parameters)
-            self.rules.check_filters(request.parameters)
-        except RequestError as error:
-            if error.code != RequestErrorCode.INVALID_FILTER:
-                self.counters.tokens_refused += 1
-            request.reject(RequestErrorCode(error.code), error.reason)
-            return stream
-        self._dispatch(request)
-        return stream
+        return self.requests.opened(stream_id, message, leaving=self._goaway_sent)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -630,21 +550,6 @@ class Session:
             self.transport.reset(stream_id, StreamErrorCode.CANCELLED)
             self.transport.stop_receiving(stream_id, StreamErrorCode.CANCELLED)
             self.forget_stream(stream_id)
-
-    def _dispatch(self, request: IncomingRequest) -> None:
-        if len(self._incoming) > self.config.max_requests:
-            self.counters.requests_over_limit += 1
-            request.reject(
-                RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000
-            )
-            return
-        if self._goaway_sent:
-            request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
-            return
-        if is_reserved(request.namespace):
-            request.reject(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-            return
-        request.dispatch(self.handler)
 
     def _setup_received(self, setup: Setup) -> None:
         peer = read_setup(setup, self.codec, self.transport)
@@ -709,13 +614,7 @@ class Session:
         self._reading.clear()
         self.waiting_for_alias.clear()
         self.held_octets = 0
-        for incoming in tuple(self._incoming.values()):
-            incoming.session_closed(closed)
-        for outgoing in (*self._outgoing.values(), *self.queue):
-            outgoing.session_closed(closed)
-        self._incoming.clear()
-        self._outgoing.clear()
-        self.queue.clear()
+        self.requests.session_closed(closed)
         self._sending.clear()
         self.deadlines = Deadlines()
         self.handler.session_closed(self, closed)

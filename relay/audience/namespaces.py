@@ -78,7 +78,7 @@ class Namespaces:
         self._published_by[session] = count + 1
         self.publications += 1
         self.published.add(namespace, request)
-        request.on_ended = lambda: self._withdrawn(request)
+        request.when_ended(lambda: self._withdrawn(request))
         request.accept()
         logger.info("%s is published", printable_namespace(namespace))
         self.tell(namespace)
@@ -117,7 +117,7 @@ class Namespaces:
         if len(self.listings) >= self._desk.config.max_namespaces:
             self._desk.overloaded(request, "too many namespace subscriptions")
             return
-        request.on_ended = lambda: self._unlist(request)
+        request.when_ended(lambda: self._unlist(request))
         self._file(request)
         request.accept()
         self._list(request)

@@ -38,7 +38,7 @@ class Offers:
         if len(self.wanted) >= self._desk.config.max_namespaces:
             self._desk.overloaded(request, "too many SUBSCRIBE_TRACKS")
             return
-        request.on_ended = lambda: self._forget(request)
+        request.when_ended(lambda: self._forget(request))
         self._file(request)
         request.accept()
         self._offer_all(request, tracks.under(request.prefix))
@@ -110,7 +110,7 @@ class Offers:
 
     def _take(self, track: UpstreamTrack, publication: OutgoingPublish) -> None:
         track.offers[publication] = None
-        publication.gate = lambda update: track.update_received(publication, update)
+        publication.updates.gate = lambda update: track.update_received(publication, update)
         track.idle_since = None
         self._home.track_busy(track)
         track.adjust()

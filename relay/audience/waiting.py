@@ -41,17 +41,16 @@ class Waiting:
     ) -> None:
         self.pending[request] = Pending(request, track, deadline)
         track.waiting[request] = None
-        request.on_ended = lambda: self.done(request)
+        request.when_ended(lambda: self.done(request))
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
         pending = self.pending[request] = Pending(request, None, deadline)
         self.rendezvous.add(request.name.namespace, pending)
-        request.on_ended = lambda: self.done(request)
+        request.when_ended(lambda: self.done(request))
 
     def done(self, request: TrackRequest) -> None:
         """It is over, or about to be answered."""
         pending = self.pending.pop(request, None)
-        request.on_ended = None
         if pending is None:
             return
         if pending.track is not None:

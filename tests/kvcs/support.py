@@ -192,11 +192,11 @@ class Link:
         """Nothing of any request is left in either session."""
         await self.settle()
         client, server = self.pair.client, self.pair.server
-        assert client._outgoing == {}
+        assert client.requests.outgoing == {}
         assert client.fetch_receivers == {}
         assert len(client.aliases) == 0
         assert client.waiting_for_alias == {}
-        assert server._incoming == {}
+        assert server.requests.incoming == {}
         assert server._sending == {}
         for session in (client, server):
             assert all(isinstance(s, ControlIn) for s in session._streams.values())

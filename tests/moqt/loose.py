@@ -118,7 +118,7 @@ class Lone:
         """What holds at any time, whatever the peer did."""
         session = self.session
         assert session.held_octets <= session.config.max_held_octets
-        assert len(session._incoming) <= session.config.max_requests + 1
+        assert len(session.requests.incoming) <= session.config.max_requests + 1
 
     def end(self) -> None:
         """The session is over, by now or by the peer's doing: nothing is left of it."""

@@ -220,10 +220,10 @@ class Pair:
 
 def assert_clean(session: Session) -> None:
     """Nothing of any request or data stream is left in `session`."""
-    assert session._outgoing == {}
-    assert len(session.queue) == 0
+    assert session.requests.outgoing == {}
+    assert not session.requests.queued
     assert len(session.deadlines) == 0
-    assert session._incoming == {}
+    assert session.requests.incoming == {}
     assert session._sending == {}
     assert session._reading == {}
     assert len(session.aliases) == 0

@@ -146,7 +146,7 @@ async def test_waiting_for_a_stream_to_be_granted_can_be_cancelled():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_clean(link.pair.client)
-        assert link.pair.client._next_request_id == 0
+        assert link.pair.client.requests.next_id() == 0
 
 
 async def test_iteration_ends_with_publish_done_and_says_why():
@@ -366,7 +366,7 @@ async def test_an_offer_the_publisher_takes_back_before_it_was_looked_at_is_not_
         for n in range(2):
             handler.add_track(TrackStore(FullTrackName((b"%d" % n,), b"t")))
         await link.settle()
-        next(iter(link.pair.server._outgoing.values())).cancel()
+        next(iter(link.pair.server.requests.outgoing.values())).cancel()
         await link.settle()
         assert (await anext(offers)).name.namespace == (b"1",)
         offers.cancel()

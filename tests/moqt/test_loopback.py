@@ -120,12 +120,12 @@ async def test_cancelling_a_subscribe_leaves_nothing_behind(certificate):
         task = asyncio.create_task(session.subscribe(NAMESPACE, b"video"))
         request = await asked
         ended = asyncio.Event()
-        request.on_ended = ended.set
+        request.when_ended(ended.set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(ended.wait(), 5)
-        assert not session.session._outgoing
+        assert not session.session.requests.outgoing
         assert not session.session.fetch_receivers
 
 

@@ -325,7 +325,7 @@ async def test_a_prompt_without_a_complete_block_asks_for_nothing(count):
     async with Link(Split(produced())) as link:
         with pytest.raises(NotFound, match="fill no block"):
             await collect(link.consumer(tokens=TOKENS[:count]))
-        assert link.pair.client._next_request_id == 0
+        assert link.pair.client.requests.next_id() == 0
 
 
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 1])
@@ -789,7 +789,7 @@ async def test_a_publisher_that_dies_mid_layer_is_a_typed_error_within_a_second(
                     elif how == "close":
                         link.pair.server.close(reason="dying")
                     else:
-                        for request in list(link.pair.server._incoming.values()):
+                        for request in list(link.pair.server.requests.incoming.values()):
                             if request.__class__.__name__ == "IncomingSubscribe":
                                 request.delivery.cancel(StreamErrorCode.GOING_AWAY)
                                 request.stream.cancel()
@@ -839,7 +839,7 @@ async def test_reset_fill_streams_are_recovered_by_fetch(unseen):
                 self.reset(request)
 
         def reset_all(self, _):
-            for request in list(link.pair.server._incoming.values()):
+            for request in list(link.pair.server.requests.incoming.values()):
                 if getattr(request, "name", publication.tracks[0].name).name != b"manifest":
                     self.reset(request)
 

@@ -608,7 +608,7 @@ def test_publish_done_counts_a_fill_exactly_when_its_stream_was_opened(opened):
     before = world.request.streams_ended
     world.update(fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)))
     assert len(world.pair.server._sending) == opened
-    (incoming,) = world.pair.server._incoming.values()
+    (incoming,) = world.pair.server.requests.incoming.values()
     incoming.end(PublishDoneCode.GOING_AWAY)
     world.run()
     assert world.request.done.stream_count == before + opened

@@ -165,7 +165,7 @@ def test_what_stands_inside_fill_parameters_overrides_the_subscription_for_the_f
         ),
     )
     world.pair.client_transport.deliver()
-    (request,) = world.pair.server._incoming.values()
+    (request,) = world.pair.server.requests.incoming.values()
     (fill,) = request.delivery._fills
     assert (request.delivery.flow.subscriber_priority, fill.flow.subscriber_priority) == (20, 3)
     world.run()
@@ -232,7 +232,7 @@ def test_stop_sending_on_the_stream_of_a_fetch_resets_that_and_the_request_strea
     out = world.pair.server_transport.out
     assert out[stream_id].reset == StreamErrorCode.CANCELLED
     assert out[request.stream.stream_id].reset == StreamErrorCode.CANCELLED
-    assert not world.pair.server._incoming and not world.store._listeners
+    assert not world.pair.server.requests.incoming and not world.store._listeners
 
 
 def test_an_update_of_a_fetch_that_fails_resets_its_data_stream():
@@ -298,7 +298,7 @@ def test_the_objects_of_a_fetch_may_come_before_fetch_ok():
     assert collector.locations == locations((0, 0), (0, 1)) and collector.accepted is None
     client.say(collector.request, FetchOk(False, Location(0, 1)))
     assert collector.accepted.end_location == Location(0, 1)
-    assert not client.session._outgoing and not client.session.fetch_receivers
+    assert not client.session.requests.outgoing and not client.session.fetch_receivers
 
 
 # -- Objects and datagrams ---------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_without_another_one_every_priority_is_128():
     ):
         store = TrackStore(NAME, properties)
         world = World(store, Parameters())
-        (request,) = world.pair.server._incoming.values()
+        (request,) = world.pair.server.requests.incoming.values()
         assert request.delivery.flow.subscriber_priority == 128
         world.put((0, 0))
         came = store.begin(Location(1, 0), subgroup=0, priority=None, properties=b"", length=0)

@@ -378,7 +378,7 @@ class Moves(RuleBasedStateMachine):
         for side in ("client", "server"):
             session = self.session(side)
             assert session.held_octets <= LIMITS.max_held_octets
-            assert len(session._incoming) <= LIMITS.max_requests + 1
+            assert len(session.requests.incoming) <= LIMITS.max_requests + 1
             self.check_open(side)
 
     def check_open(self, side: str) -> None:

@@ -234,7 +234,7 @@ def test_a_subscriber_that_cancels_a_publication_resets_its_streams():
     store.append(1, 0, b"new")
     pair.run()
     over = []
-    handler.offers[0].on_ended = lambda: over.append(1)
+    handler.offers[0].when_ended(lambda: over.append(1))
     handler.offers[0].cancel()
     handler.offers[0].cancel()
     pair.run()
@@ -253,7 +253,7 @@ def test_a_publisher_that_cancels_fails_the_subscription():
     request = pair.client.publish(live_store())
     pair.run()
     over = []
-    handler.offers[0].on_ended = lambda: over.append(1)
+    handler.offers[0].when_ended(lambda: over.append(1))
     request.cancel()
     pair.run()
     assert isinstance(handler.got.failed, RequestError) and over == [1]
@@ -445,7 +445,7 @@ def test_a_publish_that_is_cancelled_before_its_answer_is_over_and_accept_does_n
     client, stream_id = offered(Interested(accept=False))
     (offer,) = client.session.handler.offers
     over = []
-    offer.on_ended = lambda: over.append(1)
+    offer.when_ended(lambda: over.append(1))
     client.session.stream_reset(stream_id, 1)
     collector = Collector()
     offer.accept(collector)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moqt.publisher import Publisher
-from moqt.requests import REQUEST_MOVES, RequestState
-from moqt.requests.stream import RequestStream
+from moqt.requests import RequestState
 from moqt.session import SESSION_MOVES, SessionConfig, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
@@ -111,7 +110,7 @@ def test_a_queued_request_that_is_cancelled_leaves_no_trace():
     client.session.ready_to_send()
     assert collector.failed is None and answers == []
     assert_clean(client.session)
-    assert client.session._next_request_id == 0
+    assert client.session.requests.next_id() == 0
 
 
 def test_updates_of_a_queued_request_follow_it_in_order():
@@ -352,7 +351,7 @@ def test_goaway_is_sent_once_per_request_stream_and_reaches_its_own_observer():
     pair.run()
     seen = []
     request.on_goaway = seen.append
-    (incoming,) = pair.server._incoming.values()
+    (incoming,) = pair.server.requests.incoming.values()
     incoming.send_goaway("moqt://b.example/")
     incoming.send_goaway("moqt://c.example/")
     pair.run()
@@ -372,8 +371,8 @@ def test_a_request_that_overstays_our_goaway_is_reset_with_going_away():
     request = pair.client.subscribe(NAME, leaves)
     pair.run()
     over = []
-    for incoming in tuple(pair.server._incoming.values()):
-        incoming.on_ended = lambda: over.append(1)
+    for incoming in tuple(pair.server.requests.incoming.values()):
+        incoming.when_ended(lambda: over.append(1))
         incoming.send_goaway("", 2000)
     pair.run()
     request.cancel()
@@ -555,8 +554,8 @@ def test_track_status_of_a_missing_track_is_refused_and_cannot_be_updated():
 # -- states, limits, grease ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [REQUEST_MOVES, SESSION_MOVES])
-def test_every_move_a_table_does_not_allow_is_an_error(table):
+def test_every_move_the_sessions_table_does_not_allow_is_an_error():
+    table = SESSION_MOVES
     for at, allowed in table.items():
         for to in table:
             if to in allowed:
@@ -564,14 +563,6 @@ def test_every_move_a_table_does_not_allow_is_an_error(table):
             else:
                 with pytest.raises(MisuseError):
                     move(table, at, to)
-
-
-def test_every_request_can_be_closed_and_none_leaves_closed():
-    assert all(RequestState.CLOSED in to for at, to in REQUEST_MOVES.items() if at.name != "CLOSED")
-    stream = RequestStream(None, Subscribe.TYPE, requester=True)
-    stream.state = RequestState.CLOSED
-    with pytest.raises(MisuseError):
-        stream.move(RequestState.PENDING)
 
 
 def test_requests_and_refusals_are_counted():

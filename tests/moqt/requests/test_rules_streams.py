@@ -441,7 +441,7 @@ def test_what_was_accepted_for_a_time_is_cancelled_after_it_unless_an_update_ext
     stream_id = raw.ask(OPENING[opening])
     (request,) = raw.requests
     ended, collector = [], Collector()
-    request.on_ended = lambda: ended.append(1)
+    request.when_ended(lambda: ended.append(1))
     request.accept(*([collector] if opening is M.PUBLISH else []), expires_ms=4000)
     raw.session.tick(3)
     raw.session.stream_data(stream_id, octets(RequestUpdate(2)), False)

@@ -133,7 +133,7 @@ def test_publishes_carry_explicitly_what_subscribe_tracks_asked_for_but_no_token
         largest_object=Location(0, 1),
     )
     assert publish.properties == ()
-    (outgoing,) = server.session._outgoing.values()
+    (outgoing,) = server.session.requests.outgoing.values()
     assert outgoing.delivery.group_order is GroupOrder.DESCENDING
     assert outgoing.delivery.paused
 
@@ -180,7 +180,7 @@ def test_object_filters_of_subscribe_tracks_are_applied_and_asked_for_again():
     pair.run()
     assert {at.object for at in wanting.got[ALICE].locations} <= {0, 2}
     assert Location(1, 2) in wanting.got[ALICE].locations
-    server_side = next(iter(pair.server._outgoing.values()))
+    server_side = next(iter(pair.server.requests.outgoing.values()))
     assert server_side.range_filters == (even,)
     assert pair.server.counters.updates_received == 1
 

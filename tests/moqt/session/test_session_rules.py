@@ -477,7 +477,7 @@ def test_a_cancelled_request_ends_on_both_directions(pending, how, fin_first):
     stream_id = raw.ask(subscribe_message(location_filter=LocationFilter.absolute_start(0)))
     (request,) = raw.requests
     ended = []
-    request.on_ended = lambda: ended.append(1)
+    request.when_ended(lambda: ended.append(1))
     if not pending:
         request.accept(store)
         store.append(0, 0, b"x")
@@ -542,7 +542,7 @@ def test_a_request_that_was_refused_does_not_wait_for_the_peers_fin():
     collector = client.subscribe()
     client.say(collector.request, RequestErrorMessage(0x10, 0, "no"))
     assert collector.failed.code == RequestErrorCode.DOES_NOT_EXIST
-    assert client.session._outgoing == {}
+    assert client.session.requests.outgoing == {}
     client.session.stream_reset(0, 1)
     assert_clean(client.session)
 
@@ -1031,7 +1031,7 @@ def test_an_update_that_fails_ends_the_request_and_tells_its_owner(kind):
     stream_id = raw.ask(opening)
     (request,) = raw.requests
     ended = []
-    request.on_ended = lambda: ended.append(1)
+    request.when_ended(lambda: ended.append(1))
     request.accept(*([store] if kind in ("subscribe", "fetch") else []))
     unknown = AuthorizationToken(AliasType.USE_ALIAS, 5)
     raw.session.stream_data(
@@ -1192,7 +1192,7 @@ def test_a_hostile_number_of_requests_is_answered_excessive_load():
     refused = [raw.answers(s)[0] for s in streams[20:]]
     assert {m.code for m in refused} == {RequestErrorCode.EXCESSIVE_LOAD}
     assert all(m.retry_interval > 0 for m in refused)
-    assert len(raw.session._incoming) == 20
+    assert len(raw.session.requests.incoming) == 20
 
 
 def test_publish_namespace_lives_through_fin_and_ends_when_either_side_cancels():
@@ -1203,7 +1203,7 @@ def test_publish_namespace_lives_through_fin_and_ends_when_either_side_cancels()
         request = pair.client.publish_namespace((b"a",), on_ended=ends.append)
         pair.run()
         (incoming,) = handler.requests
-        incoming.on_ended = lambda over=over: over.append(1)
+        incoming.when_ended(lambda over=over: over.append(1))
         incoming.accept()
         request.stream.finish()
         pair.run()
@@ -1342,7 +1342,7 @@ def test_a_fetch_the_peer_gives_up_ends_as_if_its_stream_had_been_reset():
 
 
 def test_the_message_catalogue_of_a_request_stream_is_complete():
-    from moqt.requests import AFTER_OPENING, FIRST_ANSWER, LATER_ANSWERS
+    from moqt.requests import REQUEST_TABLE
 
     openers = {
         MessageType.SUBSCRIBE,
@@ -1353,4 +1353,4 @@ def test_the_message_catalogue_of_a_request_stream_is_complete():
         MessageType.SUBSCRIBE_NAMESPACE,
         MessageType.SUBSCRIBE_TRACKS,
     }
-    assert set(AFTER_OPENING) == set(FIRST_ANSWER) == set(LATER_ANSWERS) == openers
+    assert set(REQUEST_TABLE) == openers

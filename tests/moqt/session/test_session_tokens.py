@@ -240,7 +240,7 @@ def test_an_explicit_registration_beyond_the_peers_cache_is_refused_here():
         with pytest.raises(MisuseError) as refused:
             client.subscribe(Parameters(authorization_tokens=(register(1),)))
         assert "secret" not in str(refused.value)
-        assert client.session._outgoing == {}
+        assert client.session.requests.outgoing == {}
 
 
 def test_sent_tokens_are_as_many_as_the_peers_cache_holds():

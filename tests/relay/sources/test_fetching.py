@@ -363,7 +363,7 @@ def test_a_cancelled_fetch_stops_the_upstream_fetch():
     publisher = scripted(star)
     collector = star.fetch(star.connect(), (0, 0), (2, 3))
     ended = []
-    publisher.handler.fetches[0].on_ended = lambda: ended.append(1)
+    publisher.handler.fetches[0].when_ended(lambda: ended.append(1))
     collector.request.cancel()
     star.run()
     star.pass_time(1)

@@ -1,0 +1,174 @@
+"""The REQUEST_UPDATEs of one request, both ways (MOQT "REQUEST_UPDATE").
+
+Each is answered, in order, until the request ends. `Updates` knows which of ours have no answer
+and which of the peer's have to wait; what an update means is the request's affair.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moqt.track.filters import RangeFilters, merge_update
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.values.errors import MisuseError, RequestError, SessionError, protocol_violation
+from moqt.values.messages import Message, Parameters, RequestOk, RequestUpdate
+from moqt.values.tokens import CARRIES_NOTHING
+
+if TYPE_CHECKING:
+    from moqt.requests.request import RequestOwner
+    from moqt.values.deadlines import Deadline
+
+UpdateAnswer = Callable[[RequestOk | RequestError], None]
+
+REFUSED_BY_END = "the request ended before its answer"
+
+
+class SentUpdate:
+    """A REQUEST_UPDATE of ours that has no answer yet; `timer` once it is on its way."""
+
+    __slots__ = ("carried", "on_answer", "parameters", "timer")
+
+    def __init__(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
+        self.parameters = parameters
+        self.on_answer = on_answer
+        self.carried = CARRIES_NOTHING
+        self.timer: Deadline | None = None
+
+
+class Updates:
+    """What both sides ask to change of one request, and what is still to be answered."""
+
+    __slots__ = (
+        "_held",
+        "_request",
+        "_sent",
+        "_session",
+        "_stream",
+        "_unread_answers",
+        "_unsent",
+        "asked_filters",
+        "gate",
+    )
+
+    def __init__(self, request: RequestOwner, filters: RangeFilters) -> None:
+        self._request = request
+        self._session = request.session
+        self._stream = request.stream
+        self.asked_filters = filters
+        """The range filters we have asked for, updates included."""
+        self._sent: deque[SentUpdate] = deque()
+        """Ours without an answer, in order."""
+        self._unsent: deque[SentUpdate] = deque()
+        """Ours that are held back: until the request is open, and while the peer's
+        MAX_REQUEST_UPDATES are unanswered."""
+        self._held: list[RequestUpdate] = []
+        """The peer's that came before our answer, or that `gate` holds."""
+        self._unread_answers = 0
+        self.gate: Callable[[RequestUpdate], bool] | None = None
+        """Asked about each update of the peer before it is applied; False holds it, and those
+        after it, until `release`."""
+
+    def __len__(self) -> int:
+        """How many of either side are remembered."""
+        return len(self._sent) + len(self._unsent) + len(self._held)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the peer still owes an answer to one of ours."""
+        return bool(self._sent or self._unsent)
+
+    # -- ours ------------------------------------------------------------------------------
+
+    def ask(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
+        """Send it, or hold it back. Raises as `RequestOwner.update` says."""
+        stream, rules = self._stream, self._session.rules
+        if stream.over or stream.ours.fin:
+            raise MisuseError("the request is over, or FIN was sent: it cannot be updated")
+        filters = self.asked_filters
+        if parameters.range_filters:
+            filters = merge_update(filters, parameters.range_filters)
+        rules.check_ranges_to_peer(filters, parameters.fill_parameters)
+        rules.check_tokens_to_peer(parameters)
+        self.asked_filters = filters
+        self._unsent.append(SentUpdate(parameters, on_answer))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what may be sent now."""
+        stream, session = self._stream, self._session
+        if not self._unsent or stream.over or not stream.ours.stage:
+            return
+        limit = session.peer_update_limit
+        while self._unsent and not (limit and len(self._sent) >= limit):
+            update = self._unsent.popleft()
+            self._sent.append(update)
+            parameters, update.carried = session.rules.sent_tokens.compress(
+                update.parameters, register=False
+            )
+            message = RequestUpdate(session.requests.next_id(), parameters)
+            self._request.update_sent(message)
+            timeout = session.config.request_timeout
+            if timeout is not None:
+                update.timer = session.call_later(timeout, self._unanswered)
+            stream.send(message)
+
+    def _unanswered(self) -> None:
+        self._request.give_up(
+            RequestError(RequestErrorCode.TIMEOUT, "the peer did not answer a REQUEST_UPDATE")
+        )
+
+    def answered(self, answer: Message) -> SentUpdate:
+        """The one of ours that `answer` is to; it makes room for more."""
+        if not self._sent:
+            raise protocol_violation("a second answer to one request")
+        update = self._sent.popleft()
+        self._session.deadlines.cancel(update.timer)
+        self._session.rules.settle_tokens(update.carried, answer)
+        self.flush()
+        return update
+
+    def settle_all(self, *, tell: bool = True) -> None:
+        """The request is over: none of ours will be answered any more."""
+        while waiting := self._sent or self._unsent:
+            update = waiting.popleft()
+            self._session.deadlines.cancel(update.timer)
+            self._session.rules.sent_tokens.release(update.carried)
+            if tell:
+                update.on_answer(RequestError(RequestErrorCode.INTERNAL_ERROR, REFUSED_BY_END))
+
+    # -- the peer's ------------------------------------------------------------------------
+
+    def received(self, message: RequestUpdate) -> bool:
+        """Whether to apply it now. Raises SessionError for one that may not be, and for more
+        than our MAX_REQUEST_UPDATES without an answer."""
+        session, stream = self._session, self._stream
+        session.rules.use_request_id(message.request_id)
+        session.counters.updates_received += 1
+        session.codec.check_request_update(message.parameters, stream.opening)
+        limit = session.config.max_request_updates
+        # An answer that no credit is left for is not answered yet, as the peer sees it.
+        if stream.ours.fin or session.transport.send_room(stream.stream_id) > 0:
+            self._unread_answers = 0
+        else:
+            self._unread_answers += 1
+            if self._unread_answers > limit:
+                raise SessionError(
+                    SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
+                    f"{self._unread_answers} REQUEST_UPDATEs, and their answers are not read",
+                )
+        if stream.ours.stage and not self._held and (self.gate is None or self.gate(message)):
+            return True
+        self._held.append(message)
+        if len(self._held) > limit:
+            raise SessionError(
+                SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
+                f"more than {limit} REQUEST_UPDATEs are unanswered",
+            )
+        return False
+
+    def release(self) -> list[RequestUpdate]:
+        """Those that had to wait, to be applied in this order."""
+        held, self._held = self._held, []
+        return held
