@@ -21,7 +21,7 @@ MOVES = {"put-layer": 169}
 def figures() -> dict[str, dict[str, int]]:
     """Measured in a process of its own, in which nothing is imported or warmed up before."""
     command = [sys.executable, "-m", "tools.trips", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
