@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test test-torch lint unit e2e fuzz bench interop clean
+.PHONY: help install demo test test-torch lint unit e2e fuzz bench trips interop clean
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -46,6 +46,9 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
+
+trips: $(STAMP)  ## how many functions and files an Object or a message passes
+	$(BIN)/python -m tools.trips
 
 interop: $(STAMP)  ## our client and relay against other implementations; writes interop/results
 	$(BIN)/python -m interop.run
