@@ -26,7 +26,7 @@ from tests.kvsp.controller.support import B, Desk, refused, status
 from tests.kvsp.holder import support as holding
 from tests.kvsp.index import test_service as indexing
 from tests.kvsp.instance import support as instances
-from tests.kvsp.records.test_records import REPLICA, SAMPLES
+from tests.kvsp.records.samples import REPLICA, SAMPLES
 from tests.kvsp.support_roles import running_roles
 from tests.kvsp.support_vectors import SEED, geometry, name_of
 
