@@ -17,7 +17,7 @@ from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import origin_of
 from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.webtransport.h3 import encode_varint
-from tests.moqt.quic.sockets import dial, echo, hang_up, start, until
+from tests.moqt.quic.udp.sockets import dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import (
     CLIENT,
     SERVER,

@@ -21,7 +21,7 @@ from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
 from moqt.quic.udp import socket as udp_module
 from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.udp.socket import UdpSocket
-from tests.moqt.quic.sockets import Echo, Server, dial, echo, hang_up, start, until
+from tests.moqt.quic.udp.sockets import Echo, Server, dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import Recorder, quic_config
 
 
