@@ -19,7 +19,7 @@ from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.loose import LIMITS, NAME, Everything, Lone, Loose, ask, video
 from tests.moqt.memory import ALPN, Pair
-from tests.moqt.session.test_session_pair import FILL, Collector
+from tests.moqt.peers import FILL, Collector
 from tests.moqt.simulator import Path as NetworkPath
 from tests.moqt.simulator import Simulation
 from tests.relay.star import Star

@@ -394,3 +394,11 @@ def interrupt(process: Process) -> None:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def readable(process: Process, program: str = "kvcs-subscribe") -> str:
+    """The one sentence that a program ended with."""
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(f"{program}: ")
+    assert len(line) < 300
+    return line

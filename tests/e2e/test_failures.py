@@ -11,17 +11,9 @@ import time
 
 import pytest
 
-from tests.e2e.support import Process, eventually, interrupt, make_cache
+from tests.e2e.support import Process, eventually, interrupt, make_cache, readable
 
 TRACKS = 3
-
-
-def readable(process: Process, program: str = "kvcs-subscribe") -> str:
-    """The one sentence that a program ended with."""
-    (line,) = process.stderr.splitlines()
-    assert line.startswith(f"{program}: ")
-    assert len(line) < 300
-    return line
 
 
 def nothing_left(folder) -> None:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.e2e.support import BIN, Process, interrupt, make_cache, relay
-from tests.e2e.test_failures import readable
+from tests.e2e.support import BIN, Process, interrupt, make_cache, readable, relay
 
 PROGRAMS = ["kvcs-keygen", "kvcs-relay", "kvcs-publish", "kvcs-subscribe"]
 

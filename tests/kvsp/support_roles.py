@@ -25,8 +25,18 @@ from kvsp.http.limits import HttpLimits
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from tests.kvsp.holder.support import OCTETS, OTHER_SCOPE, SCOPE, MemoryIndex
-from tests.kvsp.support_http import BASE, Client
+from kvsp.names.identity import Descriptor
+from kvsp.records.records import ReplicaRecord, replica_digest
+from tests.kvsp.holder.support import (
+    DESCRIPTOR,
+    OCTETS,
+    OTHER_SCOPE,
+    SCOPE,
+    MemoryIndex,
+    block_id,
+    container,
+)
+from tests.kvsp.support_http import BASE, Answer, Client
 
 H2 = "https://h2.example/kvsp/"
 II1 = "https://ii1.example/kvsp/"
@@ -91,3 +101,36 @@ async def running_roles(folder: Path, **more: Any) -> AsyncIterator[Roles]:
     roles = make_roles(folder, **more)
     async with roles.app.lifespan():
         yield roles
+
+
+def record(number: int = 1, **changes: Any) -> dict[str, Any]:
+    """A Replica Record of this deployment's holder, as JSON."""
+    made = container(number)
+    digests = list(made.layer_digests())
+    block = block_id(number)
+    return {
+        "block_key": block.block_key.hex(),
+        "compat_id": block.compat_id.hex(),
+        "scope_id": block.scope_id.hex(),
+        "holder": BASE,
+        "codec": 1,
+        "size": made.header.data_octets,
+        "digest": "sha-256:" + replica_digest(digests).hex(),
+        "layer_digests": [digest.hex() for digest in digests],
+        "ttl_ms": 60_000,
+    } | changes
+
+
+def path_of(tree: dict[str, Any]) -> str:
+    """Where a record is published, malformed members included."""
+    well_formed = record() | {key: tree[key] for key in ("block_key", "holder") if key in tree}
+    return ReplicaRecord.from_json(well_formed, http_loopback=True).path
+
+
+AS_JSON = {"content-type": "application/json"}
+
+
+async def store_descriptor(client: Client, descriptor: Descriptor = DESCRIPTOR) -> Answer:
+    return await client.request(
+        "PUT", f"compat/{descriptor.compat_id.hex()}", descriptor.jcs, AS_JSON
+    )

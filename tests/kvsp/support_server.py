@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from starlette.responses import Response
 
-from kvsp.http.app import App
+from kvsp.http.app import App, Operation, Service
+from kvsp.http.call import Call, json_response
 from kvsp.http.server import Server, ServerSettings
 
 
@@ -90,3 +92,27 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(hours=1))
         )
+
+
+class Who(Service):
+    role = "index"
+
+    def operations(self) -> Sequence[Operation]:
+        return (
+            Operation(method="GET", path="who", handler=self.who, summary="who"),
+            Operation(method="POST", path="never", handler=self.refuse, summary="never"),
+            Operation(method="POST", path="wait", handler=self.wait, summary="wait"),
+        )
+
+    def __init__(self) -> None:
+        self.waiting = asyncio.Event()
+
+    async def wait(self, call: Call) -> Response:
+        self.waiting.set()
+        return json_response(await call.read_object())
+
+    async def who(self, call: Call) -> Response:
+        return json_response(call.principal.name)
+
+    async def refuse(self, call: Call) -> Response:
+        return json_response("no need to read", 200)

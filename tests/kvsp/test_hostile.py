@@ -19,9 +19,7 @@ import pytest
 
 from kvsp.http.limits import HttpLimits
 from kvsp.http.server import Server
-from kvsp.names.identity import Descriptor
 from kvsp.names.uris import instance_id, replicas_path
-from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     OTHER_SCOPE,
@@ -31,47 +29,26 @@ from tests.kvsp.holder.support import (
     lease_request,
     octets,
 )
-from tests.kvsp.support_http import BASE, Answer, Client
-from tests.kvsp.support_roles import H2, II1, Roles, make_roles, running_roles
+from tests.kvsp.support_http import Answer, Client
+from tests.kvsp.support_roles import (
+    AS_JSON,
+    H2,
+    II1,
+    Roles,
+    make_roles,
+    path_of,
+    record,
+    running_roles,
+    store_descriptor,
+)
 from tests.kvsp.support_server import serving
 
 HELD, MISSING = block_id(1), block_id(2)
 WHOLE = octets(container(1))
-AS_JSON = {"content-type": "application/json"}
 AS_BLOCK = {"content-type": "application/kvsp-block", "if-none-match": "*"}
 SESSION = "6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11"
 NO_LEASE = "00000000-0000-4000-8000-000000000000"
 TOKEN_IDS = [3_141_592_653, 2_718_281_828]
-
-
-def record(number: int = 1, **changes: Any) -> dict[str, Any]:
-    """A Replica Record of this deployment's holder, as JSON."""
-    made = container(number)
-    digests = list(made.layer_digests())
-    block = block_id(number)
-    return {
-        "block_key": block.block_key.hex(),
-        "compat_id": block.compat_id.hex(),
-        "scope_id": block.scope_id.hex(),
-        "holder": BASE,
-        "codec": 1,
-        "size": made.header.data_octets,
-        "digest": "sha-256:" + replica_digest(digests).hex(),
-        "layer_digests": [digest.hex() for digest in digests],
-        "ttl_ms": 60_000,
-    } | changes
-
-
-def path_of(tree: dict[str, Any]) -> str:
-    """Where a record is published, malformed members included."""
-    well_formed = record() | {key: tree[key] for key in ("block_key", "holder") if key in tree}
-    return ReplicaRecord.from_json(well_formed, http_loopback=True).path
-
-
-async def store_descriptor(client: Client, descriptor: Descriptor = DESCRIPTOR) -> Answer:
-    return await client.request(
-        "PUT", f"compat/{descriptor.compat_id.hex()}", descriptor.jcs, AS_JSON
-    )
 
 
 @pytest.fixture

@@ -21,13 +21,12 @@ from kvsp.records.cats import metrics
 from kvsp.records.members import Record
 from kvsp.records.problems import ProblemName
 from kvsp.records.records import ReplicaRecord
-from tests.kvsp import test_hostile as hostile
 from tests.kvsp.controller.support import B, Desk, refused, status
 from tests.kvsp.holder import support as holding
-from tests.kvsp.index import test_service as indexing
+from tests.kvsp.index import support as indexing
 from tests.kvsp.instance import support as instances
-from tests.kvsp.records.test_records import REPLICA, SAMPLES
-from tests.kvsp.support_roles import running_roles
+from tests.kvsp.records.samples import REPLICA, SAMPLES
+from tests.kvsp.support_roles import path_of, record, running_roles, store_descriptor
 from tests.kvsp.support_vectors import SEED, geometry, name_of
 
 # --- "Compatibility Descriptor and Compatibility ID" ---------------------------------
@@ -197,9 +196,9 @@ async def test_exposure_of_cache_metrics_must_be_restricted_to_authorized_cats_c
 async def test_an_entry_that_is_evicted_is_gone_from_lookups_and_from_cats_metrics_alike(
     tmp_path: Path,
 ) -> None:
-    advertised, scope, compat = hostile.record(), holding.SCOPE.hex(), hostile.record()["compat_id"]
+    advertised, scope, compat = record(), holding.SCOPE.hex(), record()["compat_id"]
     keys = {"scope_id": scope, "compat_id": compat, "block_keys": [advertised["block_key"]]}
-    path = hostile.path_of(advertised)
+    path = path_of(advertised)
 
     async with running_roles(tmp_path) as roles:
         owner, operator = roles.client("owner"), roles.client("operator")
@@ -211,7 +210,7 @@ async def test_an_entry_that_is_evicted_is_gone_from_lookups_and_from_cats_metri
             return found["matched"], [entry["block_key"] for entry in shown.json["entries"]]
 
         assert await seen() == (0, [])
-        assert (await hostile.store_descriptor(owner)).status == 201
+        assert (await store_descriptor(owner)).status == 201
         assert (await owner.request("PUT", path, json_body=advertised)).status == 201
         assert await seen() == (1, [advertised["block_key"]])
         assert (await owner.request("DELETE", path)).status == 204

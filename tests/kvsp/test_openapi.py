@@ -30,7 +30,7 @@ from kvsp.instance.app import InstanceService
 from kvsp.names.uris import instance_id
 from kvsp.records.records import ReplicaRecord
 from tests.kvsp.controller import support as placement
-from tests.kvsp.controller.test_app import Deployment
+from tests.kvsp.controller.deployment import Deployment
 from tests.kvsp.holder import support as holding
 from tests.kvsp.instance import support as instances
 from tests.kvsp.support_http import BASE, Answer, Client, Principals, running

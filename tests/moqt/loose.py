@@ -12,7 +12,7 @@ from moqt.values.codes import SessionErrorCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName
 from tests.moqt.memory import ALPN, MemoryTransport, assert_clean
-from tests.moqt.session.test_session_pair import Collector
+from tests.moqt.peers import Collector
 
 NAME = FullTrackName((b"demo", b"live"), b"video")
 SETUP = bytes.fromhex("af000000")

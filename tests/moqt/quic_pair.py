@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from aioquic import tls
+
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
@@ -194,3 +196,13 @@ class Source:
             self.done = stop == len(self.view)
             self.transport.send(self.stream_id, self.view[self.position : stop], self.done)
             self.position = stop
+
+
+def write_frames(pair: Pair, frames: bytes) -> None:
+    """A 1-RTT packet of the client with `frames` in it, whatever its own code would send."""
+    connection = pair.client.live._connection
+    number = connection._packet_number
+    connection._packet_number += 1
+    header = b"\x41" + connection._peer_cid.cid + (number & 0xFFFF).to_bytes(2, "big")
+    crypto = connection._cryptos[tls.Epoch.ONE_RTT]
+    pair.inject(pair.client, crypto.encrypt_packet(header, frames, number))

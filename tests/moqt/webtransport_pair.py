@@ -20,6 +20,7 @@ from moqt.quic.webtransport.h3 import (
 )
 from moqt.quic.webtransport.server import WebTransportServer
 from moqt.quic.webtransport.session import SETTINGS, WebTransport
+from moqt.session import Session, SessionHandler
 from tests.moqt.quic_pair import Pair, Recorder, Side, quic_config
 
 PATH = "/moq?room=1"
@@ -146,3 +147,25 @@ class RawPeer:
         code, _, application = self.record.closed[0]
         assert application
         return code
+
+
+class SessionPeer(RawPeer):
+    """A raw peer of a MOQT session; `moqt` is that session."""
+
+    def __init__(self, raw: str) -> None:
+        super().__init__(raw)
+        self.made: list[Session] = []
+
+        def make(transport: Transport) -> Session:
+            self.made.append(Session(transport, SessionHandler()))
+            return self.made[-1]
+
+        session = self.session
+        if isinstance(session, WebTransportClient):
+            session._waiting = make(session)
+        else:
+            session._make_handler = make
+
+    @property
+    def moqt(self) -> Session:
+        return self.made[0]

@@ -14,7 +14,7 @@ from moqt.values.names import FullTrackName, Location
 from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.memory import Pair
-from tests.moqt.session.test_session_pair import Collector as PairCollector
+from tests.moqt.peers import Collector as PairCollector
 
 NAMESPACE = (b"demo", b"live")
 NAME = FullTrackName(NAMESPACE, b"video")
@@ -227,3 +227,19 @@ def track(groups=0, objects=4, *, size=100, ended=False, name=NAME, properties=(
 
 def everything(groups, objects=4, size=100):
     return {Location(g, o): payload(g, o, size) for g in range(groups) for o in range(objects)}
+
+
+class Denying:
+    """Refuses some actions to some sessions, and remembers what it was asked."""
+
+    def __init__(self, denied):
+        self.denied = denied
+        self.asked = []
+        self.strangers = set()
+
+    def allow(self, session, action, namespace, tokens=()):
+        self.asked.append((action, namespace))
+        return action not in self.denied and session not in self.strangers
+
+    def check(self, session, token):
+        return None

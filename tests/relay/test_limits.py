@@ -11,23 +11,7 @@ from moqt.values.names import FullTrackName
 from relay.config import Action, RelayConfig
 from relay.scopes import Scopes
 from relay.service.metrics import RelayMetrics
-from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, SilentPublisher, Star, track
-
-
-class Denying:
-    """Refuses some actions to some sessions, and remembers what it was asked."""
-
-    def __init__(self, denied):
-        self.denied = denied
-        self.asked = []
-        self.strangers = set()
-
-    def allow(self, session, action, namespace, tokens=()):
-        self.asked.append((action, namespace))
-        return action not in self.denied and session not in self.strangers
-
-    def check(self, session, token):
-        return None
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Denying, SilentPublisher, Star, track
 
 
 def publish_namespace(star, pair, namespace):

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, Location
 from relay import withdrawals as rights
 from relay.config import Action
 from relay.rights.tokens import TokenPolicy
-from tests.relay.rights.test_tokens import (
-    NAME as SCOPED,
-)
-from tests.relay.rights.test_tokens import (
-    NAMESPACE,
-    READER,
-    RECORDS,
-    WRITER,
-    parameters,
-    write,
-)
+from tests.relay.rights.principals import NAME as SCOPED
+from tests.relay.rights.principals import NAMESPACE, READER, RECORDS, WRITER, parameters, write
 from tests.relay.star import JOIN, LIVE, NAME, Collector, Star, publish, track
 
 
@@ -131,13 +120,6 @@ def test_a_listing_of_namespaces_ends():
     star.run()
     withdraw(star, pair, Action.SUBSCRIBE_NAMESPACE)
     assert len(over) == 1 and not star.relay.namespaces.listings
-
-
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "principals.json"
-    write(path, RECORDS)
-    return path
 
 
 def test_who_is_taken_out_of_the_file_loses_what_it_has_open_at_the_next_look(path):

@@ -34,7 +34,7 @@ from tests.kvcs.support import (
     publisher,
 )
 from tests.moqt.memory import Pair
-from tests.moqt.session.test_session_pair import Collector
+from tests.moqt.peers import Collector
 
 
 def manifests(publication):

@@ -17,8 +17,8 @@ from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem, ProblemName
-from tests.kvsp.index.test_service import DESCRIPTOR, II7, KEYS, NOW, SCOPE, record, status
-from tests.kvsp.index.test_service import publish as publish_record
+from tests.kvsp.index.support import DESCRIPTOR, II7, KEYS, NOW, SCOPE, record, status
+from tests.kvsp.index.support import publish as publish_record
 from tests.kvsp.support_server import serving
 
 

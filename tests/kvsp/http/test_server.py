@@ -16,7 +16,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 from cryptography.hazmat.primitives import serialization
-from starlette.responses import Response
 
 from kvsp.http.app import App, Operation, Service
 from kvsp.http.auth import (
@@ -26,7 +25,6 @@ from kvsp.http.auth import (
     PrincipalsFile,
     principal_entry,
 )
-from kvsp.http.call import Call, json_response
 from kvsp.http.limits import HttpLimits
 from kvsp.http.server import (
     CannotStartError,
@@ -37,34 +35,10 @@ from kvsp.http.server import (
 )
 from kvsp.names.errors import KvspError as ServiceError
 from kvsp.service.settings import ListenTable
-from tests.kvsp.support_server import Authority, serving
+from tests.kvsp.support_server import Authority, Who, serving
 from tests.paths import ROOT
 
 URI = "https://ii7.example/kvsp/"
-
-
-class Who(Service):
-    role = "index"
-
-    def operations(self) -> Sequence[Operation]:
-        return (
-            Operation(method="GET", path="who", handler=self.who, summary="who"),
-            Operation(method="POST", path="never", handler=self.refuse, summary="never"),
-            Operation(method="POST", path="wait", handler=self.wait, summary="wait"),
-        )
-
-    def __init__(self) -> None:
-        self.waiting = asyncio.Event()
-
-    async def wait(self, call: Call) -> Response:
-        self.waiting.set()
-        return json_response(await call.read_object())
-
-    async def who(self, call: Call) -> Response:
-        return json_response(call.principal.name)
-
-    async def refuse(self, call: Call) -> Response:
-        return json_response("no need to read", 200)
 
 
 def make(authenticator: object = None, **limits: object) -> App:
@@ -314,7 +288,7 @@ PROGRAM = """
 from kvsp.http.app import App
 from kvsp.http.server import ServerSettings, run
 from kvsp.http.auth import LoopbackOnly
-from tests.kvsp.http.test_server import Who
+from tests.kvsp.support_server import Who
 
 class Draining(Who):
     async def drain(self):

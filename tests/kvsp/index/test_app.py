@@ -16,7 +16,7 @@ from kvsp.index.store import StoreError, StoreLimits
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import compat_path, instance_id, replicas_path
 from kvsp.records.records import LookupResponse
-from tests.kvsp.index.test_service import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
+from tests.kvsp.index.support import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
 from tests.kvsp.support_http import BASE, Client, Principals, running
 
 RIGHTS = {SCOPE.scope_id.hex(): frozenset({"read", "write"})}

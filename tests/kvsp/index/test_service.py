@@ -14,73 +14,33 @@ from kvsp.index.service import IndexLimits, IndexService, MissReason
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import StoreLimits
-from kvsp.names.codes import InstanceState
-from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.identity import Descriptor
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
-    InstanceStatus,
     Link,
-    LookupRequest,
     LookupResponse,
     ReplicaRecord,
     Residency,
 )
+from tests.kvsp.index.support import (
+    CLIENT,
+    DESCRIPTOR,
+    H1,
+    H2,
+    HOLDER,
+    II7,
+    KEYS,
+    NOW,
+    OTHER_SCOPE,
+    principal,
+    publish,
+    record,
+    request,
+    status,
+)
 from tests.paths import DATA
 
 VECTORS = json.loads((DATA / "kvsp-vectors.json").read_text())
-DESCRIPTOR = Descriptor.parse(
-    {
-        "model": "example-model",
-        "model_digest": "sha-256:" + "1" * 64,
-        "tokenizer_digest": "sha-256:" + "2" * 64,
-        "layers": 32,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "kv_dtype": "bf16",
-        "positional": "rope",
-        "block_tokens": 16,
-        "layout": "kvsp-layout-1",
-    }
-)
-SCOPE, OTHER_SCOPE = Scope(bytes(32)), Scope(bytes([1]) * 32)
-H1, H2, II7 = (f"https://{name}.example/kvsp/" for name in ("h1", "h2", "ii7"))
-KEYS = block_keys(SCOPE, DESCRIPTOR, range(80))
-NOW = 1_900_000_000_000
-
-
-def principal(
-    *uris: str, scope: Scope = SCOPE, rights: str = "read write", **more: Any
-) -> Principal:
-    return Principal(
-        name="test",
-        uris=frozenset(uris),
-        scopes={scope.scope_id.hex(): frozenset(rights.split())},
-        **more,
-    )
-
-
-HOLDER, CLIENT = principal(H1), principal(rights="read")
-
-
-def record(number: int = 0, holder: str = H1, **changes: Any) -> ReplicaRecord:
-    digests = tuple(bytes([number, layer]) * 16 for layer in range(32))
-    made = ReplicaRecord(
-        block_key=KEYS[number],
-        compat_id=DESCRIPTOR.compat_id,
-        scope_id=SCOPE.scope_id,
-        holder=holder,
-        codec=1,
-        size=2_097_152,
-        digest=bytes(32),
-        ttl_ms=600_000,
-        layer_digests=digests,
-    )
-    from kvsp.records.records import replica_digest
-
-    made = replace(made, **changes)
-    if made.layer_digests is None or "digest" in changes:
-        return made
-    return replace(made, digest=replica_digest(made.layer_digests))
 
 
 @pytest.fixture
@@ -88,16 +48,6 @@ def service() -> IndexService:
     made = IndexService(SqliteStore(":memory:", StoreLimits(linger_ms=60_000)))
     assert made.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
     return made
-
-
-def publish(
-    service: IndexService, made: ReplicaRecord, who: Principal = HOLDER, now: int = NOW
-) -> Any:
-    return service.publish(who, made.block, made.replica_id, made.to_dict(), now)
-
-
-def request(count: int = 5, *targets: str) -> LookupRequest:
-    return LookupRequest(SCOPE.scope_id, DESCRIPTOR.compat_id, tuple(KEYS[:count]), targets or None)
 
 
 def matched(service: IndexService, count: int = 5, now: int = NOW) -> int:
@@ -336,23 +286,6 @@ def test_a_lookup_over_its_limits_is_refused_and_not_cut(service: IndexService) 
 
 
 # --- estimates -----------------------------------------------------------------------
-
-
-def status(*links: Link, **changes: Any) -> InstanceStatus:
-    made = InstanceStatus(
-        instance=II7,
-        epoch=1,
-        state=InstanceState.ACTIVE,
-        running=0,
-        queued=0,
-        batch_size=32,
-        kv_utilization=0.5,
-        prefill_tokens_per_s=42_000,
-        decode_tokens_per_s=3100,
-        ttl_ms=3000,
-        links=links,
-    )
-    return replace(made, **changes)
 
 
 def estimates(service: IndexService, now: int = NOW) -> Any:

@@ -5,38 +5,15 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from kvsp.index.sqlite import SqliteStore
-from kvsp.index.store import Entry, ReplicaStore, StoreError, StoreFull, StoreLimits
-from kvsp.names.uris import BlockId
+from kvsp.index.store import ReplicaStore, StoreError, StoreFull, StoreLimits
 from tests.kvsp.index.conftest import MakeStore, redis_server
+from tests.kvsp.index.entries import H1, H2, NOW, entry, key
 from tools.bench_index import bench
-
-NOW = int(time.time() * 1000)
-H1, H2 = "https://h1.example/kvsp/", "https://h2.example/kvsp/"
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def entry(
-    number: int = 0,
-    *,
-    holder: str = H1,
-    ttl_ms: int = 10_000,
-    scope: int = 0,
-    compat: int = 0,
-    data: bytes = b"",
-) -> Entry:
-    block = BlockId(bytes([compat]) * 32, bytes([scope]) * 16, key(number))
-    replica_id = holder[8:24]
-    return Entry(block, replica_id, holder, NOW + ttl_ms, data or holder.encode())
-
 
 COMPAT, SCOPE = entry().block[:2]
 
@@ -184,7 +161,7 @@ def test_a_killed_process_leaves_a_whole_sqlite_file(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from kvsp.index.sqlite import SqliteStore\n"
-        "from tests.kvsp.index.test_store import NOW, entry\n"
+        "from tests.kvsp.index.entries import NOW, entry\n"
         "store = SqliteStore(sys.argv[1])\n"
         "store.put([entry(n) for n in range(50)], NOW)\n"
         "store._db.execute('BEGIN IMMEDIATE')\n"

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvsp.client.client import Client
@@ -35,6 +35,7 @@ from kvsp.records.records import (
     SessionCheckpoint,
     SessionProgress,
 )
+from kvsp.records.sharding import ReshardFetch, ReshardPlan
 
 BASE = "https://ii1.example/kvsp/"
 HOLDER = "https://h1.example/kvsp/"
@@ -235,3 +236,20 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  (the condition is not ours to signal)
             await asyncio.sleep(0.001)
+
+
+def plan(version=1, *, retain=((0, 4),), fetch=((4, 8),), release=((8, 12),), **changes):
+    made = ReshardPlan(
+        map="m",
+        from_version=version,
+        to_version=version + 1,
+        deadline_ms=1000,
+        retain=tuple(range(*each) for each in retain),
+        fetch=tuple(ReshardFetch(range(*each), HOLDER) for each in fetch),
+        release=tuple(range(*each) for each in release),
+        compat_id=ENGINE.descriptor.compat_id,
+        scope_id=SCOPE.scope_id,
+        block_tokens=SIZE,
+        block_keys=tuple(keys()),
+    )
+    return replace(made, **changes)

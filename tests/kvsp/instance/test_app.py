@@ -15,7 +15,6 @@ from kvsp.instance.app import InstanceService
 from kvsp.instance.engines.toy import ToyEngine
 from kvsp.records.records import OutputToken, Resume
 from kvsp.records.release import FrontEnd
-from tests.kvsp.instance.core.test_agent import plan
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -27,6 +26,7 @@ from tests.kvsp.instance.support import (
     directive,
     keys,
     make_instance,
+    plan,
     start_request,
     text,
     until,

@@ -21,7 +21,6 @@ from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import ReplicaRecord, Resume
 from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
-from tests.kvsp.instance.core.test_agent import plan
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -35,6 +34,7 @@ from tests.kvsp.instance.support import (
     directive,
     keys,
     make_instance,
+    plan,
     running,
     start_request,
     text,

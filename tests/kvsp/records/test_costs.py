@@ -18,7 +18,7 @@ from kvsp.records.costs import (
     wait_us,
 )
 from kvsp.records.records import Link, ReplicaRecord
-from tests.kvsp.records.test_vectors_records import H1, H2, TARGET, replica
+from tests.kvsp.records.samples import H1, H2, TARGET, replica
 
 
 def test_exact_microseconds_are_not_rounded_up_by_the_noise_of_doubles() -> None:

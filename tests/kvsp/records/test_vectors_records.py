@@ -11,12 +11,12 @@ from kvsp.names import uris
 from kvsp.names.identity import Descriptor
 from kvsp.records.costs import assign_sources, fetch_us, recompute_us
 from kvsp.records.records import Link, ReplicaRecord
+from tests.kvsp.records.samples import H1, H2, TARGET, replica
 from tests.kvsp.support_vectors import KVCS_VECTORS, VECTORS, by_id, name_of
 
 REPLICAS = VECTORS["replica_record"]
 DESCRIPTOR = Descriptor.parse(REPLICAS["descriptor"])
 PLACEMENT = {case["id"]: case for case in VECTORS["placement"]["cases"]}
-TARGET = "https://ii7.example/kvsp/"
 
 
 @pytest.mark.parametrize("vector", REPLICAS["valid"], ids=by_id)
@@ -87,25 +87,6 @@ def test_a_moqt_holder_has_a_namespace_that_names_the_record() -> None:
 
 
 # --- placement -----------------------------------------------------------------------
-
-
-def replica(holder: str, size: int, residency: list[Any] | None = None) -> ReplicaRecord:
-    tree: dict[str, Any] = {
-        "block_key": "00" * 32,
-        "compat_id": "00" * 32,
-        "scope_id": "00" * 16,
-        "holder": holder,
-        "codec": 1,
-        "size": size,
-        "digest": "sha-256:" + "00" * 32,
-        "ttl_ms": 1000,
-    }
-    if residency is not None:
-        tree["residency"] = residency
-    return ReplicaRecord.from_json(tree)
-
-
-H1, H2 = "https://h1.example/kvsp/", "https://h2.example/kvsp/"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import MAX_VI64, EndOfRange, GroupOrder, ParameterType, StreamErrorCode
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import Location
-from tests.moqt.delivery.test_delivery import Recorder, World, grow
-from tests.moqt.session.test_session_pair import NAME
+from tests.moqt.deliveries import Recorder, World, grow
+from tests.moqt.peers import NAME
 
 UNKNOWN, TIMED_OUT, NONE = EndOfRange.UNKNOWN, EndOfRange.TIMED_OUT, EndOfRange.NON_EXISTENT
 

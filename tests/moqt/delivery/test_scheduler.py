@@ -14,7 +14,7 @@ from moqt.values.codes import GroupOrder, ObjectStatus
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import NAME, Collector, publish
+from tests.moqt.peers import NAME, Collector, publish
 
 STREAM_IDS = itertools.count()
 

@@ -25,9 +25,9 @@ from moqt.values.codes import (
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import Location
 from moqt.wire.primitives import iter_key_values
-from tests.moqt.delivery.test_delivery import ALL, Recorder, World, locations
+from tests.moqt.deliveries import ALL, Recorder, World, locations
 from tests.moqt.memory import Pair
-from tests.moqt.session.test_session_pair import NAME
+from tests.moqt.peers import NAME
 
 END = ObjectStatus.END_OF_GROUP
 

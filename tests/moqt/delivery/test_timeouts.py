@@ -16,9 +16,9 @@ from moqt.values.errors import MisuseError
 from moqt.values.messages import KeyValue, Parameters
 from moqt.values.names import Location
 from moqt.wire.primitives import encode_key_values
-from tests.moqt.delivery.test_delivery import ALL, Recorder, World, locations
+from tests.moqt.deliveries import ALL, Recorder, World, locations
 from tests.moqt.memory import Pair
-from tests.moqt.session.test_session_pair import NAME
+from tests.moqt.peers import NAME
 
 OBJECT, SUBGROUP = (
     PropertyType.OBJECT_DELIVERY_TIMEOUT,

@@ -35,7 +35,7 @@ from moqt.values.messages import (
 from moqt.values.names import Location
 from moqt.wire.codec import codec_for
 from tests.moqt.memory import ALPN, MemoryTransport, Pair
-from tests.moqt.session.test_session_pair import FILL, NAME, Collector, track
+from tests.moqt.peers import FILL, NAME, Collector, track
 
 SECRET = b"hunter2-is-secret"
 TOKEN = AuthorizationToken(AliasType.USE_VALUE, None, 7, SECRET)

@@ -7,7 +7,6 @@ import os
 import random
 
 import pytest
-from aioquic import tls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,20 +17,19 @@ from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import origin_of
 from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.webtransport.h3 import encode_varint
-from tests.moqt.quic.test_endpoint import dial, echo, hang_up, start, until
-from tests.moqt.quic_pair import CLIENT, SERVER, Pair, Recorder, Side, Source, quic_config
+from tests.moqt.quic.udp.sockets import dial, echo, hang_up, start, until
+from tests.moqt.quic_pair import (
+    CLIENT,
+    SERVER,
+    Pair,
+    Recorder,
+    Side,
+    Source,
+    quic_config,
+    write_frames,
+)
 
 MIB = 1 << 20
-
-
-def write_frames(pair: Pair, frames: bytes) -> None:
-    """A 1-RTT packet of the client with `frames` in it, whatever its own code would send."""
-    connection = pair.client.live._connection
-    number = connection._packet_number
-    connection._packet_number += 1
-    header = b"\x41" + connection._peer_cid.cid + (number & 0xFFFF).to_bytes(2, "big")
-    crypto = connection._cryptos[tls.Epoch.ONE_RTT]
-    pair.inject(pair.client, crypto.encrypt_packet(header, frames, number))
 
 
 def stream_frame(stream_id: int, offset: int, data: bytes) -> bytes:

@@ -14,8 +14,15 @@ from aioquic.quic.connection import QuicConnection
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.webtransport.h3 import encode_varint
-from tests.moqt.quic.test_abuse import write_frames
-from tests.moqt.quic_pair import CLIENT, SERVER, Pair, Source, certificate, quic_config
+from tests.moqt.quic_pair import (
+    CLIENT,
+    SERVER,
+    Pair,
+    Source,
+    certificate,
+    quic_config,
+    write_frames,
+)
 
 PROTOCOL_VIOLATION = 0xA
 

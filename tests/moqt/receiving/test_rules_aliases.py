@@ -19,10 +19,8 @@ from moqt.values.messages import (
 from moqt.values.names import Location
 from moqt.wire.objects import DatagramObject
 from tests.moqt.memory import assert_clean
-from tests.moqt.requests.test_publish import Interested
-from tests.moqt.session.test_session_pair import Collector
-from tests.moqt.session.test_session_rules import CODEC, Client, octets, subgroup
-from tests.moqt.session.test_session_vectors import VIDEO
+from tests.moqt.peers import Collector
+from tests.moqt.raw import CODEC, VIDEO, Client, Interested, octets, subgroup
 
 EARLY = Parameters(location_filter=LocationFilter.groups(0, 4))
 LATE = Parameters(location_filter=LocationFilter.absolute_start(5))

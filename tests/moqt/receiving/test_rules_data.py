@@ -36,11 +36,10 @@ from moqt.values.names import FullTrackName, Location
 from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject, PaddingDatagram
 from moqt.wire.vi64 import encode_vi64
-from tests.moqt.delivery.test_delivery import NEXT, Recorder, World, grow, locations
+from tests.moqt.deliveries import NEXT, Recorder, World, grow, locations
 from tests.moqt.memory import ALPN, Pair
-from tests.moqt.session.test_session_pair import NAME, track
-from tests.moqt.session.test_session_rules import Client, Server, fetch_stream, octets
-from tests.moqt.session.test_session_vectors import Raw
+from tests.moqt.peers import NAME, track
+from tests.moqt.raw import Client, Raw, Server, fetch_stream, octets
 
 CODEC = codec_for(ALPN)
 DESCENDING = (KeyValue(PropertyType.DEFAULT_PUBLISHER_GROUP_ORDER, GroupOrder.DESCENDING),)

@@ -29,7 +29,7 @@ from moqt.values.errors import MisuseError, MoqtError, RequestError, SessionClos
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import Collector
+from tests.moqt.peers import Collector
 from tests.paths import DATA
 
 LIMITS = SessionConfig(max_held_octets=20_000, max_requests=12, max_namespaces=8)

@@ -6,7 +6,7 @@ import pytest
 
 from moqt.receiving.receiver import Via
 from moqt.requests import RequestState
-from moqt.session import SessionConfig, SessionHandler, SessionState
+from moqt.session import SessionConfig, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
     GroupOrder,
@@ -33,48 +33,24 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import NAME, Collector, track
-from tests.moqt.session.test_session_rules import CODEC, Client, Server, octets, subgroup
-from tests.moqt.session.test_session_vectors import VIDEO
+from tests.moqt.peers import NAME, Collector, track
+from tests.moqt.raw import (
+    CODEC,
+    VIDEO,
+    Client,
+    Interested,
+    Server,
+    octets,
+    offered,
+    publish_message,
+    subgroup,
+)
 
 RESUME = Parameters(
     forward=1,
     location_filter=LocationFilter.next_object(),
     fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)),
 )
-
-
-class Interested(SessionHandler):
-    """Keeps every PUBLISH; accepts it when told to."""
-
-    def __init__(self, *, accept=True, update=None):
-        self.accept, self.update = accept, update
-        self.offers, self.collectors = [], []
-
-    def publish_received(self, request):
-        self.offers.append(request)
-        if self.accept:
-            collector = Collector()
-            collector.request = request
-            self.collectors.append(collector)
-            request.accept(collector, update=self.update)
-
-    @property
-    def got(self):
-        return self.collectors[-1]
-
-
-def publish(request_id=1, alias=7, *, name=VIDEO, properties=(), **parameters):
-    return Publish(
-        request_id, name.namespace, name.name, alias, Parameters(**parameters), properties
-    )
-
-
-def offered(raw_handler=None, *messages, config=None):
-    """A client session that was sent a PUBLISH on stream 1."""
-    client = Client(handler=raw_handler or Interested(), config=config)
-    stream_id = client.send_bidi(b"".join(octets(m) for m in messages or (publish(),)))
-    return client, stream_id
 
 
 def live_store():
@@ -377,7 +353,7 @@ def test_data_that_comes_before_publish_is_answered_is_held_and_delivered():
 def test_data_that_overtakes_publish_itself_is_held_as_for_any_unknown_alias():
     client = Client(handler=Interested())
     client.send_uni(subgroup(7, 0, b"abc"), fin=True)
-    client.send_bidi(octets(publish()))
+    client.send_bidi(octets(publish_message()))
     assert client.session.handler.got.locations == [Location(0, 0)]
 
 
@@ -398,14 +374,14 @@ def test_rejecting_a_publish_stops_its_streams():
 def test_an_alias_that_names_another_track_ends_the_session():
     client = Client(handler=Interested())
     client.accept(client.subscribe(name=FullTrackName((b"demo",), b"other")), alias=7)
-    client.send_bidi(octets(publish(alias=7)))
+    client.send_bidi(octets(publish_message(alias=7)))
     assert client.closed_with() == SessionErrorCode.DUPLICATE_TRACK_ALIAS
 
 
 def test_a_second_publish_with_the_alias_of_an_unanswered_one_ends_the_session():
     client, _ = offered(Interested(accept=False))
     other = FullTrackName((b"demo",), b"other")
-    client.send_bidi(octets(publish(3, name=other)))
+    client.send_bidi(octets(publish_message(3, name=other)))
     assert client.closed_with() == SessionErrorCode.DUPLICATE_TRACK_ALIAS
 
 
@@ -414,7 +390,7 @@ def test_a_publish_for_a_subscribed_track_may_share_the_alias_or_not():
         client = Client(handler=Interested())
         collector = client.subscribe()
         client.accept(collector, alias=7)
-        client.send_bidi(octets(publish(alias=alias)))
+        client.send_bidi(octets(publish_message(alias=alias)))
         assert client.session.state is SessionState.ESTABLISHED
         client.send_uni(subgroup(alias, 0, b"x"))
         assert len(collector.locations + client.session.handler.got.locations) == 1
@@ -422,7 +398,7 @@ def test_a_publish_for_a_subscribed_track_may_share_the_alias_or_not():
 
 def test_publish_done_before_the_answer_counts_once_it_is_accepted():
     client, stream_id = offered(
-        Interested(accept=False), publish(), PublishDone(PublishDoneCode.TRACK_ENDED, 1)
+        Interested(accept=False), publish_message(), PublishDone(PublishDoneCode.TRACK_ENDED, 1)
     )
     client.session.stream_data(stream_id, b"", True)
     (offer,) = client.session.handler.offers
@@ -464,14 +440,14 @@ def test_the_end_of_the_session_fails_an_accepted_publication():
 @pytest.mark.parametrize("message", [RequestOk(), RequestErrorMessage(0)])
 def test_a_publisher_cannot_answer_before_it_was_asked_anything(message):
     for accept in (True, False):
-        client, _ = offered(Interested(accept=accept), publish(), message)
+        client, _ = offered(Interested(accept=accept), publish_message(), message)
         assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
 
 def test_an_update_of_the_publisher_may_carry_tokens_but_not_what_is_the_subscribers():
     token = AuthorizationToken(3, None, 0, b"fresh")
     client, stream_id = offered(
-        Interested(), publish(), RequestUpdate(3, Parameters(authorization_tokens=(token,)))
+        Interested(), publish_message(), RequestUpdate(3, Parameters(authorization_tokens=(token,)))
     )
     assert client.answers(stream_id) == [RequestOk(), RequestOk()]
     assert client.session.handler.offers[0].tokens == ((0, b"fresh"),)
@@ -507,7 +483,7 @@ def test_updates_of_the_subscriber_are_answered_in_order_on_the_publishers_strea
     ],
 )
 def test_track_properties_that_cannot_be_accepted_refuse_the_publish(properties, code):
-    client, stream_id = offered(Interested(), publish(properties=properties))
+    client, stream_id = offered(Interested(), publish_message(properties=properties))
     (answer,) = client.answers(stream_id)
     assert answer.code == code and client.session.handler.offers == []
     assert client.session.state is SessionState.ESTABLISHED
@@ -517,14 +493,18 @@ def test_track_properties_that_cannot_be_accepted_refuse_the_publish(properties,
 
 def test_a_mandatory_property_that_the_application_knows_is_accepted():
     config = SessionConfig(known_properties=frozenset({0x4001}))
-    client, _ = offered(Interested(), publish(properties=(KeyValue(0x4001, b"?"),)), config=config)
+    client, _ = offered(
+        Interested(), publish_message(properties=(KeyValue(0x4001, b"?"),)), config=config
+    )
     assert client.session.handler.offers[0].state is RequestState.ESTABLISHED
 
 
 def test_publications_beyond_the_limit_of_aliases_are_refused_with_excessive_load():
     client = Client(handler=Interested(), config=SessionConfig(max_track_aliases=2))
     streams = [
-        client.send_bidi(octets(publish(2 * n + 1, n, name=FullTrackName((b"d",), b"%d" % n))))
+        client.send_bidi(
+            octets(publish_message(2 * n + 1, n, name=FullTrackName((b"d",), b"%d" % n)))
+        )
         for n in range(4)
     ]
     answers = [client.answers(s)[0] for s in streams]

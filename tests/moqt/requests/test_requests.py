@@ -35,9 +35,8 @@ from moqt.values.messages import (
 from moqt.values.names import FullTrackName, Location
 from moqt.values.states import move
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import NAME, Collector, publish, track
-from tests.moqt.session.test_session_rules import Client, Manual, Server, octets, subscribe_message
-from tests.moqt.session.test_session_vectors import VIDEO
+from tests.moqt.peers import NAME, Collector, publish, track
+from tests.moqt.raw import VIDEO, Client, Manual, Server, octets, subscribe_message
 
 
 class Gate:

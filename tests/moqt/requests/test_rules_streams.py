@@ -47,18 +47,19 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.requests.test_publish import Interested, offered
-from tests.moqt.requests.test_subscribe_tracks import Wanting
-from tests.moqt.session.test_session_pair import NAME, Collector
-from tests.moqt.session.test_session_rules import (
+from tests.moqt.peers import NAME, Collector, Wanting
+from tests.moqt.raw import (
+    SETUP,
+    VIDEO,
     Client,
+    Interested,
     Manual,
     Server,
     octets,
+    offered,
     subgroup,
     subscribe_message,
 )
-from tests.moqt.session.test_session_vectors import SETUP, VIDEO
 
 M = MessageType
 

@@ -27,8 +27,8 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import Collector
-from tests.moqt.session.test_session_rules import Client, Server, octets
+from tests.moqt.peers import Collector, Wanting
+from tests.moqt.raw import Client, Server, octets
 
 
 def name(*fields, track=b"video"):
@@ -40,28 +40,6 @@ def stocked(full_name, objects=2, properties=()):
     for object_id in range(objects):
         store.append(0, object_id, b"old")
     return store
-
-
-class Wanting:
-    """A SUBSCRIBE_TRACKS that accepts every offer."""
-
-    def __init__(self, session, prefix, parameters=Parameters(), *, update=None):  # noqa: B008
-        self.offers, self.skipped, self.ends = {}, [], []
-        self.got = {}
-        self.update = update
-        self.request = session.subscribe_tracks(
-            prefix,
-            parameters,
-            on_publish=self.offered,
-            on_skipped=self.skipped.append,
-            on_ended=self.ends.append,
-        )
-
-    def offered(self, publish):
-        assert publish.name not in self.offers
-        self.offers[publish.name] = publish
-        collector = self.got[publish.name] = Collector()
-        publish.accept(collector, update=self.update)
 
 
 ALICE, BOB, OTHER = name("demo", "a"), name("demo", "b"), name("other")

@@ -11,8 +11,8 @@ from moqt.session import SessionConfig, SessionHandler, SessionState
 from moqt.values.codes import SessionErrorCode
 from moqt.values.messages import LocationFilter, Parameters
 from tests.moqt.memory import assert_clean
+from tests.moqt.peers import NAME, Collector, track
 from tests.moqt.scenarios.support import HOSTILE, served, world
-from tests.moqt.session.test_session_pair import NAME, Collector, track
 from tests.moqt.simulator import Path, Simulation
 
 

@@ -13,8 +13,8 @@ from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import assert_clean
+from tests.moqt.peers import FILL, NAME, Collector, publish, track
 from tests.moqt.scenarios.support import HOSTILE, served, world
-from tests.moqt.session.test_session_pair import FILL, NAME, Collector, publish, track
 from tests.moqt.simulator import Path, Simulation
 
 

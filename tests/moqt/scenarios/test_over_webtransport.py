@@ -10,8 +10,8 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode, SessionErrorCode
 from moqt.values.names import Location
 from tests.moqt.memory import assert_clean
+from tests.moqt.peers import FILL, NAME, Collector, track
 from tests.moqt.scenarios.support import HOSTILE, served
-from tests.moqt.session.test_session_pair import FILL, NAME, Collector, track
 from tests.moqt.simulator import Path
 
 H3 = ("h3",)

@@ -11,8 +11,8 @@ from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
 from relay.config import RelayConfig
 from relay.core import Relay
+from tests.moqt.peers import FILL, NAME, Collector
 from tests.moqt.scenarios.support import HOSTILE
-from tests.moqt.session.test_session_pair import FILL, NAME, Collector
 from tests.moqt.simulator import Host, Path, Simulation
 
 GROUPS, OBJECTS = 8, 4

@@ -16,15 +16,8 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, MAX_SENT_SIZE
-from tests.moqt.session.test_session_rules import CODEC, Client, Server, octets
-from tests.moqt.session.test_session_tokens import (
-    caching,
-    delete,
-    register,
-    sent_tokens,
-    use,
-    value,
-)
+from tests.moqt.raw import CODEC, Client, Server, octets
+from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
 ROOM = 16 + 20
 """What one of the tokens below takes in a cache."""

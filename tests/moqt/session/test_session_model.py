@@ -19,7 +19,7 @@ from moqt.values.codes import GroupOrder, ObjectStatus, ParameterType, PublishDo
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter, RequestOk
 from moqt.values.names import FullTrackName, Location
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.session.test_session_pair import Collector
+from tests.moqt.peers import Collector
 
 GROUPS, OBJECTS = 4, 5
 PLACES = st.tuples(st.integers(0, GROUPS), st.integers(0, OBJECTS))

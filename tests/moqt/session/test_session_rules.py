@@ -7,7 +7,7 @@ import pytest
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import Receiver
 from moqt.requests import RequestState
-from moqt.session import SessionConfig, SessionHandler, SessionState
+from moqt.session import SessionConfig, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
     MAX_VI64,
@@ -40,125 +40,27 @@ from moqt.values.messages import (
     RequestOk,
     RequestUpdate,
     Setup,
-    Subscribe,
     SubscribeNamespace,
     SubscribeOk,
     TrackStatus,
 )
 from moqt.values.names import FullTrackName, Location
-from moqt.wire.codec import codec_for
-from moqt.wire.objects import DatagramObject, ObjectHeader, SubgroupHeader
+from moqt.wire.objects import DatagramObject
 from tests.moqt.memory import ALPN, MemoryTransport, Pair, assert_clean
-from tests.moqt.session.test_session_pair import NAME, Collector, track
-from tests.moqt.session.test_session_vectors import SETUP, VIDEO, Raw
-
-CODEC = codec_for(ALPN)
-
-
-def octets(message) -> bytes:
-    return CODEC.encode_message(message)
-
-
-def subgroup(alias, group, *objects, first=0) -> bytes:
-    data = CODEC.encode_subgroup_header(SubgroupHeader(alias, group, 0, 128), properties=False)
-    previous = None
-    for object_id, payload in enumerate(objects, first):
-        data += CODEC.encode_subgroup_object(
-            previous, object_id, with_properties=False, length=len(payload)
-        )
-        data += payload
-        previous = object_id
-    return data
-
-
-def fetch_stream(request_id, *locations, order=GroupOrder.ASCENDING) -> bytes:
-    encoder = CODEC.fetch_encoder(request_id, order)
-    data = encoder.header()
-    for group, object_id in locations:
-        data += encoder.object(ObjectHeader(group, object_id, 0, 128, b"", 1)) + b"x"
-    return data
-
-
-class Manual(SessionHandler):
-    """Keeps every request; the test answers."""
-
-    def __init__(self):
-        self.requests = []
-        self.goaways = []
-        self.request_goaways = []
-
-    def subscribe_received(self, request):
-        self.requests.append(request)
-
-    fetch_received = track_status_received = subscribe_received
-    publish_namespace_received = subscribe_namespace_received = subscribe_received
-
-    def goaway_received(self, session, goaway):
-        self.goaways.append(goaway)
-
-    def request_goaway_received(self, request, goaway):
-        self.request_goaways.append((request, goaway))
-
-
-class Client(Raw):
-    """A client session; the test is its server."""
-
-    def __init__(self, **kwargs):
-        kwargs.setdefault("handler", Manual())
-        super().__init__(client=True, **kwargs)
-
-    def subscribe(self, parameters=Parameters(), name=VIDEO, collector=None):  # noqa: B008
-        collector = collector or Collector()
-        collector.request = self.session.subscribe(name, collector, parameters)
-        return collector
-
-    def fetch(self, parameters=Parameters()):  # noqa: B008
-        collector = Collector()
-        collector.request = self.session.fetch(VIDEO, collector, parameters)
-        return collector
-
-    def listing(self, prefix=(b"demo",)):
-        events, ends = [], []
-        request = self.session.subscribe_namespace(
-            prefix, on_namespace=lambda n, p: events.append((n, p)), on_ended=ends.append
-        )
-        return request, events, ends
-
-    def say(self, request, *messages, fin=False):
-        self.session.stream_data(
-            request.stream.stream_id, b"".join(octets(m) for m in messages), fin
-        )
-
-    def accept(self, collector, alias=7, **kwargs):
-        self.say(collector.request, SubscribeOk(alias, **kwargs))
-
-    def reset_code(self, stream_id):
-        return self.transport.out[stream_id].reset
-
-    @property
-    def stopped(self):
-        return [e[1] for e in self.transport.events if e[0] == "stop"]
-
-
-class Server(Raw):
-    def __init__(self, **kwargs):
-        kwargs.setdefault("handler", Manual())
-        super().__init__(client=False, **kwargs)
-
-    def ask(self, *messages, fin=False):
-        return self.send_bidi(b"".join(octets(m) for m in messages), fin)
-
-    def answered(self, stream_id):
-        return self.answers(stream_id)
-
-    @property
-    def requests(self):
-        return self.session.handler.requests
-
-
-def subscribe_message(request_id=0, **parameters):
-    return Subscribe(request_id, VIDEO.namespace, VIDEO.name, Parameters(**parameters))
-
+from tests.moqt.peers import NAME, Collector, track
+from tests.moqt.raw import (
+    CODEC,
+    SETUP,
+    VIDEO,
+    Client,
+    Manual,
+    Raw,
+    Server,
+    fetch_stream,
+    octets,
+    subgroup,
+    subscribe_message,
+)
 
 # -- SETUP -------------------------------------------------------------------------------
 

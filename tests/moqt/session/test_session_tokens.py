@@ -24,34 +24,11 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, SentTokens, TokenCache
-from tests.moqt.session.test_session_rules import (
-    CODEC,
-    Client,
-    Manual,
-    Server,
-    octets,
-    subscribe_message,
-)
-from tests.moqt.session.test_session_vectors import VIDEO
+from tests.moqt.raw import CODEC, VIDEO, Client, Manual, Server, octets, subscribe_message
+from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
 SECRET = b"a secret of more than 16 octets"
 LONG = AuthorizationToken(AliasType.USE_VALUE, None, 0, SECRET)
-
-
-def register(alias, value=b"secret"):
-    return AuthorizationToken(AliasType.REGISTER, alias, 0, value)
-
-
-def use(alias):
-    return AuthorizationToken(AliasType.USE_ALIAS, alias)
-
-
-def delete(alias):
-    return AuthorizationToken(AliasType.DELETE, alias)
-
-
-def value(octets_, token_type=0):
-    return AuthorizationToken(AliasType.USE_VALUE, None, token_type, octets_)
 
 
 class Checking(Manual):
@@ -181,15 +158,6 @@ def test_an_expired_token_in_an_update_ends_the_subscription_with_update_failed(
 
 
 # -- our own tokens ------------------------------------------------------------------------
-
-
-def caching(size=1000):
-    option = KeyValue(SetupOptionType.MAX_AUTH_TOKEN_CACHE_SIZE, size)
-    return Client(setup=octets(Setup((option,))))
-
-
-def sent_tokens(client, stream_id):
-    return client.answers(stream_id)[0].parameters.authorization_tokens
 
 
 def test_a_long_token_is_registered_and_its_alias_used_only_after_an_answer():

@@ -6,22 +6,17 @@ import json
 
 import pytest
 
-from moqt.publisher import Publisher
 from moqt.receiving.receiver import Receiver
-from moqt.session import Session, SessionConfig, SessionHandler, SessionState
-from moqt.track.store import TrackStore
-from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.session import SessionConfig, SessionHandler, SessionState
+from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import LocationFilter, Parameters, RequestErrorMessage
 from moqt.values.names import FullTrackName
-from moqt.wire.codec import codec_for
-from tests.moqt.memory import ALPN, MemoryTransport
-from tests.moqt.wire.test_vectors import NEEDS_SESSION
+from tests.moqt.raw import VIDEO, Raw
+from tests.moqt.vectors import NEEDS_SESSION
 from tests.paths import DATA
 
 VECTORS = json.loads((DATA / "moqt-22-vectors.json").read_text())
 CASES = {c["name"]: c for c in VECTORS["malformed"] if c["name"] in NEEDS_SESSION}
-VIDEO = FullTrackName((b"demo", b"live"), b"video")
-SETUP = bytes.fromhex("af000000")
 SUBSCRIBE = bytes.fromhex("03001300020464656d6f046c69766505766964656f00")
 
 
@@ -29,51 +24,6 @@ class Silent(SessionHandler):
     """Leaves every request unanswered."""
 
     def subscribe_received(self, request): ...
-
-
-class Raw:
-    """A session whose peer is this test, octet by octet."""
-
-    def __init__(self, *, client: bool, handler=None, config=None, setup: bytes | None = SETUP):
-        self.transport = MemoryTransport(client)
-        self.transport.peer = MemoryTransport(not client)
-        if handler is None:
-            handler = Publisher()
-            store = TrackStore(VIDEO)
-            for object_id in range(3):
-                store.append(0, object_id, b"x")
-            handler.add_track(store)
-        self.session = Session(self.transport, handler, config)
-        self.transport.handler = self.session
-        self.session.connection_established(ALPN)
-        self.uni = 3 if client else 2
-        self.bidi = 1 if client else 0
-        if setup is not None:
-            self.control = self.send_uni(setup)
-
-    def send_uni(self, data: bytes, fin: bool = False) -> int:
-        stream_id, self.uni = self.uni, self.uni + 4
-        self.session.stream_data(stream_id, data, fin)
-        return stream_id
-
-    def send_bidi(self, data: bytes, fin: bool = False) -> int:
-        stream_id, self.bidi = self.bidi, self.bidi + 4
-        self.transport.out.setdefault(stream_id, type(self.transport.out[self.own_control])())
-        self.session.stream_data(stream_id, data, fin)
-        return stream_id
-
-    @property
-    def own_control(self) -> int:
-        return min(s for s in self.transport.out if s & 2)
-
-    def answers(self, stream_id: int) -> list:
-        data = b"".join(self.transport.out[stream_id].queue)
-        return codec_for(ALPN).message_decoder().feed(data)
-
-    def closed_with(self):
-        assert self.session.state is SessionState.CLOSED
-        assert self.session.closed is not None and self.session.closed.reason
-        return SessionErrorCode(self.transport.closed[0])
 
 
 class Listener(Receiver):

@@ -13,8 +13,8 @@ from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 from moqt.wire.primitives import encode_key_values
-from tests.moqt.delivery.test_delivery import Recorder, World
-from tests.moqt.session.test_session_pair import NAME
+from tests.moqt.deliveries import Recorder, World
+from tests.moqt.peers import NAME
 
 GROUP_GAP, OBJECT_GAP, IMMUTABLE = (
     PropertyType.PRIOR_GROUP_ID_GAP,

@@ -28,7 +28,7 @@ from moqt.wire.primitives import (
     encode_namespace,
 )
 from tests.moqt.memory import ALPN
-from tests.moqt.wire.test_messages import MESSAGES
+from tests.moqt.wire.strategies import MESSAGES
 
 CODEC = codec_for(ALPN)
 SETUP_TYPE = CODEC.encode_message(Setup())[:-2]

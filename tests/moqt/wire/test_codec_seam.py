@@ -14,8 +14,8 @@ from moqt.values.messages import LocationFilter
 from moqt.wire import codec
 from moqt.wire.draft22 import Draft22Codec
 from tests.moqt.memory import ALPN, Pair
+from tests.moqt.peers import NAME, Collector
 from tests.moqt.quic_pair import quic_config
-from tests.moqt.session.test_session_pair import NAME, Collector
 
 OTHER = "moqt-other"
 MASK = 0x55

@@ -5,18 +5,8 @@ from __future__ import annotations
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import FullTrackName, Location
 from relay.audience.prefixes import PrefixMap
+from tests.relay.peers import Listing
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, publish, track
-
-
-class Listing:
-    def __init__(self, star, pair, prefix):
-        self.events, self.ended = [], []
-        self.request = pair.client.subscribe_namespace(
-            prefix,
-            on_namespace=lambda namespace, present: self.events.append((namespace, present)),
-            on_ended=self.ended.append,
-        )
-        star.run()
 
 
 def test_published_namespaces_are_told_to_every_matching_subscriber():

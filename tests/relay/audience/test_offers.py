@@ -7,49 +7,21 @@ from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from relay.config import Action
-from tests.relay.audience.test_publications import offering, paused
+from tests.relay.peers import Wanting, offering, paused
 from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
     NAMESPACE,
-    Collector,
+    Denying,
     Star,
     end_track,
     everything,
     publish,
     track,
 )
-from tests.relay.test_limits import Denying
 
 OTHER = FullTrackName((b"demo", b"later"), b"audio")
-
-
-class Wanting:
-    """A SUBSCRIBE_TRACKS whose offers are kept, and accepted unless told otherwise."""
-
-    def __init__(self, star, pair, prefix=(b"demo",), parameters=Parameters(), *, accept=True):  # noqa: B008
-        self.offers, self.got, self.skipped, self.ended = [], {}, [], []
-        self.accept = accept
-        self.request = pair.client.subscribe_tracks(
-            prefix,
-            parameters,
-            on_publish=self.offered,
-            on_skipped=self.skipped.append,
-            on_ended=self.ended.append,
-        )
-        star.run()
-
-    def offered(self, request):
-        self.offers.append(request)
-        if self.accept:
-            collector = self.got[request.name] = Collector()
-            collector.request = request
-            request.accept(collector)
-
-    @property
-    def names(self):
-        return [offer.name for offer in self.offers]
 
 
 def test_every_matching_track_known_now_or_later_is_offered_once():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.publisher import Publisher
 from moqt.track.store import TrackStore
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.messages import KeyValue, LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
+from tests.relay.peers import Publishing, offering, paused
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -23,35 +23,6 @@ from tests.relay.star import (
 )
 
 PAUSED = Parameters(forward=0)
-
-
-class Publishing(Publisher):
-    """Serves FETCHes for what it publishes, and counts SUBSCRIBEs, which it refuses."""
-
-    def __init__(self):
-        super().__init__()
-        self.subscribes = []
-
-    def subscribe_received(self, request):
-        self.subscribes.append(request)
-        request.reject(RequestErrorCode.NOT_SUPPORTED, "only published tracks")
-
-
-def offering(star, store, parameters=Parameters(), **transport):  # noqa: B008
-    """A peer that offers `store` with PUBLISH and nothing else."""
-    handler = Publishing()
-    handler.add_track(store)
-    pair = star.connect(handler, **transport)
-    pair.handler, pair.ended, pair.answers = handler, [], []
-    pair.publication = pair.client.publish(store, parameters, on_ended=pair.ended.append)
-    pair.publication.on_answer = pair.answers.append
-    star.run()
-    return pair
-
-
-def paused(pair):
-    """Whether the relay has paused the publication."""
-    return pair.publication.delivery.paused
 
 
 @pytest.mark.parametrize("parameters", [Parameters(), PAUSED])

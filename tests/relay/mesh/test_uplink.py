@@ -13,9 +13,7 @@ from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.mesh.uplink import Interests, Uplink
 from relay.mesh.uplink_client import UplinkClient
-from tests.relay.audience.test_namespaces import Listing
-from tests.relay.audience.test_offers import Wanting
-from tests.relay.audience.test_publications import offering, paused
+from tests.relay.peers import Listing, Wanting, offering, paused
 from tests.relay.star import (
     JOIN,
     LIVE,

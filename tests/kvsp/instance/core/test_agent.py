@@ -14,11 +14,9 @@ from kvsp.names.codes import DirectiveState, InstanceState, ReshardState
 from kvsp.names.errors import FileError
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import Resume, Sampler, SessionProgress
-from kvsp.records.sharding import ReshardFetch, ReshardPlan
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
-    HOLDER,
     PROMPT,
     SCOPE,
     SESSION,
@@ -27,6 +25,7 @@ from tests.kvsp.instance.support import (
     checkpoint,
     directive,
     keys,
+    plan,
     start_request,
 )
 
@@ -347,23 +346,6 @@ def test_no_token_is_in_the_repr_of_a_session():
 
 
 # --- shard maps ----------------------------------------------------------------------
-
-
-def plan(version=1, *, retain=((0, 4),), fetch=((4, 8),), release=((8, 12),), **changes):
-    made = ReshardPlan(
-        map="m",
-        from_version=version,
-        to_version=version + 1,
-        deadline_ms=1000,
-        retain=tuple(range(*each) for each in retain),
-        fetch=tuple(ReshardFetch(range(*each), HOLDER) for each in fetch),
-        release=tuple(range(*each) for each in release),
-        compat_id=ENGINE.descriptor.compat_id,
-        scope_id=SCOPE.scope_id,
-        block_tokens=SIZE,
-        block_keys=tuple(keys()),
-    )
-    return replace(made, **changes)
 
 
 def test_ranges_are_released_only_after_the_commit():

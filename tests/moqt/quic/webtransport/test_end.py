@@ -10,8 +10,7 @@ from moqt.quic.webtransport.codes import to_http_code
 from moqt.quic.webtransport.h3 import Capsule, FrameType, H3Code, encode_frame, encode_varint
 from moqt.quic.webtransport.session import GONE_TIMEOUT, State
 from moqt.values.codes import SessionErrorCode
-from tests.moqt.quic.webtransport.test_session import SessionPeer
-from tests.moqt.webtransport_pair import CONNECT, RawPeer, WebTransportPair
+from tests.moqt.webtransport_pair import CONNECT, RawPeer, SessionPeer, WebTransportPair
 
 REASON = b"malformed token"
 CODE = int(SessionErrorCode.MALFORMED_AUTH_TOKEN)

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moqt.quic.transport import Transport
-from moqt.quic.webtransport.client import WebTransportClient
 from moqt.quic.webtransport.codes import from_http_code, to_http_code
 from moqt.quic.webtransport.h3 import (
     WEBTRANSPORT_SETTINGS,
@@ -31,7 +29,6 @@ from moqt.quic.webtransport.h3 import (
 )
 from moqt.quic.webtransport.held import MAX_HELD, MAX_HELD_STREAMS
 from moqt.quic.webtransport.session import State
-from moqt.session import Session, SessionHandler
 from moqt.values.codes import MessageType, SessionErrorCode, SetupOptionType
 from moqt.values.messages import Setup
 from moqt.wire.codec import codec_for
@@ -41,6 +38,7 @@ from tests.moqt.webtransport_pair import (
     CONNECT,
     PATH,
     RawPeer,
+    SessionPeer,
     WebTransportPair,
     h3_config,
     replaced,
@@ -584,28 +582,6 @@ def test_payloads_pass_by_reference() -> None:
 
 
 # -------------------------------------------------------------------------- the MOQT session
-
-
-class SessionPeer(RawPeer):
-    """A raw peer of a MOQT session; `moqt` is that session."""
-
-    def __init__(self, raw: str) -> None:
-        super().__init__(raw)
-        self.made: list[Session] = []
-
-        def make(transport: Transport) -> Session:
-            self.made.append(Session(transport, SessionHandler()))
-            return self.made[-1]
-
-        session = self.session
-        if isinstance(session, WebTransportClient):
-            session._waiting = make(session)
-        else:
-            session._make_handler = make
-
-    @property
-    def moqt(self) -> Session:
-        return self.made[0]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.webtransport.client import WebTransportClient
 from moqt.quic.webtransport.server import WebTransportServer
-from tests.moqt.quic.test_stock_peer import exchange
+from tests.moqt.quic.stock import exchange
 from tests.moqt.quic_pair import CLIENT, SERVER, Recorder, certificate
 from tests.moqt.webtransport_pair import AUTHORITY, CONNECT, PATH, h3_config
 

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -18,69 +18,11 @@ from cryptography import x509
 from moqt.quic import certificates as certs
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
-from moqt.quic.config import QuicConfig
 from moqt.quic.udp import socket as udp_module
-from moqt.quic.udp.endpoint import Endpoint, QuicConnectError, connect, serve
+from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.udp.socket import UdpSocket
+from tests.moqt.quic.udp.sockets import Echo, Server, dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import Recorder, quic_config
-
-
-class Echo(Recorder):
-    """Returns what comes on bidirectional streams."""
-
-    def stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
-        super().stream_data(stream_id, data, fin)
-        if not stream_id & 2:
-            self.transport.send(stream_id, data, fin)
-
-
-class Server:
-    def __init__(self) -> None:
-        self.handlers: list[Echo] = []
-        self.endpoint: Endpoint
-
-    def make(self, transport: AioquicTransport) -> Echo:
-        self.handlers.append(Echo(transport))
-        return self.handlers[-1]
-
-
-async def until(condition: Callable[[], bool], within: float = 10.0) -> None:
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def start(config: QuicConfig | None = None, host: str = "127.0.0.1") -> Server:
-    server = Server()
-    server.endpoint = await serve(host, 0, config or quic_config(), server.make)
-    return server
-
-
-async def dial(
-    server: Server, config: QuicConfig | None = None, host: str = "127.0.0.1", within: float = 5.0
-) -> tuple[AioquicTransport, Recorder]:
-    made: list[Recorder] = []
-
-    def make(transport: AioquicTransport) -> Recorder:
-        made.append(Recorder(transport))
-        return made[-1]
-
-    port = server.endpoint.port
-    transport = await connect(host, port, config or quic_config(), make, within=within)
-    return transport, made[-1]
-
-
-async def hang_up(transport: AioquicTransport) -> None:
-    assert transport.endpoint is not None
-    await transport.endpoint.close(0, "done")
-
-
-async def echo(transport: AioquicTransport, record: Recorder, payload: bytes) -> None:
-    stream_id = transport.open_stream(bidirectional=True)
-    assert stream_id is not None
-    transport.send(stream_id, payload, True)
-    await until(lambda: stream_id in record.finished)
-    assert bytes(record.data[stream_id]) == payload
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""The tests' own floor plan: they mirror the packages, and no test is another's helper."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+PACKAGES = ("moqt", "kvcs", "kvsp", "relay", "interop", "tools")
+NOT_MIRRORED = {
+    "tests/moqt/scenarios": "whole sessions on simulated paths",
+}
+"""Folders of tests that stand for no folder of a package."""
+WITHOUT_TESTS = {
+    "interop/cases": "run against other implementations, by `make interop`",
+    "kvcs/finding": "tested by what finds with it: retrieving, programs and e2e",
+    "moqt/quic/packets": "tested by both sides of a connection, ours and aioquic's own",
+    "moqt/wire/draft22": "tested through the codec, by its vectors",
+}
+"""Folders of packages whose tests stand elsewhere."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def is_test_module(path: Path) -> bool:
+    return path.name.startswith("test_")
+
+
+def collected(path: Path) -> list[str]:
+    """What pytest would collect, as text: functions, and classes whether defined or assigned."""
+    return re.findall(r"^(?:async def |def |class |)((?:test_|Test)\w*)", path.read_text(), re.M)
+
+
+def folders(*roots: str) -> set[str]:
+    """Every folder under `roots` that holds code."""
+    return {
+        path.parent.relative_to(ROOT).as_posix()
+        for path in modules(*roots)
+        if path.stat().st_size and path.name != "__init__.py"
+    }
+
+
+@pytest.mark.parametrize("folder", ["tests", *PACKAGES])
+def test_no_test_module_is_imported(folder: str) -> None:
+    """Neither by an import statement nor by a program that a test writes and runs."""
+    named = re.compile(r"\btests(\.\w+)*(\.| import [\w, ]*\b)test_\w+")
+    for path in modules(folder):
+        assert not (found := named.search(path.read_text("utf-8"))), f"{path}: {found.group()}"
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path}:{node.lineno}: a relative import"
+                names = [f"{node.module}.{each.name}" for each in node.names]
+                assert not [n for n in names if re.match(r"tests\..*\btest_", n)], path
+
+
+@pytest.mark.parametrize("package", sorted({*PACKAGES} - {"tools"}))
+def test_no_package_imports_from_the_tests(package: str) -> None:
+    """The tools do: benchmarks and the fuzzer stand on the tests' helpers."""
+    for path in modules(package):
+        assert not re.search(r"^\s*(from|import) tests\b", path.read_text("utf-8"), re.M), path
+
+
+def test_every_folder_of_tests_mirrors_a_folder_of_a_package() -> None:
+    ours = {each for each in folders("tests") if each.split("/")[1:2] != ["e2e"]} - {"tests"}
+    missing = {each for each in ours if not (ROOT / each.removeprefix("tests/")).is_dir()}
+    assert missing == set(NOT_MIRRORED)
+
+
+def test_every_folder_of_a_package_has_its_tests_or_a_reason() -> None:
+    without = {each for each in folders(*PACKAGES) if f"tests/{each}" not in folders("tests")}
+    assert without == set(WITHOUT_TESTS)
+
+
+def test_helpers_hold_no_tests_and_test_modules_hold_some() -> None:
+    for path in modules("tests"):
+        if is_test_module(path):
+            assert collected(path), f"{path} holds no test: a helper with the name of a test"
+        else:
+            assert not collected(path), f"{path} holds tests that nothing collects"
