@@ -7,7 +7,8 @@ from collections.abc import Callable
 from moqt.delivery.scheduler import Flow, Progress
 from moqt.delivery.stream import Outlet, StreamDelivery
 from moqt.track.filters import matches
-from moqt.track.store import Assumption, TrackStore
+from moqt.track.listeners import Assumption
+from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import MAX_VI64, EndOfRange, GroupOrder, ObjectStatus, StreamErrorCode
 from moqt.values.deadlines import Deadline

@@ -27,7 +27,7 @@ from moqt.requests.namespaces import (
 )
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
-from moqt.requests.request import RequestOwner, UpdateAnswer, track_property
+from moqt.requests.request import RequestOwner, UpdateAnswer
 from moqt.requests.stream import (
     AFTER_OPENING,
     FIRST_ANSWER,
@@ -85,7 +85,6 @@ __all__ = [
     "SubscriberSide",
     "UpdateAnswer",
     "build_incoming",
-    "track_property",
 ]
 
 _INCOMING: dict[type[Request], Callable[..., IncomingRequest]] = {

@@ -10,9 +10,10 @@ from moqt.delivery import FetchDelivery, SubscriptionDelivery, Timeouts
 from moqt.delivery.scheduler import Flow
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import RequestOwner, track_property
+from moqt.requests.request import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.track.filters import merge_update
+from moqt.track.properties import track_property
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
     DEFAULT_PRIORITY,

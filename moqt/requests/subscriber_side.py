@@ -12,11 +12,10 @@ from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.request import (
     RequestOwner,
     UpdateAnswer,
-    check_track_properties,
-    track_property,
 )
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.track.filters import matches
+from moqt.track.properties import check_track_properties, track_property
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
     GroupOrder,
