@@ -211,7 +211,7 @@ class SubgroupDelivery(StreamDelivery):
         end = min(self.subscription.end, Location(self.log.group, self.log.ids[-1]))
         if not self.store.authoritative:
             end = self.store.known.missing_end(start, end)
-        return source.want(self.store, start, end)
+        return source.want(start, end)
 
     def _may_follow(self, stored: StoredObject) -> bool:
         """The relays' "next object" rule: nothing that may exist lies between on the stream."""

@@ -100,7 +100,7 @@ class SubscriptionDelivery:
             beyond = bisect_right(group.ids, last.object) if group_id == last.group else 0
             for object_id in group.ids[beyond:]:
                 if group.objects[object_id].subgroup is None:
-                    self.datagram_stored(self.store, group.objects[object_id])
+                    self.datagram_stored(group.objects[object_id])
         self.check_done()
 
     def _from_now_on(self) -> None:
@@ -117,7 +117,7 @@ class SubscriptionDelivery:
         stored = self.store.get(location)
         return stored is None or stored.number <= self._since or not stored.live
 
-    def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
+    def store_changed(self, log: SubgroupLog | None) -> None:
         if log is None:
             for delivery in tuple(self._subgroups.values()):
                 delivery.wake()
@@ -125,7 +125,7 @@ class SubscriptionDelivery:
         else:
             self._consider(log)
 
-    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+    def datagram_stored(self, stored: StoredObject) -> None:
         if self.selects_datagram(stored):
             self._queue_datagram(stored)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.names import Location
-
-if TYPE_CHECKING:
-    from moqt.track.store import TrackStore
 
 
 class StoreListener(Protocol):
     """A cursor, or whatever else must know that the store changed."""
 
-    def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
+    def store_changed(self, log: SubgroupLog | None) -> None:
         """Objects, octets or an end were added; `log` is the Subgroup concerned, if one is."""
 
-    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+    def datagram_stored(self, stored: StoredObject) -> None:
         """A whole Object in Delivery Mode Datagram was added (`store_changed` follows)."""
 
 
@@ -36,14 +33,14 @@ class Assumption(Protocol):
 class Source(Protocol):
     """Where a store gets what it does not have (a relay's upstream)."""
 
-    def want(self, store: TrackStore, start: Location, end: Location) -> bool:
+    def want(self, start: Location, end: Location) -> bool:
         """Fetch [start, end] into the store; False when nobody can be asked.
 
         Asking again for what is already on its way costs nothing. The listeners are
         told when Objects arrive and when a fetch ends, successful or not.
         """
 
-    def assumed(self, store: TrackStore, start: Location) -> tuple[Assumption, Location] | None:
+    def assumed(self, start: Location) -> tuple[Assumption, Location] | None:
         """Whether a running fetch has left out `start`, and up to where.
 
         That means "does not exist" only if the fetch ends with FIN (MOQT

@@ -112,7 +112,7 @@ class TrackStore:
 
     def changed(self, log: SubgroupLog | None = None) -> None:
         for listener in tuple(self._listeners):
-            listener.store_changed(self, log)
+            listener.store_changed(log)
 
     # -- writing -----------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class TrackStore:
             stored = self._place(location, None, priority, status, b"", 0)
             if stored is not None:
                 for listener in tuple(self._listeners):
-                    listener.datagram_stored(self, stored)
+                    listener.datagram_stored(stored)
             self.changed()
             return
         log = self.subgroup(location.group, subgroup, priority)
@@ -575,7 +575,7 @@ class TrackStore:
             self.on_stored(self, stored)
         if stored.subgroup is None:
             for listener in tuple(self._listeners):
-                listener.datagram_stored(self, stored)
+                listener.datagram_stored(stored)
         self.changed(self._log_of(stored))
 
     def _drop(self, stored: StoredObject) -> None:
