@@ -7,6 +7,7 @@ A slow peer costs a cursor, never a copy.
 
 from moqt.delivery.fetch import FetchDelivery
 from moqt.delivery.padding import PaddingDelivery
+from moqt.delivery.selection import Selection
 from moqt.delivery.stream import Outlet, StreamDelivery
 from moqt.delivery.subscription import SubscriptionDelivery
 from moqt.delivery.timeouts import Timeouts
@@ -15,6 +16,7 @@ __all__ = [
     "FetchDelivery",
     "Outlet",
     "PaddingDelivery",
+    "Selection",
     "StreamDelivery",
     "SubscriptionDelivery",
     "Timeouts",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.delivery import FetchDelivery, SubscriptionDelivery, Timeouts
+from moqt.delivery import FetchDelivery, Selection, SubscriptionDelivery, Timeouts
 from moqt.delivery.scheduler import Flow
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
@@ -74,21 +74,24 @@ class PublisherSide(RequestOwner):
             store.properties, PropertyType.DEFAULT_PUBLISHER_GROUP_ORDER
         )
         priority = asked.subscriber_priority
-        self.delivery = SubscriptionDelivery(
-            self.session,
+        selection = Selection(
             store,
-            self.track_alias,
             start=start,
             end=end,
             filters=self.range_filters,
-            subscriber_priority=DEFAULT_PRIORITY if priority is None else priority,
             group_order=GroupOrder.DESCENDING
             if order == GroupOrder.DESCENDING
             else GroupOrder.ASCENDING,
             paused=asked.forward == 0,
+            unfiltered=chosen.type is LocationFilterType.NONE,
+        )
+        self.delivery = SubscriptionDelivery(
+            self.session,
+            selection,
+            self.track_alias,
+            subscriber_priority=DEFAULT_PRIORITY if priority is None else priority,
             on_done=self._done,
             timeouts=Timeouts.asked(asked),
-            unfiltered=chosen.type is LocationFilterType.NONE,
         )
         self.delivery.held = held
         if asked.new_group_request is not None:
