@@ -35,7 +35,7 @@ class SubgroupDelivery(StreamDelivery):
         """The same, statuses left out."""
         self.passed: int | None = None
         """Last Object ID of this stream dealt with, filtered ones included."""
-        self._held: Progress | None = None
+        self._blocked_by: Progress | None = None
         """Why `_next` gave nothing although there is something."""
         self.incomplete: StreamErrorCode | None = None
         """Why the stream must not end with FIN: an Object was given up or withheld."""
@@ -68,10 +68,10 @@ class SubgroupDelivery(StreamDelivery):
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
                 return self.send_current(limit)
-        self._held = None
+        self._blocked_by = None
         stored = self._next()
         if stored is None:
-            return self._at_end() if self._held is None else self._held
+            return self._at_end() if self._blocked_by is None else self._blocked_by
         object_id = stored.location.object
         if self.timed and not stored.status and self._due(stored):
             if not self.flushed():
@@ -92,7 +92,7 @@ class SubgroupDelivery(StreamDelivery):
             self.position = object_id - 1
             if self.timed:
                 self._arm()
-            return self._held_back()
+            return self._no_room()
         assert self.stream_id is not None
         head = self.outlet.codec.encode_subgroup_object(
             self.previous,
@@ -110,7 +110,7 @@ class SubgroupDelivery(StreamDelivery):
             self._arm()
         return progress
 
-    def _held_back(self) -> Progress:
+    def _no_room(self) -> Progress:
         return Progress.NO_STREAM if self.stream_id is None else Progress.BLOCKED
 
     def _writable(self, object_id: int) -> bool:
@@ -163,7 +163,7 @@ class SubgroupDelivery(StreamDelivery):
         while group is not None:
             if self.position < self.log.forgotten:
                 if not self.flushed():
-                    self._held = Progress.UNFLUSHED
+                    self._blocked_by = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = self.log.forgotten
@@ -185,12 +185,12 @@ class SubgroupDelivery(StreamDelivery):
                 # It comes back only for who can send it: else many that cannot would keep
                 # pushing each other's Objects out of the cache.
                 if self.store.source is not None and not self._writable(object_id):
-                    self._held = self._held_back()
+                    self._blocked_by = self._no_room()
                     return None
                 if self._want(object_id):
                     return None
                 if not self.flushed():
-                    self._held = Progress.UNFLUSHED
+                    self._blocked_by = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = object_id

@@ -51,7 +51,7 @@ class SubscriptionDelivery:
         """How far a Subgroup had come when its upstream stream was reset."""
         self._fills: list[FetchDelivery] = []
         self.over = False
-        self.held = False
+        self.done_waits = False
         """No PUBLISH_DONE yet: the subscriber may still ask for a fill."""
         self.pending_datagrams = 0
         self._asked = timeouts or Timeouts()
@@ -272,7 +272,7 @@ class SubscriptionDelivery:
             and not self._subgroups
             and not self._fills
             and not self.pending_datagrams
-            and not self.held
+            and not self.done_waits
             and not self.over
         ):
             code = self.store.end_code

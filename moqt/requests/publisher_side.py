@@ -93,7 +93,7 @@ class PublisherSide(RequestOwner):
             on_done=self._done,
             timeouts=Timeouts.asked(asked),
         )
-        self.delivery.held = held
+        self.delivery.done_waits = held
         if asked.new_group_request is not None:
             store.request_new_group(asked.new_group_request)
         if asked.fill_parameters is not None:
@@ -332,7 +332,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
         """Let PUBLISH_DONE go once the subscriber has had its chance to ask for a fill."""
         delivery = self.delivery
         if delivery is not None and self.state is RequestState.ESTABLISHED:
-            delivery.held = delivery.paused or self._lingering
+            delivery.done_waits = delivery.paused or self._lingering
             delivery.check_done()
 
     def done_sent(self) -> None:
