@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-from moqt.requests import track_property
+from moqt.track.properties import track_property
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.codes import PropertyType

@@ -251,7 +251,7 @@ class UpstreamTrack:
         if not others and self.audience.listens:
             # They have missed what was published while nothing came (MOQT "Relays").
             missed = location_after(before) if before is not None else Location(0, 0)
-            self.ranges.want(store, missed, largest)
+            self.ranges.want(missed, largest)
         return True
 
     def _ready(self, leg: Leg) -> None:

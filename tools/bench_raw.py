@@ -163,9 +163,9 @@ async def ours_send(options: argparse.Namespace) -> dict[str, float]:
         made.append(OurSender(transport, options.total))
         return made[-1]
 
-    transport = await connect("127.0.0.1", options.port, our_config(options), make)
+    await connect("127.0.0.1", options.port, our_config(options), make)
     started = cpu()
-    transport.wake()
+    made[0].transport.wake()
     await made[0].closed.wait()
     return {"cpu": cpu() - started}
 

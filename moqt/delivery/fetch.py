@@ -7,7 +7,8 @@ from collections.abc import Callable
 from moqt.delivery.scheduler import Flow, Progress
 from moqt.delivery.stream import Outlet, StreamDelivery
 from moqt.track.filters import matches
-from moqt.track.store import Assumption, TrackStore
+from moqt.track.listeners import Assumption
+from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import MAX_VI64, EndOfRange, GroupOrder, ObjectStatus, StreamErrorCode
 from moqt.values.deadlines import Deadline
@@ -88,10 +89,10 @@ class FetchDelivery(StreamDelivery):
         self._timed_out = True
         self.wake()
 
-    def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
+    def store_changed(self, log: SubgroupLog | None) -> None:
         self.wake()
 
-    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
+    def datagram_stored(self, stored: StoredObject) -> None:
         self.wake()
 
     def rank(self) -> tuple[int, ...]:
@@ -174,7 +175,7 @@ class FetchDelivery(StreamDelivery):
         known = self.store.known
         end = known.missing_end(unknown, self._stop)
         limit = min(end, location_before(stored.location)) if stored is not None else end
-        gap = source.assumed(self.store, unknown) if source is not None else None
+        gap = source.assumed(unknown) if source is not None else None
         if gap is not None:
             gap_end = min(gap[1], limit)
             self._assumed.append((gap[0], unknown, gap_end))
@@ -187,7 +188,7 @@ class FetchDelivery(StreamDelivery):
             self._hole = unknown, low
             self._reach *= 2
         low = self._hole[1]
-        if source is not None and source.want(self.store, low, end):
+        if source is not None and source.want(low, end):
             return Progress.WAITING
         if self.store.first_unknown(unknown, unknown) is None:
             return None
@@ -252,7 +253,7 @@ class FetchDelivery(StreamDelivery):
                 if assumption.proven is None and not assumption.stalled:
                     return Progress.WAITING
                 source = self.store.source
-                if source is not None and source.want(self.store, start, end):
+                if source is not None and source.want(start, end):
                     return Progress.WAITING
             if not assumption.proven and (
                 self.store.first_unknown(start, end) is not None

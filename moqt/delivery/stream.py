@@ -7,7 +7,7 @@ from typing import Protocol
 from moqt.delivery.scheduler import Delivery, Flow, Progress, Scheduler
 from moqt.quic.transport import Transport
 from moqt.track.store import TrackStore
-from moqt.track.stored import StoredObject
+from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import StreamErrorCode
 from moqt.wire.codec import Codec
 
@@ -28,6 +28,29 @@ class Outlet(Protocol):
     def open_data_stream(self, delivery: StreamDelivery) -> int | None: ...
 
     def data_stream_closed(self, stream_id: int) -> None: ...
+
+
+class Served(Protocol):
+    """What a Subgroup or a datagram on its way out needs of its subscription."""
+
+    outlet: Outlet
+    flow: Flow
+    track_alias: int
+
+    def subgroup_opened(self) -> None:
+        """A stream was opened."""
+
+    def subgroup_done(self, log: SubgroupLog) -> None:
+        """Its delivery is over: nothing more of it is sent."""
+
+    def subgroup_broken(self, log: SubgroupLog, position: int) -> None:
+        """The upstream stream was reset: the delivery is over, the rest may come later.
+
+        Object IDs up to `position` are dealt with.
+        """
+
+    def datagram_done(self) -> None:
+        """A datagram was sent or dropped."""
 
 
 class StreamDelivery(Delivery):

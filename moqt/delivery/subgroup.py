@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING
 
 from moqt.delivery.scheduler import Progress
-from moqt.delivery.stream import StreamDelivery
+from moqt.delivery.selection import Selection
+from moqt.delivery.stream import Served, StreamDelivery
 from moqt.delivery.timeouts import Timeouts
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import GroupOrder, ObjectStatus, StreamErrorCode
@@ -15,16 +15,16 @@ from moqt.values.deadlines import Deadline
 from moqt.values.names import Location
 from moqt.wire.objects import SubgroupHeader
 
-if TYPE_CHECKING:
-    from moqt.delivery.subscription import SubscriptionDelivery
-
 
 class SubgroupDelivery(StreamDelivery):
     """Sends the Objects of one Subgroup from the subscription's start on."""
 
-    def __init__(self, subscription: SubscriptionDelivery, log: SubgroupLog, position: int) -> None:
-        super().__init__(subscription.outlet, subscription.flow, subscription.store)
+    def __init__(
+        self, subscription: Served, selection: Selection, log: SubgroupLog, position: int
+    ) -> None:
+        super().__init__(subscription.outlet, subscription.flow, selection.store)
         self.subscription = subscription
+        self.selection = selection
         self.log = log
         log.readers += 1
         self.position = position
@@ -35,7 +35,7 @@ class SubgroupDelivery(StreamDelivery):
         """The same, statuses left out."""
         self.passed: int | None = None
         """Last Object ID of this stream dealt with, filtered ones included."""
-        self._held: Progress | None = None
+        self._blocked_by: Progress | None = None
         """Why `_next` gave nothing although there is something."""
         self.incomplete: StreamErrorCode | None = None
         """Why the stream must not end with FIN: an Object was given up or withheld."""
@@ -53,11 +53,11 @@ class SubgroupDelivery(StreamDelivery):
 
     def rank(self) -> tuple[int, ...]:
         group = self.log.group
-        ascending = self.subscription.group_order is GroupOrder.ASCENDING
+        ascending = self.selection.group_order is GroupOrder.ASCENDING
         return (self.log.priority, 0, group if ascending else -group, 2, self.log.subgroup)
 
     def write(self, limit: int) -> Progress:
-        if self.over or self.subscription.paused:
+        if self.over or self.selection.paused:
             return Progress.WAITING
         if self.current is not None:
             if self.current.gone and not self.current.complete:
@@ -68,10 +68,10 @@ class SubgroupDelivery(StreamDelivery):
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
                 return self.send_current(limit)
-        self._held = None
+        self._blocked_by = None
         stored = self._next()
         if stored is None:
-            return self._at_end() if self._held is None else self._held
+            return self._at_end() if self._blocked_by is None else self._blocked_by
         object_id = stored.location.object
         if self.timed and not stored.status and self._due(stored):
             if not self.flushed():
@@ -92,7 +92,7 @@ class SubgroupDelivery(StreamDelivery):
             self.position = object_id - 1
             if self.timed:
                 self._arm()
-            return self._held_back()
+            return self._no_room()
         assert self.stream_id is not None
         head = self.outlet.codec.encode_subgroup_object(
             self.previous,
@@ -110,7 +110,7 @@ class SubgroupDelivery(StreamDelivery):
             self._arm()
         return progress
 
-    def _held_back(self) -> Progress:
+    def _no_room(self) -> Progress:
         return Progress.NO_STREAM if self.stream_id is None else Progress.BLOCKED
 
     def _writable(self, object_id: int) -> bool:
@@ -133,7 +133,7 @@ class SubgroupDelivery(StreamDelivery):
             self.outlet.transport.send(
                 stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
             )
-            self.subscription.streams_opened += 1
+            self.subscription.subgroup_opened()
         return self.outlet.transport.send_room(self.stream_id) > 0
 
     def _first_id(self) -> int | None:
@@ -146,14 +146,14 @@ class SubgroupDelivery(StreamDelivery):
         which begins with `object_id`: END_OF_GROUP says so, and no status has to be made up."""
         group = self.store.groups.get(self.log.group)
         end = group.end if group is not None else None
-        if not end or object_id >= end or self.subscription.filters:
+        if not end or object_id >= end or self.selection.filters:
             return False
         at = bisect_right(self.log.ids, end - 1)
-        last = self.log.ids[at - 1]
+        last = Location(self.log.group, self.log.ids[at - 1])
         return (
-            (last == end - 1 or self.log.end_of_group)
-            and Location(self.log.group, last) <= self.subscription.end
-            and not self.subscription.withholds(self.log, last)
+            (last.object == end - 1 or self.log.end_of_group)
+            and last <= self.selection.end
+            and not self.selection.withholds(last, self.log.subgroup)
         )
 
     def _next(self) -> StoredObject | None:
@@ -163,7 +163,7 @@ class SubgroupDelivery(StreamDelivery):
         while group is not None:
             if self.position < self.log.forgotten:
                 if not self.flushed():
-                    self._held = Progress.UNFLUSHED
+                    self._blocked_by = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = self.log.forgotten
@@ -173,11 +173,11 @@ class SubgroupDelivery(StreamDelivery):
                 return None
             object_id = ids[at]
             location = Location(self.log.group, object_id)
-            if location > self.subscription.end:
+            if location > self.selection.end:
                 return None
-            if self.subscription.withholds(self.log, object_id):
+            if self.selection.withholds(location, self.log.subgroup):
                 self.position = object_id
-                if self.subscription.is_owed(location):
+                if self.selection.is_owed(location):
                     self.incomplete = StreamErrorCode.CANCELLED
                 continue
             stored = group.objects.get(object_id)
@@ -185,19 +185,19 @@ class SubgroupDelivery(StreamDelivery):
                 # It comes back only for who can send it: else many that cannot would keep
                 # pushing each other's Objects out of the cache.
                 if self.store.source is not None and not self._writable(object_id):
-                    self._held = self._held_back()
+                    self._blocked_by = self._no_room()
                     return None
                 if self._want(object_id):
                     return None
                 if not self.flushed():
-                    self._held = Progress.UNFLUSHED
+                    self._blocked_by = Progress.UNFLUSHED
                     return None
                 self.reset(StreamErrorCode.TOO_FAR_BEHIND)
                 self.position = object_id
                 self.incomplete = StreamErrorCode.TOO_FAR_BEHIND
                 continue
             self.position = object_id
-            if stored.status is not ObjectStatus.NORMAL or self.subscription.passes(stored):
+            if stored.status is not ObjectStatus.NORMAL or self.selection.passes(stored):
                 return stored
             self.passed = object_id
         return None
@@ -208,10 +208,10 @@ class SubgroupDelivery(StreamDelivery):
         if source is None:
             return False
         start = Location(self.log.group, object_id)
-        end = min(self.subscription.end, Location(self.log.group, self.log.ids[-1]))
+        end = min(self.selection.end, Location(self.log.group, self.log.ids[-1]))
         if not self.store.authoritative:
             end = self.store.known.missing_end(start, end)
-        return source.want(self.store, start, end)
+        return source.want(start, end)
 
     def _may_follow(self, stored: StoredObject) -> bool:
         """The relays' "next object" rule: nothing that may exist lies between on the stream."""
@@ -235,7 +235,7 @@ class SubgroupDelivery(StreamDelivery):
         ids = self.log.ids
         at = bisect_right(ids, self.position)
         left = at < len(ids)
-        if left and Location(self.log.group, ids[at]) <= self.subscription.end:
+        if left and Location(self.log.group, ids[at]) <= self.selection.end:
             return Progress.WAITING  # an evicted Object is on its way back
         if left and not (self.log.finished or self.store.ended):
             return Progress.WAITING  # the filter ends inside the Subgroup; an update may move it
@@ -260,12 +260,12 @@ class SubgroupDelivery(StreamDelivery):
             # The upstream may open another stream for the rest: then there is a new delivery.
             self.reset(StreamErrorCode.INTERNAL_ERROR)
             self.close()
-            self.subscription.subgroup_broken(self)
+            self.subscription.subgroup_broken(self.log, self.position)
             return Progress.DONE
         else:
             return Progress.WAITING
         self.close()
-        self.subscription.subgroup_done(self)
+        self.subscription.subgroup_done(self.log)
         return Progress.DONE
 
     def _last_written(self) -> bool:
@@ -289,7 +289,7 @@ class SubgroupDelivery(StreamDelivery):
             or self.previous is None
             or end is None
             or end <= self.previous
-            or Location(self.log.group, end) > self.subscription.end
+            or Location(self.log.group, end) > self.selection.end
         ):
             return
         self.outlet.transport.send(
@@ -373,7 +373,7 @@ class SubgroupDelivery(StreamDelivery):
         self.reset(StreamErrorCode.DELIVERY_TIMEOUT)
         self.outlet.transport.wake()
         self.close()
-        self.subscription.subgroup_done(self)
+        self.subscription.subgroup_done(self.log)
         return Progress.DONE
 
     # -- the end -------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class SubgroupDelivery(StreamDelivery):
     def stopped(self) -> None:
         self.reset(StreamErrorCode.CANCELLED)
         self.close()
-        self.subscription.subgroup_done(self)
+        self.subscription.subgroup_done(self.log)
 
     def close(self) -> None:
         if not self.over:

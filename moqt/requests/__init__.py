@@ -24,7 +24,7 @@ from moqt.requests.namespaces import (
 )
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
-from moqt.requests.request import RequestOwner, track_property
+from moqt.requests.request import RequestOwner
 from moqt.requests.stream import REQUEST_TABLE, RequestState, RequestStream, Stage, crossings
 from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
 from moqt.requests.subscriber_side import IncomingPublish, OutgoingSubscribe, SubscriberSide
@@ -61,5 +61,4 @@ __all__ = [
     "SubscriberSide",
     "UpdateAnswer",
     "crossings",
-    "track_property",
 ]

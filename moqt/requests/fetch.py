@@ -9,8 +9,8 @@ from moqt.delivery.scheduler import Flow
 from moqt.receiving.receiver import Receiver
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import check_track_properties
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.track.properties import check_track_properties
 from moqt.track.store import TrackStore
 from moqt.values.codes import MAX_VI64, GroupOrder, MessageType, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import MoqtError, StreamReset, protocol_violation

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.delivery import FetchDelivery, SubscriptionDelivery, Timeouts
+from moqt.delivery import FetchDelivery, Selection, SubscriptionDelivery, Timeouts
 from moqt.delivery.scheduler import Flow
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import RequestOwner, track_property
+from moqt.requests.request import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.track.filters import merge_update
+from moqt.track.properties import track_property
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
@@ -77,23 +78,26 @@ class PublisherSide(RequestOwner):
             store.properties, PropertyType.DEFAULT_PUBLISHER_GROUP_ORDER
         )
         priority = asked.subscriber_priority
-        self.delivery = SubscriptionDelivery(
-            self.session,
+        selection = Selection(
             store,
-            self.track_alias,
             start=start,
             end=end,
             filters=self.range_filters,
-            subscriber_priority=DEFAULT_PRIORITY if priority is None else priority,
             group_order=GroupOrder.DESCENDING
             if order == GroupOrder.DESCENDING
             else GroupOrder.ASCENDING,
             paused=asked.forward == 0,
-            on_done=self._done,
-            timeouts=Timeouts.asked(asked),
             unfiltered=chosen.type is LocationFilterType.NONE,
         )
-        self.delivery.held = held
+        self.delivery = SubscriptionDelivery(
+            self.session,
+            selection,
+            self.track_alias,
+            subscriber_priority=DEFAULT_PRIORITY if priority is None else priority,
+            on_done=self._done,
+            timeouts=Timeouts.asked(asked),
+        )
+        self.delivery.done_waits = held
         if asked.new_group_request is not None:
             store.request_new_group(asked.new_group_request)
         if asked.fill_parameters is not None:
@@ -324,7 +328,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
         """Let PUBLISH_DONE go once the subscriber has had its chance to ask for a fill."""
         delivery = self.delivery
         if delivery is not None and self.state is RequestState.ESTABLISHED:
-            delivery.held = delivery.paused or self._lingering
+            delivery.done_waits = delivery.paused or self._lingering
             delivery.check_done()
 
     def done_sent(self) -> None:

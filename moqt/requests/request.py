@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING
 
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.requests.updates import UpdateAnswer, Updates
-from moqt.values.codes import PropertyType, RequestErrorCode, is_mandatory
-from moqt.values.errors import MoqtError, RequestError, SessionError
+from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     Goaway,
     Message,
     Parameters,
-    Properties,
     Request,
     RequestErrorMessage,
     RequestOk,
     RequestUpdate,
 )
 from moqt.values.tokens import CARRIES_NOTHING, Token
-from moqt.wire.primitives import iter_key_values, with_immutable
 
 if TYPE_CHECKING:
     from moqt.session import Session
@@ -188,39 +185,3 @@ def request_error(message: RequestErrorMessage) -> RequestError:
         retry_after_ms=message.retry_interval - 1 if message.retry_interval else None,
         redirect=(redirect.uri, redirect.namespace, redirect.name) if redirect else None,
     )
-
-
-def check_track_properties(properties: Properties, known: frozenset[int]) -> None:
-    """Raise RequestError for Track Properties that this end cannot accept.
-
-    UNSUPPORTED_EXTENSION for a mandatory one not in `known`, MALFORMED_TRACK for
-    IMMUTABLE_PROPERTIES that break their rules. (MOQT "Properties", "Immutable Properties")
-    """
-    immutable = [p for p in properties if p.type == PropertyType.IMMUTABLE_PROPERTIES]
-    if len(immutable) > 1:
-        raise _malformed("IMMUTABLE_PROPERTIES twice")
-    for pair in immutable:
-        try:
-            nested = list(iter_key_values(pair.value if isinstance(pair.value, bytes) else b""))
-        except SessionError:
-            raise _malformed("IMMUTABLE_PROPERTIES that cannot be read") from None
-        if any(type_ == PropertyType.IMMUTABLE_PROPERTIES for type_, _ in nested):
-            raise _malformed("IMMUTABLE_PROPERTIES inside IMMUTABLE_PROPERTIES")
-    for type_, _ in with_immutable((pair.type, pair.value) for pair in properties):
-        if is_mandatory(type_) and type_ not in known:
-            raise RequestError(
-                RequestErrorCode.UNSUPPORTED_EXTENSION,
-                f"the track has mandatory property {type_:#x}, which is not known here",
-            )
-
-
-def _malformed(what: str) -> RequestError:
-    return RequestError(RequestErrorCode.MALFORMED_TRACK, f"the track has {what}")
-
-
-def track_property(properties: Properties, type_: int) -> int | bytes | None:
-    """The value of a Track Property, also from inside IMMUTABLE_PROPERTIES; None if absent."""
-    for found, value in with_immutable((pair.type, pair.value) for pair in properties):
-        if found == type_:
-            return value
-    return None

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from moqt.receiving.receiver import Receiver
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import RequestOwner, check_track_properties, track_property
+from moqt.requests.request import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches
+from moqt.track.properties import check_track_properties, track_property
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
     GroupOrder,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from moqt.track.gaps import Gaps, read_gaps, with_gaps
+from moqt.track.listeners import Source, StoreListener
 from moqt.track.stored import Buffer, GroupLog, StoredObject, SubgroupLog, buffer_length
 from moqt.values.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
 from moqt.values.errors import MalformedTrack, MisuseError
@@ -27,50 +27,12 @@ MAX_JOINED = 16 << 20
 """Octets up to which the payload of a whole Object is joined; larger ones stay in parts."""
 
 
-class StoreListener(Protocol):
-    """A cursor, or whatever else must know that the store changed."""
-
-    def store_changed(self, store: TrackStore, log: SubgroupLog | None) -> None:
-        """Objects, octets or an end were added; `log` is the Subgroup concerned, if one is."""
-
-    def datagram_stored(self, store: TrackStore, stored: StoredObject) -> None:
-        """A whole Object in Delivery Mode Datagram was added (`store_changed` follows)."""
-
-
-class Assumption(Protocol):
-    """A fetch into the store that is still running; what it leaves out may not exist."""
-
-    @property
-    def proven(self) -> bool | None:
-        """Whether it ended well; None while it runs."""
-
-    @property
-    def stalled(self) -> bool:
-        """It waits for its readers, so waiting for its end may take for ever."""
-
-
-class Source(Protocol):
-    """Where a store gets what it does not have (a relay's upstream)."""
-
-    def want(self, store: TrackStore, start: Location, end: Location) -> bool:
-        """Fetch [start, end] into the store; False when nobody can be asked.
-
-        Asking again for what is already on its way costs nothing. The listeners are
-        told when Objects arrive and when a fetch ends, successful or not.
-        """
-
-    def assumed(self, store: TrackStore, start: Location) -> tuple[Assumption, Location] | None:
-        """Whether a running fetch has left out `start`, and up to where.
-
-        That means "does not exist" only if the fetch ends with FIN (MOQT
-        "FETCH"). A delivery whose own stream makes the same promise may go on before
-        that, and has to look at the Assumption before its FIN.
-        """
-
-
 class TrackStore:
-    """See the module. `authoritative` stores (original publishers) know all of their Track:
-    what they do not hold at or below Largest does not exist."""
+    """All that is held, and known, of one Track.
+
+    `authoritative` stores (original publishers) know all of their Track: what they do not hold
+    at or below Largest does not exist.
+    """
 
     def __init__(
         self,
@@ -150,7 +112,7 @@ class TrackStore:
 
     def changed(self, log: SubgroupLog | None = None) -> None:
         for listener in tuple(self._listeners):
-            listener.store_changed(self, log)
+            listener.store_changed(log)
 
     # -- writing -----------------------------------------------------------------------
 
@@ -271,7 +233,7 @@ class TrackStore:
             stored = self._place(location, None, priority, status, b"", 0)
             if stored is not None:
                 for listener in tuple(self._listeners):
-                    listener.datagram_stored(self, stored)
+                    listener.datagram_stored(stored)
             self.changed()
             return
         log = self.subgroup(location.group, subgroup, priority)
@@ -613,7 +575,7 @@ class TrackStore:
             self.on_stored(self, stored)
         if stored.subgroup is None:
             for listener in tuple(self._listeners):
-                listener.datagram_stored(self, stored)
+                listener.datagram_stored(stored)
         self.changed(self._log_of(stored))
 
     def _drop(self, stored: StoredObject) -> None:

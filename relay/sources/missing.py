@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moqt.session import Session
-from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
@@ -69,7 +68,7 @@ class Ranges:
             fetch.tick(now)
         self.pump()
 
-    def want(self, store: TrackStore, start: Location, end: Location) -> bool:
+    def want(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
         now = self._home.now
         if any(until > now and low <= start <= high for until, low, high in self._failures):
@@ -88,7 +87,7 @@ class Ranges:
         self.pump()
         return not any(until > now and low <= start <= high for until, low, high in self._failures)
 
-    def assumed(self, store: TrackStore, start: Location) -> tuple[Attempt, Location] | None:
+    def assumed(self, start: Location) -> tuple[Attempt, Location] | None:
         """A running FETCH has left out `start`, up to the Location returned."""
         for fetch in self.fetches:
             end = fetch.gap_end(start)

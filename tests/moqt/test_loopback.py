@@ -9,6 +9,7 @@ import json
 import pytest
 
 import moqt
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import make_self_signed
 
 NAMESPACE = (b"demo", b"live")
@@ -244,9 +245,11 @@ async def test_quic_and_moqt_events_of_both_ends_are_logged(certificate, tmp_pat
         response = await session.fetch(NAMESPACE, b"video")
         assert len([o async for o in response if o.payload]) == 4
         transport = session.session.transport
-        while not hasattr(transport, "endpoint"):
+        while not isinstance(transport, AioquicTransport):
             transport = transport._transport
-    await asyncio.wait_for(transport.endpoint.wait_closed(), 10)
+    async with asyncio.timeout(10):
+        while not transport.terminated:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
     logs = sorted(path.name.split("_")[1] for path in tmp_path.iterdir())
     assert logs == ["client.sqlog", "server.sqlog"]
     for path in tmp_path.iterdir():

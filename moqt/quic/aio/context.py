@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.crypto import CryptoPair
@@ -20,15 +20,11 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.trace import StreamingLogger
+from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.certificates import check_key_pair
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.packets.layout import CID_LENGTH, Address
 from moqt.quic.packets.retry import Retries, parse_long_header
-
-if TYPE_CHECKING:
-    pass
-
-from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 
 DATAGRAM_FRAME_LIMIT = 65536
 

@@ -24,7 +24,8 @@ from cryptography.exceptions import InvalidTag
 
 from moqt.quic.aio.credit import CLOSED_STATES, StreamTable
 from moqt.quic.aio.streams import Stream
-from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, header_masks
+from moqt.quic.packets.layout import SAMPLE_LENGTH, Address
+from moqt.quic.packets.protection import header_masks
 
 log = logging.getLogger(__name__)
 

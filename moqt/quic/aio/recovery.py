@@ -1,4 +1,4 @@
-"""aioquic's loss recovery, which also notices when the path ceases to carry large packets."""
+"""aioquic's pacer and loss recovery, which also notices when a path carries no large packets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,37 @@ from typing import Any
 from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
-from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 
 from moqt.quic.aio.black_hole import BlackHole
 from moqt.quic.config import MIN_DATAGRAM_SIZE
-from moqt.quic.packets.layout import Pacer
+
+PACER_TICK = 0.002
+"""Event loops wake at best every millisecond: a pacer must let a tick's worth go at once."""
 
 SMALL_PROBES = 2
 """Probe time-outs in a row from which on probes are small: their size may be why none arrives."""
+
+
+class Pacer(QuicPacketPacer):
+    """aioquic's pacer with the gain of RFC 9002 section 7.7 and bursts of a timer tick."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        super().update_rate(congestion_window * 5 // 4, smoothed_rtt)
+        self.bucket_max = max(self.bucket_max, PACER_TICK)
+
+    def allowance(self, now: float) -> int:
+        """How many packets may go now."""
+        if self.packet_time is None:
+            return 1 << 30
+        self.update_bucket(now=now)
+        if self.bucket_time <= 0:
+            return 0
+        return int(self.bucket_time / self.packet_time) + 1
+
+    def spend(self, packets: int) -> None:
+        if self.packet_time is not None:
+            self.bucket_time = max(0.0, self.bucket_time - packets * self.packet_time)
 
 
 class Recovery(QuicPacketRecovery):

@@ -38,9 +38,9 @@ from moqt.quic.packets.layout import (
     TAG_LENGTH,
     Datagram,
     SentPacket,
-    header_masks,
     varint,
 )
+from moqt.quic.packets.protection import header_masks
 
 BURST = 256 << 10
 """Octets built before they go to the socket: the peer reads while we build the next ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aioquic.quic import events
 from aioquic.quic.packet_builder import QuicDeliveryState
@@ -15,10 +15,32 @@ from aioquic.quic.stream import QuicStream, QuicStreamSender
 from moqt.quic.aio.reassembly import StreamReceiver
 from moqt.quic.packets.layout import varint
 
-if TYPE_CHECKING:
-    from moqt.quic.aio.credit import StreamTable
-
 _NOTHING = memoryview(b"")
+
+
+class Turns(Protocol):
+    """Where the streams of a connection wait for their turn to send, by stream id."""
+
+    unsent: int
+    """Octets over all streams that no packet has carried yet."""
+
+    def queue_new(self, stream_id: int) -> None:
+        """It has data, or a FIN, that was never sent."""
+
+    def queue_lost(self, stream_id: int) -> None:
+        """Data of it was lost."""
+
+    def queue_control(self, stream_id: int) -> None:
+        """It has a RESET_STREAM or STOP_SENDING to send."""
+
+    def dequeue(self, stream_id: int) -> None:
+        """No more STREAM frames for it."""
+
+    def sent_all(self, stream_id: int) -> None:
+        """The peer has all of it."""
+
+    def finish(self, stream_id: int) -> None:
+        """Forget it if both of its directions are over."""
 
 
 class StreamSender(QuicStreamSender):
@@ -29,9 +51,9 @@ class StreamSender(QuicStreamSender):
     by bisection, so no call costs more with more data queued.
     """
 
-    def __init__(self, connection: StreamTable, stream_id: int, writable: bool) -> None:
+    def __init__(self, turns: Turns, stream_id: int, writable: bool) -> None:
         super().__init__(stream_id=stream_id, writable=writable)
-        self._connection = connection
+        self._turns = turns
         self._id = stream_id
         self._chunks: list[memoryview] = []
         self._starts: list[int] = []
@@ -71,12 +93,12 @@ class StreamSender(QuicStreamSender):
             self._chunks.append(view)
             self._starts.append(self._buffer_stop)
             self._buffer_stop += size
-            self._connection.unsent += size
+            self._turns.unsent += size
         if end_stream:
             self._buffer_fin = self._buffer_stop
             self._pending_eof = True
         self.buffer_is_empty = False
-        self._connection.queue_new(self._id)
+        self._turns.queue_new(self._id)
 
     def take_new(
         self, max_size: int, max_offset: int
@@ -96,7 +118,7 @@ class StreamSender(QuicStreamSender):
             stop = start
         else:
             pieces, self._cursor = self._pieces(self._cursor, start, stop)
-            self._connection.unsent -= stop - start
+            self._turns.unsent -= stop - start
             self.highest_offset = stop
         fin = stop == self._buffer_fin
         if fin:
@@ -165,30 +187,30 @@ class StreamSender(QuicStreamSender):
                 self._acked_fin = True
             if self._acked_fin and self._buffer_start == self._buffer_fin:
                 self.is_finished = True
-                self._connection.sent_all(self._id)
+                self._turns.sent_all(self._id)
         else:
             if stop > start:
                 self._lost.add(start, stop)
-                self._connection.queue_lost(self._id)
+                self._turns.queue_lost(self._id)
             elif fin:
                 self._pending_eof = True
-                self._connection.queue_new(self._id)
+                self._turns.queue_new(self._id)
             self.buffer_is_empty = False
 
     def on_reset_delivery(self, delivery: QuicDeliveryState) -> None:
         super().on_reset_delivery(delivery)
         if self.is_finished:
-            self._connection.finish(self._id)
+            self._turns.finish(self._id)
         else:
-            self._connection.queue_control(self._id)
+            self._turns.queue_control(self._id)
 
     def reset(self, error_code: int) -> None:
         if self._reset_error_code is None and not self.is_finished:
-            self._connection.unsent -= self.unsent
+            self._turns.unsent -= self.unsent
             super().reset(error_code)
             self._drop()
-            self._connection.dequeue(self._id)
-            self._connection.queue_control(self._id)
+            self._turns.dequeue(self._id)
+            self._turns.queue_control(self._id)
 
     def abandon(self) -> None:
         """Let everything go: the connection is over."""
@@ -231,7 +253,7 @@ class Stream(QuicStream):
 
     def __init__(
         self,
-        connection: StreamTable,
+        turns: Turns,
         stream_id: int,
         *,
         max_stream_data_local: int,
@@ -249,7 +271,7 @@ class Stream(QuicStream):
         self.id = stream_id
         self.id_octets = varint(stream_id)
         self.rank = Rank.DATA if stream_id & 2 else Rank.REQUEST
-        self.out = StreamSender(connection, stream_id, writable)
+        self.out = StreamSender(turns, stream_id, writable)
         self.sender = self.out
         self.inbox = StreamReceiver(stream_id, readable)
         self.receiver = self.inbox

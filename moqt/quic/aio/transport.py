@@ -1,7 +1,6 @@
 """The aioquic adapter: `Transport` over `moqt.quic.aio.sending`.
 
-The modules named after it are the only ones that import aioquic's connection. They are sans-IO:
-datagrams and times come in, datagrams go out. `moqt.quic.udp.endpoint` drives them with a socket,
+Sans-IO: datagrams and times come in, datagrams go out. An endpoint drives it with a socket,
 tests with a list.
 """
 
@@ -10,14 +9,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aioquic import tls
 from aioquic.quic import events
-from aioquic.quic.packet import (
-    QuicErrorCode,
-    QuicFrameType,
-)
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
@@ -27,9 +23,6 @@ from moqt.quic.packets.layout import Address, Datagram
 from moqt.quic.qlog import QlogWriter
 from moqt.quic.transport import TransportHandler
 from moqt.values.codes import SessionErrorCode
-
-if TYPE_CHECKING:
-    from moqt.quic.udp.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +108,6 @@ class AioquicTransport:
         self.path: str | None = None
         self.config = config
         self.alpn: str | None = None
-        self.endpoint: Endpoint | None = None
         self.on_wake: Callable[[], None] = _nothing
         self.on_cid_issued: Callable[[bytes], None] | None = None
         self.on_cid_retired: Callable[[bytes], None] | None = None

@@ -1,4 +1,4 @@
-"""Short cuts for 1-RTT packets that hold only STREAM frames, and how fast they may go."""
+"""What the octets of a 1-RTT packet are for, and the record of one that was sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from aioquic import tls
 from aioquic.quic.packet import QuicPacketType
-from aioquic.quic.recovery import QuicPacketPacer
 
 Address = tuple[Any, ...]
 Datagram = tuple[bytes, Address]
@@ -18,9 +17,6 @@ SAMPLE_LENGTH = 16
 
 SHORT_OVERHEAD = 1 + CID_LENGTH + PN_LENGTH + TAG_LENGTH
 """Octets of a 1-RTT packet that are not frames."""
-
-PACER_TICK = 0.002
-"""Event loops wake at best every millisecond: a pacer must let a tick's worth go at once."""
 
 
 def varint(value: int) -> bytes:
@@ -57,32 +53,3 @@ class SentPacket:
         self.sent_time: float | None = None
         self.delivery_handlers = delivery_handlers
         self.quic_logger_frames: list[Any] = []
-
-
-class Pacer(QuicPacketPacer):
-    """aioquic's pacer with the gain of RFC 9002 section 7.7 and bursts of a timer tick."""
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        super().update_rate(congestion_window * 5 // 4, smoothed_rtt)
-        self.bucket_max = max(self.bucket_max, PACER_TICK)
-
-    def allowance(self, now: float) -> int:
-        """How many packets may go now."""
-        if self.packet_time is None:
-            return 1 << 30
-        self.update_bucket(now=now)
-        if self.bucket_time <= 0:
-            return 0
-        return int(self.bucket_time / self.packet_time) + 1
-
-    def spend(self, packets: int) -> None:
-        if self.packet_time is not None:
-            self.bucket_time = max(0.0, self.bucket_time - packets * self.packet_time)
-
-
-def header_masks(hp: Any, samples: list[bytes]) -> bytes:
-    """Header-protection masks for several packets, 16 octets apart."""
-    if hp._is_chacha20:
-        return b"".join(hp._mask(sample) + bytes(SAMPLE_LENGTH - 5) for sample in samples)
-    masks: bytes = hp._encryptor.update(b"".join(samples))
-    return masks

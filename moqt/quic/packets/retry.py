@@ -8,7 +8,7 @@ from typing import Any
 from aioquic.quic.packet import encode_quic_retry
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-CID_LENGTH = 8
+from moqt.quic.packets.layout import CID_LENGTH
 
 
 def parse_long_header(data: bytes) -> tuple[int, int, bytes, bytes] | None:

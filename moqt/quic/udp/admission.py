@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Hashable
 
-from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
 from moqt.quic.packets.layout import Address
 
 
 class Admission:
-    """The connections that clients have begun, by where they came from."""
+    """The connections that clients have begun, by where they came from.
+
+    What stands for a connection is the caller's to choose: it is a key here, and no more.
+    """
 
     def __init__(self, config: QuicConfig) -> None:
-        self.half_open: set[AioquicTransport] = set()
+        self.half_open: set[Hashable] = set()
         """Those whose handshake is not complete."""
         self._config = config
-        self._origins: dict[AioquicTransport, str] = {}
+        self._origins: dict[Hashable, str] = {}
         self._per_origin: dict[str, int] = {}
 
     def is_full(self, addr: Address, connections: int) -> bool:
@@ -37,15 +40,15 @@ class Admission:
             2 * self._of(addr) >= config.max_connections_per_address
         )
 
-    def add(self, transport: AioquicTransport, addr: Address) -> None:
+    def add(self, connection: Hashable, addr: Address) -> None:
         origin = origin_of(addr)
-        self.half_open.add(transport)
-        self._origins[transport] = origin
+        self.half_open.add(connection)
+        self._origins[connection] = origin
         self._per_origin[origin] = self._per_origin.get(origin, 0) + 1
 
-    def discard(self, transport: AioquicTransport) -> None:
-        self.half_open.discard(transport)
-        origin = self._origins.pop(transport, None)
+    def discard(self, connection: Hashable) -> None:
+        self.half_open.discard(connection)
+        origin = self._origins.pop(connection, None)
         if origin is not None:
             self._per_origin[origin] -= 1
             if not self._per_origin[origin]:

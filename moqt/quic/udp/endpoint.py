@@ -144,7 +144,6 @@ class Endpoint:
     def _adopt(self, transport: AioquicTransport) -> None:
         self._cids[transport] = set()
         self._idle.clear()
-        transport.endpoint = self
         transport.counters = self.counters
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
@@ -426,12 +425,12 @@ async def connect(
     handler_factory: HandlerFactory,
     *,
     within: float | None = None,
-) -> AioquicTransport:
+) -> Endpoint:
     """Connect to `host`, trying its addresses in order, `within` so many seconds over all.
 
     `within` is `config.handshake_timeout` when None. A handler is made per address tried;
-    those of failed attempts get `connection_closed`. The transport's `endpoint` is the
-    client's own and closes its socket when the connection ends.
+    those of failed attempts get `connection_closed`. The endpoint is the one connection's
+    own and closes its socket when that ends.
 
     Raises QuicConnectError with a reason for people.
     """
@@ -461,7 +460,7 @@ async def connect(
         try:
             transport = endpoint.open(addr, host)
             await endpoint._established(transport, remaining / (len(infos) - tried))
-            return transport
+            return endpoint
         except QuicConnectError as exc:
             endpoint._shutdown()
             failure = QuicConnectError(

@@ -220,11 +220,15 @@ def test_the_final_manifest_is_published_before_the_tracks_end():
     order = []
 
     class Watch:
-        def store_changed(self, store, log):
+        def __init__(self, store):
+            self.store = store
+
+        def store_changed(self, log):
+            store = self.store
             order.append((store.name.name, store.largest, store.ended))
 
     for store in publication.tracks:
-        store.add_listener(Watch())
+        store.add_listener(Watch(store))
     for layer, (k, v) in enumerate(kv()):
         publication.put_layer(layer, k, v)
     final = order.index((b"manifest", Location(1, 0), False))

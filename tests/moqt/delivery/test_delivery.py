@@ -705,10 +705,10 @@ class Source:
         self.store, self.had, self.wanted = store, had, []
         store.source = self
 
-    def assumed(self, store, start):
+    def assumed(self, start):
         return None
 
-    def want(self, store, start, end):
+    def want(self, start, end):
         self.wanted.append((start, end))
         return self.had is not None
 

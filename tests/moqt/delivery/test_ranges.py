@@ -55,10 +55,10 @@ class Asked:
         self.store, self.willing, self.wanted = store, willing, []
         store.source = self
 
-    def assumed(self, store, start):
+    def assumed(self, start):
         return None
 
-    def want(self, store, start, end):
+    def want(self, start, end):
         if not self.wanted or self.wanted[-1] != (start, end):
             self.wanted.append((start, end))
         return self.willing

@@ -210,10 +210,10 @@ async def test_handshakes_under_way_are_bounded_by_retries() -> None:
         server.endpoint._accept(first_flight()[2][0], ("192.0.2.1", 1000 + port))
     assert server.endpoint.half_open == server.endpoint.connections == 5
     assert server.endpoint.counters.retries_sent == 35
-    transport, record = await dial(server)  # an honest client takes a round trip more
-    await echo(transport, record, b"hello")
+    client, record = await dial(server)  # an honest client takes a round trip more
+    await echo(record, b"hello")
     assert server.endpoint.counters.retries_sent == 36
-    await hang_up(transport)
+    await hang_up(client)
     await server.endpoint.close()
 
 
@@ -227,12 +227,12 @@ async def test_connections_of_one_address_are_bounded() -> None:
     server.endpoint._accept(first_flight()[2][0], ("192.0.2.9", 7))
     assert server.endpoint.connections == 3  # others still come in
     assert server.endpoint.counters.connections_refused > 0
-    await echo(first, record, b"unharmed")
+    await echo(record, b"unharmed")
     await hang_up(second)
     await until(lambda: server.endpoint.connections == 2)
     third, _ = await dial(server)
-    for transport in (first, third):
-        await hang_up(transport)
+    for client in (first, third):
+        await hang_up(client)
     await server.endpoint.close()
     assert not server.endpoint._admission._per_origin
 

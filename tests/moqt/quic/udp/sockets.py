@@ -44,7 +44,8 @@ async def start(config: QuicConfig | None = None, host: str = "127.0.0.1") -> Se
 
 async def dial(
     server: Server, config: QuicConfig | None = None, host: str = "127.0.0.1", within: float = 5.0
-) -> tuple[AioquicTransport, Recorder]:
+) -> tuple[Endpoint, Recorder]:
+    """A client's endpoint, and the handler of its connection."""
     made: list[Recorder] = []
 
     def make(transport: AioquicTransport) -> Recorder:
@@ -52,18 +53,17 @@ async def dial(
         return made[-1]
 
     port = server.endpoint.port
-    transport = await connect(host, port, config or quic_config(), make, within=within)
-    return transport, made[-1]
+    client = await connect(host, port, config or quic_config(), make, within=within)
+    return client, made[-1]
 
 
-async def hang_up(transport: AioquicTransport) -> None:
-    assert transport.endpoint is not None
-    await transport.endpoint.close(0, "done")
+async def hang_up(client: Endpoint) -> None:
+    await client.close(0, "done")
 
 
-async def echo(transport: AioquicTransport, record: Recorder, payload: bytes) -> None:
-    stream_id = transport.open_stream(bidirectional=True)
+async def echo(record: Recorder, payload: bytes) -> None:
+    stream_id = record.transport.open_stream(bidirectional=True)
     assert stream_id is not None
-    transport.send(stream_id, payload, True)
+    record.transport.send(stream_id, payload, True)
     await until(lambda: stream_id in record.finished)
     assert bytes(record.data[stream_id]) == payload

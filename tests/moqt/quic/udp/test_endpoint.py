@@ -36,10 +36,10 @@ async def server() -> AsyncIterator[Server]:
 async def test_echo(size: int) -> None:
     config = quic_config(max_datagram_size=size)
     server = await start(config)
-    transport, record = await dial(server, config)
+    client, record = await dial(server, config)
     assert record.alpn == "moqt-22"
-    await echo(transport, record, os.urandom(1 << 20))
-    await hang_up(transport)
+    await echo(record, os.urandom(1 << 20))
+    await hang_up(client)
     await until(lambda: bool(server.handlers[0].closed))
     assert server.handlers[0].closed == [(0, "done", True)]
     await until(lambda: server.endpoint.connections == 0)
@@ -49,9 +49,9 @@ async def test_echo(size: int) -> None:
 async def test_echo_without_kernel_offload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UdpSocket, "_try_option", lambda *_: False)
     server = await start()
-    transport, record = await dial(server)
-    await echo(transport, record, os.urandom(300_000))
-    await hang_up(transport)
+    client, record = await dial(server)
+    await echo(record, os.urandom(300_000))
+    await hang_up(client)
     await server.endpoint.close()
 
 
@@ -60,17 +60,17 @@ async def test_echo_over_ipv6() -> None:
         server = await start(host="::1")
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    transport, record = await dial(server, host="::1")
-    await echo(transport, record, os.urandom(100_000))
-    await hang_up(transport)
+    client, record = await dial(server, host="::1")
+    await echo(record, os.urandom(100_000))
+    await hang_up(client)
     await server.endpoint.close()
 
 
 async def test_a_name_with_several_addresses_is_tried_in_order(server: Server) -> None:
     """`localhost` may be ::1 first, where nobody listens."""
-    transport, record = await dial(server, quic_config(server_name=None), host="localhost")
-    await echo(transport, record, b"x" * 1000)
-    await hang_up(transport)
+    client, record = await dial(server, quic_config(server_name=None), host="localhost")
+    await echo(record, b"x" * 1000)
+    await hang_up(client)
 
 
 async def test_server_on_every_address_serves_both_families() -> None:
@@ -79,17 +79,17 @@ async def test_server_on_every_address_serves_both_families() -> None:
     if server.endpoint.address[0] == "::":
         hosts.append("::1")
     for host in hosts:
-        transport, record = await dial(server, host=host)
-        await echo(transport, record, b"x" * 100_000)
-        await hang_up(transport)
+        client, record = await dial(server, host=host)
+        await echo(record, b"x" * 100_000)
+        await hang_up(client)
     await server.endpoint.close()
 
 
 async def test_many_clients_at_once(server: Server) -> None:
     async def one(index: int) -> None:
-        transport, record = await dial(server, within=20)
-        await echo(transport, record, bytes([index]) * 50_000)
-        await hang_up(transport)
+        client, record = await dial(server, within=20)
+        await echo(record, bytes([index]) * 50_000)
+        await hang_up(client)
 
     await asyncio.gather(*(one(index) for index in range(25)))
     assert len(server.handlers) == 25
@@ -98,13 +98,12 @@ async def test_many_clients_at_once(server: Server) -> None:
 
 
 async def test_close_of_the_server_reaches_its_clients(server: Server) -> None:
-    transport, record = await dial(server)
+    client, record = await dial(server)
     await server.endpoint.close(0x10, "maintenance")
     await until(lambda: bool(record.closed))
     assert record.closed == [(0x10, "maintenance", True)]
-    assert transport.endpoint is not None
     async with asyncio.timeout(5):
-        await transport.endpoint.wait_closed()
+        await client.wait_closed()
         await server.endpoint.wait_closed()
 
 
@@ -115,9 +114,9 @@ async def test_an_untrusted_certificate_is_refused_with_a_reason(server: Server)
 
 
 async def test_an_untrusted_certificate_is_fine_without_verification(server: Server) -> None:
-    transport, record = await dial(server, quic_config(cafile=None, verify=False))
-    await echo(transport, record, b"hello")
-    await hang_up(transport)
+    client, record = await dial(server, quic_config(cafile=None, verify=False))
+    await echo(record, b"hello")
+    await hang_up(client)
 
 
 async def test_no_common_alpn_is_refused_with_a_reason(server: Server) -> None:
@@ -163,17 +162,16 @@ async def test_a_name_that_does_not_resolve_is_an_error() -> None:
 
 async def test_a_killed_client_is_forgotten_after_the_idle_timeout() -> None:
     server = await start(quic_config(idle_timeout=0.5))
-    transport, _ = await dial(server)
-    assert transport.endpoint is not None
+    client, _ = await dial(server)
     assert server.endpoint.connections == 1
     # Gone without a word: nothing is sent any more.
-    transport.endpoint._loop.remove_reader(transport.endpoint._udp.sock.fileno())
-    transport.endpoint._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
+    client._loop.remove_reader(client._udp.sock.fileno())
+    client._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
     await until(lambda: server.endpoint.connections == 0, within=5)
     assert server.handlers[0].closed[0][2] is False
     assert "dle" in server.handlers[0].closed[0][1]
     assert server.endpoint._routes == {}
-    transport.endpoint._shutdown()
+    client._shutdown()
     await server.endpoint.close()
 
 
@@ -185,9 +183,9 @@ async def test_garbage_datagrams_are_ignored(server: Server) -> None:
                 sock.send(bytes([first]) + os.urandom(length))
                 # A well-formed header of an Initial whose content is noise.
                 sock.send(b"\xc3\x00\x00\x00\x01\x08" + os.urandom(8) + b"\0" + os.urandom(length))
-        transport, record = await dial(server)
-        await echo(transport, record, b"still here")
-        await hang_up(transport)
+        client, record = await dial(server)
+        await echo(record, b"still here")
+        await hang_up(client)
     assert len(server.handlers) == 1
 
 
@@ -215,12 +213,12 @@ async def test_a_full_server_refuses_with_a_reason() -> None:
     with pytest.raises(QuicConnectError, match="no room"):
         await dial(server)
     assert server.endpoint.refused_connections > 0
-    await echo(first, record, b"unharmed")
+    await echo(record, b"unharmed")
     await hang_up(second)
     await until(lambda: server.endpoint.connections == 1)
     third, _ = await dial(server)
-    for transport in (first, third):
-        await hang_up(transport)
+    for client in (first, third):
+        await hang_up(client)
     await server.endpoint.close()
 
 
@@ -234,26 +232,24 @@ async def test_a_handler_factory_that_fails_costs_one_connection(server: Server)
     with pytest.raises(QuicConnectError):
         await dial(server)
     server.endpoint._handler_factory = good
-    transport, record = await dial(server)
-    await echo(transport, record, b"fine")
-    await hang_up(transport)
+    client, record = await dial(server)
+    await echo(record, b"fine")
+    await hang_up(client)
 
 
 async def test_send_outside_a_handler_call_goes_out_without_wake(server: Server) -> None:
-    transport, record = await dial(server)
+    client, record = await dial(server)
     await asyncio.sleep(0.05)
-    await echo(transport, record, b"no wake needed")
-    assert transport.send_datagram(b"dg")
+    await echo(record, b"no wake needed")
+    assert record.transport.send_datagram(b"dg")
     await until(lambda: bool(server.handlers[0].datagrams))
-    await hang_up(transport)
+    await hang_up(client)
 
 
 async def test_a_full_socket_is_waited_for(server: Server) -> None:
     """EAGAIN: datagrams wait, in order and within a bound, until the socket takes them."""
-    transport, record = await dial(server)
-    endpoint = transport.endpoint
-    assert endpoint is not None
-    real = endpoint._udp.send
+    client, record = await dial(server)
+    real = client._udp.send
     calls = 0
 
     def reluctant(datagrams: list[tuple[bytes, tuple[object, ...]]]) -> int:
@@ -261,17 +257,17 @@ async def test_a_full_socket_is_waited_for(server: Server) -> None:
         calls += 1
         return 0 if calls % 3 else real(datagrams[:2])
 
-    endpoint._udp.send = reluctant  # type: ignore[method-assign, assignment]
-    await echo(transport, record, os.urandom(200_000))
-    await until(lambda: not endpoint._backlog)
-    endpoint._udp.send = real  # type: ignore[method-assign]
-    await hang_up(transport)
+    client._udp.send = reluctant  # type: ignore[method-assign, assignment]
+    await echo(record, os.urandom(200_000))
+    await until(lambda: not client._backlog)
+    client._udp.send = real  # type: ignore[method-assign]
+    await hang_up(client)
 
 
 async def test_the_secrets_log_gets_tls_secrets(tmp_path: Path, server: Server) -> None:
     path = tmp_path / "keys.log"
-    transport, _ = await dial(server, quic_config(keylog_file=path))
-    await hang_up(transport)
+    client, _ = await dial(server, quic_config(keylog_file=path))
+    await hang_up(client)
     assert "CLIENT_TRAFFIC_SECRET_0" in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
