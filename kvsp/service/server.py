@@ -18,9 +18,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvsp.http.app import App, Service, is_loopback
+from kvsp.http.app import App, is_loopback
 from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile, developer_token
 from kvsp.http.server import CannotStartError, ServerSettings
+from kvsp.http.service import Service
 from kvsp.names.identity import Descriptor, Scope
 from kvsp.records.records import Link
 from kvsp.service.settings import MIB, Settings, SettingsError

@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from kvsp.controller.callers import HttpGateway, HttpIndex, LocalIndex
 from kvsp.controller.core.effects import Done, KeyPage, Refused, Unreachable
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
 from kvsp.http.call import Call, json_response
+from kvsp.http.service import Operation, Service
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore

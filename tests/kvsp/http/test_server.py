@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from starlette.responses import Response
 
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import (
     Credentials,
     LoopbackOnly,
@@ -35,6 +35,7 @@ from kvsp.http.server import (
     ServerSettingsError,
     run,
 )
+from kvsp.http.service import Operation, Service
 from kvsp.names.errors import KvspError as ServiceError
 from kvsp.service.settings import ListenTable
 from tests.kvsp.support_server import Authority, serving

@@ -22,9 +22,10 @@ from kvsp.holder.records.publishing import (
     Publisher,
 )
 from kvsp.holder.tiers.tiers import HostTier
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.http.call import Call, json_response, no_content
+from kvsp.http.service import Operation, Service
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
