@@ -37,7 +37,7 @@ _SELF: Final = Principal(
 )
 
 
-class HttpGateway:
+class HttpInstances:
     """HTTP with a bearer token (`token` gives it for each request) or a client certificate."""
 
     def __init__(
@@ -150,12 +150,12 @@ class LocalIndex:
 
 
 class HttpIndex:
-    """An Index Service at `base_uri`, asked through a gateway of its own."""
+    """An Index Service at `base_uri`, asked through connections of its own."""
 
     def __init__(
         self,
         base_uri: str,
-        gateway: HttpGateway,
+        instances: HttpInstances,
         *,
         timeout_s: float = 5.0,
         http_loopback: bool = False,
@@ -163,7 +163,7 @@ class HttpIndex:
         """`http_loopback` allows holders with `http` on this machine (development)."""
         self._base_uri = base_uri
         self._http_loopback = http_loopback
-        self._gateway = gateway
+        self._instances = instances
         self._timeout_s = timeout_s
         self._descriptors: dict[bytes, Descriptor] = {}
 
@@ -226,13 +226,13 @@ class HttpIndex:
             logger.warning("the index did not take the status of %s", status.instance)
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Report:
-        return await self._gateway.send(
+        return await self._instances.send(
             method, self._base_uri + path, body, self._timeout_s, limit=_LOOKUP_OCTETS
         )
 
     async def close(self) -> None:
-        """Close the gateway's connections."""
-        await self._gateway.close()
+        """Close the connections."""
+        await self._instances.close()
 
 
 def _page(tree: Mapping[str, Any]) -> KeyPage:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 _COMMANDS_PER_INSTANCE = 32
 
 
-class Gateway(Protocol):
+class InstanceCaller(Protocol):
     """Sends one request to an instance; never raises for what the network or peer does."""
 
     async def send(
@@ -55,7 +55,7 @@ class Gateway(Protocol):
     async def close(self) -> None: ...
 
 
-class IndexLink(Protocol):
+class IndexCaller(Protocol):
     """The Index Service as the controller uses it."""
 
     async def find(
@@ -97,8 +97,8 @@ class Shell:
         self,
         core: Controller,
         journal: Journal,
-        gateway: Gateway,
-        index: IndexLink,
+        instances: InstanceCaller,
+        index: IndexCaller,
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
@@ -107,7 +107,7 @@ class Shell:
         self.clock_ms = clock_ms
         self.failure: str | None = None
         self._journal = journal
-        self._gateway = gateway
+        self._instances = instances
         self._pool = ThreadPoolExecutor(1, "kvsp-journal")
         self._next: _Batch | None = None
         self._running: _Batch | None = None
@@ -199,7 +199,7 @@ class Shell:
             return await self.index.find(command.scope_id, command.compat_id, command.block_keys)
         method, path, body = _request(command)
         timeout_s = command.timeout_ms / 1000
-        return await self._gateway.send(method, command.instance + path, body, timeout_s)
+        return await self._instances.send(method, command.instance + path, body, timeout_s)
 
     # --- life ------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Shell:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._gateway.close()
+        await self._instances.close()
         await self.index.close()
         self._pool.shutdown()
         self._journal.close()

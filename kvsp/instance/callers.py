@@ -29,7 +29,7 @@ class PlacementRefusedError(KvspError):
         self.epoch = epoch
 
 
-class PlacementLink(Protocol):
+class PlacementCaller(Protocol):
     """What an instance tells and asks. Each raises PlacementUnavailableError and
     PlacementRefusedError."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvsp.client.client import Client
 from kvsp.client.errors import ClientError
 from kvsp.holder.holder import Holder
-from kvsp.instance.callers import PlacementLink
+from kvsp.instance.callers import PlacementCaller
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.engines.engine import Engine
@@ -38,7 +38,7 @@ class InstanceShell:
         engine: Engine,
         holder: Holder,
         client: Client,
-        placement: PlacementLink,
+        placement: PlacementCaller,
         epochs: Epochs,
         *,
         fetchers: Sequence[Fetcher] = (),

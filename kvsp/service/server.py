@@ -29,11 +29,11 @@ from kvsp.service.settings import MIB, Settings, SettingsError
 if TYPE_CHECKING:
     from kvsp.client.client import Client
     from kvsp.controller.app import ControllerService
-    from kvsp.controller.callers import HttpGateway
-    from kvsp.controller.shell import IndexLink
+    from kvsp.controller.callers import HttpInstances
+    from kvsp.controller.shell import IndexCaller
     from kvsp.holder.app import HolderService
     from kvsp.holder.holder import Holder
-    from kvsp.holder.records.publishing import NoIndex, Publisher
+    from kvsp.holder.records.publishing import NoIndex, RecordPublisher
     from kvsp.holder.tiers.tiers import TierStorage
     from kvsp.index.app import IndexApp
     from kvsp.instance.app import InstanceService
@@ -142,16 +142,16 @@ class Assembly:
             retry_ms=table.retry_ms,
             http_loopback=self.settings.dev,
         )
-        index: IndexLink
+        index: IndexCaller
         if self._index is not None:
             index = LocalIndex(self._index)
         else:
             assert self.settings.peers.index is not None
             index = HttpIndex(
-                self.settings.peers.index, self._gateway(), http_loopback=self.settings.dev
+                self.settings.peers.index, self._instances(), http_loopback=self.settings.dev
             )
         shell = Shell(
-            Controller(limits), Journal(self._file("placement.sqlite")), self._gateway(), index
+            Controller(limits), Journal(self._file("placement.sqlite")), self._instances(), index
         )
         return ControllerService(shell)
 
@@ -160,7 +160,7 @@ class Assembly:
         from kvsp.holder.descriptors import Descriptors
         from kvsp.holder.holder import Holder, HolderSettings
         from kvsp.holder.records.index_client import HttpIndexClient
-        from kvsp.holder.records.publishing import NoIndex, Publisher
+        from kvsp.holder.records.publishing import NoIndex, RecordPublisher
         from kvsp.holder.tiers.disk import DiskTier
         from kvsp.holder.tiers.tiers import HostTier
 
@@ -179,10 +179,10 @@ class Assembly:
             assert folder is not None
             tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
         client, uri = None, self._index_uri
-        records: NoIndex | Publisher = NoIndex(table.record_ttl_ms)
+        records: NoIndex | RecordPublisher = NoIndex(table.record_ttl_ms)
         if uri is not None:
             client = HttpIndexClient(uri, token=self._token(), tls=self._tls())
-            records = Publisher(client, ttl_ms=table.record_ttl_ms)
+            records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
         self._holder = Holder(tiers, HolderSettings(base_uri=self.base_uri), records=records)
         kept = None if folder is None else folder / "compat"
         descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
@@ -271,10 +271,10 @@ class Assembly:
     def _index_uri(self) -> str | None:
         return self.base_uri if self._index is not None else self.settings.peers.index
 
-    def _gateway(self) -> HttpGateway:
-        from kvsp.controller.callers import HttpGateway
+    def _instances(self) -> HttpInstances:
+        from kvsp.controller.callers import HttpInstances
 
-        return HttpGateway(token=self._token(), tls=self._tls())
+        return HttpInstances(token=self._token(), tls=self._tls())
 
     def _token(self) -> Callable[[], str] | None:
         path = self.settings.peers.token_file

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from kvsp.controller.app import ControllerService
-from kvsp.controller.callers import HttpGateway, LocalIndex
+from kvsp.controller.callers import HttpInstances, LocalIndex
 from kvsp.controller.core.controller import Controller
 from kvsp.controller.journal import Journal
 from kvsp.controller.shell import Shell
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.http.app import App
 from kvsp.http.auth import ROLES, Principal, PrincipalsFile, new_token, principal_entry
@@ -64,14 +64,14 @@ def make_roles(folder: Path, limits: HttpLimits | None = None, **settings: Any) 
     principals.chmod(0o600)
     index = IndexService(SqliteStore(folder / "index.db"))
     index_app = IndexApp(index, sweep_s=3600)
-    publisher = Publisher(MemoryIndex(), withdraw_s=0.2)
+    publisher = RecordPublisher(MemoryIndex(), withdraw_s=0.2)
     holder = Holder(
         [(DiskTier(folder / "blocks"), 10 * OCTETS)],
         HolderSettings(base_uri=BASE, **settings),
         records=publisher,
     )
     controller = ControllerService(
-        Shell(Controller(), Journal(folder / "journal.db"), HttpGateway(), LocalIndex(index_app))
+        Shell(Controller(), Journal(folder / "journal.db"), HttpInstances(), LocalIndex(index_app))
     )
     app = App(
         [

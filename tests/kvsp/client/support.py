@@ -23,7 +23,7 @@ from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.index_client import HttpIndexClient
-from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
@@ -174,7 +174,7 @@ async def world(
                 )
                 away = HttpIndexClient(index_app.base_uri, token=lambda: name)
                 stack.push_async_callback(away.close)
-                publisher = Publisher(away)
+                publisher = RecordPublisher(away)
                 made.holders.append(
                     Holder(
                         [(HostTier(), room)],

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvsp.controller.callers import HttpGateway, HttpIndex, LocalIndex
+from kvsp.controller.callers import HttpIndex, HttpInstances, LocalIndex
 from kvsp.controller.core.effects import Done, KeyPage, Refused, Unreachable
 from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
@@ -47,22 +47,22 @@ def app_of(service: Service) -> App:
 
 
 async def test_commands_are_answered_refused_or_unreachable() -> None:
-    gateway = HttpGateway(token=lambda: "t" * 43)
+    instances = HttpInstances(token=lambda: "t" * 43)
     try:
         async with serving(app_of(Instance())) as server:
             base = f"http://127.0.0.1:{server.port}/kvsp/"
-            done = await gateway.send("PUT", base + "state", {"state": "active"}, 5)
+            done = await instances.send("PUT", base + "state", {"state": "active"}, 5)
             assert done == Done({"state": "active", "epoch": 3})
-            refused = await gateway.send("PUT", base + "state", {"state": "sleeping"}, 5)
+            refused = await instances.send("PUT", base + "state", {"state": "sleeping"}, 5)
             assert isinstance(refused, Refused)
             assert refused.name == ProblemName.INVALID_TRANSITION
-            assert isinstance(await gateway.send("GET", base + "text", None, 5), Unreachable)
-            small = await gateway.send("GET", base + "text", None, 5, limit=10)
+            assert isinstance(await instances.send("GET", base + "text", None, 5), Unreachable)
+            small = await instances.send("GET", base + "text", None, 5, limit=10)
             assert small == Unreachable("the answer is over 10 octets")
-        gone = await gateway.send("GET", base + "text", None, 5)
+        gone = await instances.send("GET", base + "text", None, 5)
         assert isinstance(gone, Unreachable)
     finally:
-        await gateway.close()
+        await instances.close()
 
 
 def index_app() -> IndexApp:
@@ -90,14 +90,14 @@ async def check_list(index: HttpIndex | LocalIndex) -> None:
 
 async def test_an_index_in_another_process_is_asked_over_http() -> None:
     app = index_app()
-    index = HttpIndex("http://127.0.0.1:1/kvsp/", HttpGateway())
+    index = HttpIndex("http://127.0.0.1:1/kvsp/", HttpInstances())
     keys = tuple(KEYS[:2])
     try:
         away = await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys)
         assert isinstance(away, Unreachable)
         async with serving(app_of(app)) as server:
             await index.close()
-            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", HttpGateway())
+            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", HttpInstances())
             for _ in range(2):
                 check(await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys))
             await index.note_status(status())

@@ -19,7 +19,7 @@ from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
     NoIndex,
-    Publisher,
+    RecordPublisher,
 )
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
@@ -58,10 +58,10 @@ def index_on(path: Path) -> IndexApp:
     return IndexApp(IndexService(SqliteStore(path, StoreLimits())))
 
 
-def holder_for(url: str) -> tuple[HolderService, Publisher, HttpIndexClient, Clock]:
+def holder_for(url: str) -> tuple[HolderService, RecordPublisher, HttpIndexClient, Clock]:
     clock = Clock()
     index = HttpIndexClient(url, token=lambda: "h1")
-    publisher = Publisher(index, clock=clock)
+    publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
         [(HostTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE),
