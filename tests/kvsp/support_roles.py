@@ -26,7 +26,7 @@ from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from tests.kvsp.holder.support import OCTETS, OTHER_SCOPE, SCOPE, MemoryIndex
-from tests.kvsp.support_http import BASE, Client
+from tests.kvsp.support_http import BASE, Client, caller
 
 H2 = "https://h2.example/kvsp/"
 II1 = "https://ii1.example/kvsp/"
@@ -71,7 +71,12 @@ def make_roles(folder: Path, limits: HttpLimits | None = None, **settings: Any) 
         records=publisher,
     )
     controller = ControllerService(
-        Shell(Controller(), Journal(folder / "journal.db"), HttpInstances(), LocalIndex(index_app))
+        Shell(
+            Controller(),
+            Journal(folder / "journal.db"),
+            HttpInstances(caller()),
+            LocalIndex(index_app),
+        )
     )
     app = App(
         [

@@ -354,7 +354,7 @@ async def test_a_request_works_after_the_server_closed_an_idle_connection(tmp_pa
     async with world(tmp_path, idle_s=1) as made:
         await made.fill(0)
         await made.records(1)
-        pool = made.client._transport._session.connector._conns
+        pool = made.client._caller._session.connector._conns
         await eventually(lambda: all(not c[0].is_connected() for q in pool.values() for c in q))
         assert (await made.client.lookup(SCOPE.scope_id, COMPAT, KEYS)).matched == 1
         async with made.client.lease(made.uris[0], SCOPE.scope_id, COMPAT, KEYS[:1]) as lease:

@@ -259,7 +259,7 @@ async def test_a_cancelled_retrieval_leaves_no_task_and_no_connection(delay):
         with contextlib.suppress(asyncio.CancelledError):
             await work
         assert not [task for task in asyncio.all_tasks() if "Retrieval" in repr(task)]
-        assert not client._transport._session.connector._acquired
+        assert not client._caller._session.connector._acquired
 
 
 async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
@@ -268,7 +268,7 @@ async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
             client.get(record_at(uri, container(0)), descriptor=DESCRIPTOR)
         ) as layers:
             assert (await anext(layers)).layer == 0
-        assert not client._transport._session.connector._acquired
+        assert not client._caller._session.connector._acquired
 
 
 async def test_a_lease_is_given_back_when_the_request_for_it_is_cancelled():

@@ -20,6 +20,7 @@ from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem, ProblemName
 from tests.kvsp.index.test_service import DESCRIPTOR, II7, KEYS, NOW, SCOPE, record, status
 from tests.kvsp.index.test_service import publish as publish_record
+from tests.kvsp.support_http import caller
 from tests.kvsp.support_server import serving
 
 
@@ -30,6 +31,7 @@ class Instance(Service):
         return (
             Operation(method="PUT", path="state", handler=self._state, summary="state"),
             Operation(method="GET", path="text", handler=self._text, summary="text"),
+            Operation(method="GET", path="large", handler=self._large, summary="large"),
         )
 
     async def _state(self, call: Call) -> Response:
@@ -41,25 +43,30 @@ class Instance(Service):
     async def _text(self, call: Call) -> Response:
         return Response("no JSON " * 1000)
 
+    async def _large(self, call: Call) -> Response:
+        return Response(" " * (1 << 20) + "{}")
+
 
 def app_of(service: Service) -> App:
     return App([service], base_uri="http://127.0.0.1/kvsp/", authenticator=LoopbackOnly())
 
 
 async def test_commands_are_answered_refused_or_unreachable() -> None:
-    instances = HttpInstances(token=lambda: "t" * 43)
+    instances = HttpInstances(caller("t" * 43))
     try:
         async with serving(app_of(Instance())) as server:
             base = f"http://127.0.0.1:{server.port}/kvsp/"
-            done = await instances.send("PUT", base + "state", {"state": "active"}, 5)
+            done = await instances.send("PUT", base, "state", {"state": "active"}, 5)
             assert done == Done({"state": "active", "epoch": 3})
-            refused = await instances.send("PUT", base + "state", {"state": "sleeping"}, 5)
+            refused = await instances.send("PUT", base, "state", {"state": "sleeping"}, 5)
             assert isinstance(refused, Refused)
             assert refused.name == ProblemName.INVALID_TRANSITION
-            assert isinstance(await instances.send("GET", base + "text", None, 5), Unreachable)
-            small = await instances.send("GET", base + "text", None, 5, limit=10)
-            assert small == Unreachable("the answer is over 10 octets")
-        gone = await instances.send("GET", base + "text", None, 5)
+            assert isinstance(await instances.send("GET", base, "text", None, 5), Unreachable)
+            large = await instances.send("GET", base, "large", None, 5)
+            assert large == Unreachable(f"{base}: its answer is larger than 1048576 octets")
+            elsewhere = await instances.send("GET", "http://h.example/kvsp/", "text", None, 5)
+            assert isinstance(elsewhere, Unreachable), "plain HTTP is for this machine"
+        gone = await instances.send("GET", base, "text", None, 5)
         assert isinstance(gone, Unreachable)
     finally:
         await instances.close()
@@ -90,14 +97,14 @@ async def check_list(index: HttpIndex | LocalIndex) -> None:
 
 async def test_an_index_in_another_process_is_asked_over_http() -> None:
     app = index_app()
-    index = HttpIndex("http://127.0.0.1:1/kvsp/", HttpInstances())
+    index = HttpIndex("http://127.0.0.1:1/kvsp/", caller())
     keys = tuple(KEYS[:2])
     try:
         away = await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys)
         assert isinstance(away, Unreachable)
         async with serving(app_of(app)) as server:
             await index.close()
-            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", HttpInstances())
+            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", caller())
             for _ in range(2):
                 check(await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys))
             await index.note_status(status())
