@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.core.sessions import Serving
+from kvsp.instance.epochs import Epochs
 from kvsp.records.problems import ProblemName
 from kvsp.records.records import Link
 

@@ -189,8 +189,8 @@ class Assembly:
         from kvsp.instance.app import InstanceService
         from kvsp.instance.callers import HttpPlacement
         from kvsp.instance.core.agent import Agent
-        from kvsp.instance.core.epochs import Epochs
         from kvsp.instance.core.limits import InstanceLimits
+        from kvsp.instance.epochs import Epochs
         from kvsp.instance.shell import InstanceShell
 
         table, cafile = self.settings.instance, self.settings.peers.cafile
