@@ -1,7 +1,11 @@
 """A client of the index service and the holders, on aiohttp.
 
-`Client` is the whole of it for most programs. `kvsp.client.retrieving.planner` decides what is
-asked for from whom and `kvsp.client.retrieving.receiving` checks what comes, both without I/O.
+`Client` is the whole of it for most programs. `caller` is the one place that asks over HTTP,
+for the client and for the roles that ask each other; `retrieving` gets the layers of many
+blocks from many holders.
+
+Imports `kvsp.records`, `kvsp.blocks` and `kvsp.names`; never a role or `kvsp.http`, which is
+the serving side.
 """
 
 from __future__ import annotations
