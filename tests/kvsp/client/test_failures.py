@@ -15,10 +15,12 @@ from kvsp.client import (
     Fault,
     LeaseLostError,
     NotAuthorizedError,
+    NoTokenError,
     RequestTimeoutError,
     UnavailableError,
     VerificationError,
 )
+from kvsp.names.errors import FileError
 from kvsp.records.records import Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
@@ -242,6 +244,35 @@ async def test_a_credential_that_a_server_echoes_is_not_repeated():
         with pytest.raises(NotAuthorizedError, match="credential") as caught:
             await client.lookup(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS)
     assert "geheim-42" not in f"{caught.value!r}{caught.value}"
+
+
+async def test_without_a_token_to_show_nothing_is_sent_and_the_next_request_asks_for_it_again():
+    sent = []
+
+    def answer(request):
+        sent.append(request.headers["authorization"])
+        return Response(DESCRIPTOR.jcs)
+
+    there = {}
+
+    def token(base):
+        if base not in there:
+            raise FileError("token: others than its owner have access")
+        return there[base]
+
+    async with (
+        holders(answer) as (_, (uri,), _),
+        Client(uri, token=token, http_loopback=True) as client,
+    ):
+        with pytest.raises(NoTokenError, match="no token to show it: token: others") as caught:
+            await client.get_descriptor(DESCRIPTOR.compat_id)
+        assert caught.value.source == uri and sent == []
+        record = record_at(uri, container(0))
+        result = await client.get_blocks([[record]], Memory(), descriptor=DESCRIPTOR)
+        assert result.missing[0].reason is Fault.NOT_AUTHORIZED and sent == []
+        there[uri] = "t"
+        assert await client.get_descriptor(DESCRIPTOR.compat_id) == DESCRIPTOR
+        assert sent == ["Bearer t"]
 
 
 # --- cancellation --------------------------------------------------------------------
