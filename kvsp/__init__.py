@@ -1,7 +1,10 @@
 """KVSP (KV Cache Storage Protocol): KV caches of language models over HTTP.
 
-`Client` looks up, retrieves and stores blocks; the services are below `kvsp.index`,
-`kvsp.holder` and `kvsp.controller`.
+`Client` looks up, retrieves and stores blocks. The services are `kvsp.index`, `kvsp.holder`,
+`kvsp.controller` and `kvsp.instance`; `kvsp.service` puts those of one process together.
+
+Each folder imports only from the ones after it: cli, service, controller and instance, index
+and holder, client and http, records, blocks, names. Never `moqt`, `kvcs` or `relay`.
 """
 
 from __future__ import annotations

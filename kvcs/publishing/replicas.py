@@ -23,7 +23,7 @@ from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
     Published,
-    Publisher,
+    RecordPublisher,
 )
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor
@@ -157,7 +157,7 @@ class Replicas:
         self._keep = keep
         self._records: dict[BlockId, ReplicaRecord] = {}
         index = ClientIndex(client, descriptor)
-        self.publisher = Publisher(index, ttl_ms=ttl_ms)
+        self.publisher = RecordPublisher(index, ttl_ms=ttl_ms)
         self.publisher.describe(index.descriptor)
         self.publisher.attach(self._record)
 

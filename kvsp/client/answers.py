@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from kvsp.client.caller import Answer
 from kvsp.client.errors import BadAnswerError
-from kvsp.client.transport import Answer
 from kvsp.names import prefix
 from kvsp.names.errors import DecodeError
 from kvsp.names.uris import BlockId, check_base_uri

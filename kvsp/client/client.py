@@ -14,6 +14,7 @@ from kvsp.client.answers import (
     PutResult,
     check_lookup,
 )
+from kvsp.client.caller import read_whole, within
 from kvsp.client.errors import (
     BadAnswerError,
     ClientError,
@@ -35,7 +36,6 @@ from kvsp.client.retrieving.retrieval import (
 )
 from kvsp.client.retrieving.sources import Source
 from kvsp.client.services import ServiceClient
-from kvsp.client.transport import read_whole, within
 from kvsp.names import prefix
 from kvsp.names.codes import BLOCK_MEDIA_TYPE, Codec
 from kvsp.names.errors import DecodeError
@@ -91,9 +91,7 @@ class Client(ServiceClient):
             request = LookupRequest(
                 scope_id, compat_id, keys, None if targets is None else tuple(targets)
             )
-            answer = await self._transport.ask(
-                "POST", self._index, "lookup", body=request.to_json()
-            )
+            answer = await self._caller.ask("POST", self._index, "lookup", body=request.to_json())
             found = answer.record(
                 LookupResponse, descriptor=descriptor, http_loopback=self.http_loopback
             )
@@ -130,7 +128,7 @@ class Client(ServiceClient):
         Not every index service offers it: NotFoundError or status 405 then.
         """
         request = LookupRequest(scope_id, compat_id, tuple(block_keys))
-        answer = await self._transport.ask("POST", self._index, "explain", body=request.to_json())
+        answer = await self._caller.ask("POST", self._index, "explain", body=request.to_json())
         return Explanation.read(answer)
 
     # --- retrieval -------------------------------------------------------------------
@@ -169,7 +167,7 @@ class Client(ServiceClient):
             ordered=True,
             now=now(),
         )
-        retrieval = Retrieval(self._transport, planner, described, self.limits)
+        retrieval = Retrieval(self._caller, planner, described, self.limits)
         while not planner.done and not planner.missing():
             for action in planner.poll(now()):
                 if isinstance(action, Cancel):
@@ -207,7 +205,7 @@ class Client(ServiceClient):
         path = block_path(block) + ("?" + "&".join(query) if query else "")
         async with (
             within(holder, self.limits.block_s),
-            self._transport.open("GET", holder, path) as response,
+            self._caller.open("GET", holder, path) as response,
         ):
             receiver = BlockReceiver(
                 holder, descriptor, response.headers, layers=wanted, codec=codec
@@ -261,7 +259,7 @@ class Client(ServiceClient):
             budget_octets=budget_octets,
             now=asyncio.get_running_loop().time(),
         )
-        retrieval = Retrieval(self._transport, planner, descriptor, self.limits)
+        retrieval = Retrieval(self._caller, planner, descriptor, self.limits)
         try:
             return await retrieval.run(destination, len(blocks), deadline_s)
         finally:
@@ -302,7 +300,7 @@ class Client(ServiceClient):
         layer_digests = await asyncio.to_thread(container.layer_digests)
         try:
             # made again after a failure: if it had been stored all the same, that is 412
-            body = await self._transport.retrying(
+            body = await self._caller.retrying(
                 lambda: self._put_once(holder, block, container, digest)
             )
         except ConflictError as error:
@@ -328,7 +326,7 @@ class Client(ServiceClient):
         }
         async with (
             within(holder, self.limits.block_s),
-            self._transport.open(
+            self._caller.open(
                 "PUT",
                 holder,
                 block_path(block),

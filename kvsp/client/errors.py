@@ -116,6 +116,10 @@ class RequestTimeoutError(ClientError):
     """A request was not answered within its time."""
 
 
+class NoTokenError(ClientError):
+    """There is no token to show now (its file cannot be used); nothing was sent."""
+
+
 class BadAnswerError(ClientError):
     """The answer is not what the protocol says, or it would lead elsewhere (a redirect)."""
 

@@ -8,9 +8,9 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kvsp.client.caller import Caller
 from kvsp.client.errors import ClientError, LeaseLostError, NotFoundError
 from kvsp.client.limits import ClientLimits
-from kvsp.client.transport import Transport
 from kvsp.names.uris import lease_path
 from kvsp.records.records import LeaseGrant, LeaseRequest, TtlAnswer
 
@@ -28,7 +28,7 @@ class Lease:
 
     def __init__(
         self,
-        transport: Transport,
+        caller: Caller,
         limits: ClientLimits,
         holder: str,
         compat_id: bytes,
@@ -36,7 +36,7 @@ class Lease:
         block_keys: Sequence[bytes],
         ttl_ms: int,
     ) -> None:
-        self._transport = transport
+        self._caller = caller
         self._limits = limits
         self.holder = holder
         self._request = LeaseRequest(compat_id, scope_id, tuple(block_keys), ttl_ms)
@@ -86,7 +86,7 @@ class Lease:
             raise LeaseLostError(self.holder, "the lease ended before it was released")
 
     async def _acquire(self) -> LeaseGrant:
-        answer = await self._transport.ask(
+        answer = await self._caller.ask(
             "POST", self.holder, "leases", body=self._request.to_json(), expected=(201,)
         )
         return answer.record(LeaseGrant)
@@ -98,7 +98,7 @@ class Lease:
     async def _release(self, lease: str) -> None:
         # unknown: it ended by itself; unreachable: it will
         with contextlib.suppress(ClientError):
-            await self._transport.ask("DELETE", self.holder, lease_path(lease), expected=(204,))
+            await self._caller.ask("DELETE", self.holder, lease_path(lease), expected=(204,))
 
     async def _renew(self, grant: LeaseGrant) -> None:
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class Lease:
             asked = loop.time()
             try:
                 async with asyncio.timeout_at(ends):
-                    answer = await self._transport.ask(
+                    answer = await self._caller.ask(
                         "PUT", self.holder, lease_path(grant.lease), body=body
                     )
                 ttl_s = answer.record(LeaseGrant).ttl_ms / 1000

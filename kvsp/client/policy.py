@@ -8,6 +8,7 @@ from typing import Final
 from kvsp.client.errors import (
     BadAnswerError,
     ClientError,
+    NoTokenError,
     ProblemDetails,
     RequestRefusedError,
     UnreachableError,
@@ -113,6 +114,8 @@ def fault_of(error: ClientError) -> Fault:
     """How a retrieval counts an exception of one of its requests."""
     if isinstance(error, VerificationError | BadAnswerError):
         return Fault.VERIFICATION
+    if isinstance(error, NoTokenError):
+        return Fault.NOT_AUTHORIZED
     if not isinstance(error, RequestRefusedError):
         return Fault.UNREACHABLE if isinstance(error, UnreachableError) else Fault.TIMEOUT
     problem = error.problem

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kvsp.client.answers import WELL_KNOWN, Published, Services, json_object
+from kvsp.client.caller import Caller, Token
 from kvsp.client.errors import BadAnswerError, ClientError, NotFoundError, VerificationError
 from kvsp.client.leases import Lease
 from kvsp.client.limits import ClientLimits
-from kvsp.client.transport import Token, Transport, tls_context
+from kvsp.client.tls import tls_context
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import (
@@ -62,12 +63,12 @@ class ServiceClient:
         self.http_loopback = http_loopback
         self._token = token
         self._tls = tls_context(cafile, client_cert)
-        self._open: Transport | None = None
+        self._open: Caller | None = None
         self._descriptors: OrderedDict[bytes, Descriptor] = OrderedDict()
         self._links: OrderedDict[str, Link] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._open = Transport(
+        self._open = Caller(
             token=self._token,
             tls=self._tls,
             http_loopback=self.http_loopback,
@@ -85,12 +86,12 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Close every connection; harmless when closed."""
-        transport, self._open = self._open, None
-        if transport is not None:
-            await transport.close()
+        caller, self._open = self._open, None
+        if caller is not None:
+            await caller.close()
 
     @property
-    def _transport(self) -> Transport:
+    def _caller(self) -> Caller:
         if self._open is None:
             raise RuntimeError("the client is closed: use it inside `async with Client(...)`")
         return self._open
@@ -117,7 +118,7 @@ class ServiceClient:
 
     async def replicas(self, block: BlockId) -> list[ReplicaRecord]:
         """All replicas of a block that the index knows."""
-        answer = await self._transport.ask("GET", self._index, replicas_path(block))
+        answer = await self._caller.ask("GET", self._index, replicas_path(block))
         found = answer.record(ReplicaList, http_loopback=self.http_loopback)
         if any(record.block != block for record in found.replicas):
             raise BadAnswerError(self._index, "it answered with a record of another block")
@@ -125,7 +126,7 @@ class ServiceClient:
 
     async def publish(self, record: ReplicaRecord) -> Published:
         """Publish a replica, or refresh it: the same, and idempotent."""
-        answer = await self._transport.ask(
+        answer = await self._caller.ask(
             "PUT", self._index, record.path, body=record.to_json(), expected=(200, 201)
         )
         return Published(answer.record(TtlAnswer).ttl_ms, answer.status == 201)
@@ -145,7 +146,7 @@ class ServiceClient:
 
     async def put_descriptor(self, descriptor: Descriptor) -> None:
         """Store a descriptor at the index; needed before replicas of it are published."""
-        await self._transport.ask(
+        await self._caller.ask(
             "PUT",
             self._index,
             compat_path(descriptor.compat_id),
@@ -162,7 +163,7 @@ class ServiceClient:
             self._descriptors.move_to_end(compat_id)
             return known
         asked = source if source is not None else self._index
-        answer = await self._transport.ask("GET", asked, compat_path(compat_id))
+        answer = await self._caller.ask("GET", asked, compat_path(compat_id))
         try:
             descriptor = Descriptor.parse(answer.body)
         except DecodeError as error:
@@ -186,17 +187,17 @@ class ServiceClient:
         ttl_ms: int = 10_000,
     ) -> Lease:
         """A lease to hold in an `async with` block: renewed inside, released at its end."""
-        return Lease(self._transport, self.limits, holder, compat_id, scope_id, block_keys, ttl_ms)
+        return Lease(self._caller, self.limits, holder, compat_id, scope_id, block_keys, ttl_ms)
 
     async def prefetch(self, instance: str, directive: PrefetchDirective) -> None:
         """Send a prefetch directive to an instance, which accepts it (202) or refuses."""
-        await self._transport.ask(
+        await self._caller.ask(
             "POST", instance, "prefetch", body=directive.to_json(), expected=(202,)
         )
 
     async def prefetch_status(self, instance: str, directive: str) -> PrefetchStatus:
         """How far a directive came: what was loaded, not what was promised."""
-        answer = await self._transport.ask("GET", instance, directive_path(directive))
+        answer = await self._caller.ask("GET", instance, directive_path(directive))
         return answer.record(PrefetchStatus)
 
     async def cancel_prefetch(self, instance: str, directive: str) -> bool:
@@ -205,7 +206,7 @@ class ServiceClient:
 
     async def session(self, placement: str, session: str) -> dict[str, Any]:
         """What a placement controller knows of a session."""
-        return json_object(await self._transport.ask("GET", placement, session_path(session)))
+        return json_object(await self._caller.ask("GET", placement, session_path(session)))
 
     async def end_session(self, placement: str, session: str) -> bool:
         """End a session; False when it is not known."""
@@ -213,25 +214,23 @@ class ServiceClient:
 
     async def instances(self, placement: str) -> dict[str, Any]:
         """The instances a placement controller knows, with their states."""
-        return json_object(await self._transport.ask("GET", placement, "instances"))
+        return json_object(await self._caller.ask("GET", placement, "instances"))
 
     async def discover(self, uri: str) -> Services:
         """What the host of a base URI says at `/.well-known/kvsp`."""
-        answer = await self._transport.ask("GET", uri, WELL_KNOWN, absolute=True)
+        answer = await self._caller.ask("GET", uri, WELL_KNOWN, absolute=True)
         return Services.read(answer, http_loopback=self.http_loopback)
 
     async def ready(self, uri: str) -> dict[str, Any]:
         """The `/readyz` of the host of a base URI; `unready` also when it says so by 503."""
-        answer = await self._transport.ask(
-            "GET", uri, "/readyz", expected=(200, 503), absolute=True
-        )
+        answer = await self._caller.ask("GET", uri, "/readyz", expected=(200, 503), absolute=True)
         return json_object(answer)
 
     # --- helpers ---------------------------------------------------------------------
 
     async def _gone(self, source: str, path: str) -> bool:
         try:
-            await self._transport.ask("DELETE", source, path, expected=(204,))
+            await self._caller.ask("DELETE", source, path, expected=(204,))
         except NotFoundError:
             return False
         return True

@@ -10,15 +10,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from kvsp.client.tokens import TokenFile
 from kvsp.controller.core.controller import Controller
 from kvsp.controller.core.effects import KeyPage
 from kvsp.controller.core.requests import PlaceRequest
 from kvsp.controller.core.sessions import Session
 from kvsp.controller.shell import Shell
-from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
+from kvsp.http.service import Health, Operation, Service
 from kvsp.index.app import PAGE_PARAMETERS, page_of
 from kvsp.names.codes import MAX_DIRECTIVE_MS, InstanceState
 from kvsp.names.uris import check_uid, check_uuid, instance_id
@@ -80,8 +81,10 @@ class ControllerService(Service):
 
     role = "placement"
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, *, token: TokenFile | None = None) -> None:
+        """`token` is what instances are shown, when it is in a file."""
         self.shell = shell
+        self._token = token
         self.core: Controller = shell.core
         self._loopback = self.core.limits.http_loopback
 
@@ -438,10 +441,13 @@ class ControllerService(Service):
 
     def health(self) -> Health:
         if self.shell.failure is not None:
-            return Health(False, ("the journal cannot be written",))
+            return Health(False, (self.shell.failure,))
+        degraded = []
         if not any(known.state is InstanceState.ACTIVE for known in self.core.instances):
-            return Health(True, ("no instance is active",))
-        return Health(True)
+            degraded.append("no instance is active")
+        if self._token is not None and not self._token.usable():
+            degraded.append("the token for other services cannot be read")
+        return Health(True, tuple(degraded))
 
     async def start(self) -> None:
         await self.shell.start()

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
+from kvsp.client.caller import Answer, Caller
+from kvsp.client.errors import ClientError, RequestRefusedError
 from kvsp.controller.core.effects import Done, KeyPage, Refused, Report, Unreachable
 from kvsp.http.auth import EVERY_SCOPE, READ, Principal
 from kvsp.index.app import IndexApp
-from kvsp.names import ijson
-from kvsp.names.codes import JSON_MEDIA_TYPE
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, parse_hex
 from kvsp.names.uris import compat_path, instance_id
 from kvsp.records.estimates import Found
-from kvsp.records.problems import Problem, problem_name
+from kvsp.records.problems import Problem
 from kvsp.records.records import InstanceStatus, LookupRequest, LookupResponse, ReplicaRecord
 
 logger = logging.getLogger("kvsp.controller")
@@ -37,71 +35,46 @@ _SELF: Final = Principal(
 )
 
 
-class HttpGateway:
-    """HTTP with a bearer token (`token` gives it for each request) or a client certificate."""
+class HttpInstances:
+    """Instances at their base URIs."""
 
-    def __init__(
-        self,
-        *,
-        token: Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._token = token
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, caller: Caller) -> None:
+        """`caller` is its own, one that asks once: the core comes again by itself."""
+        self._caller = caller
 
     async def send(
         self,
         method: str,
-        uri: str,
+        instance: str,
+        path: str,
         body: Mapping[str, Any] | None,
         timeout_s: float,
-        *,
-        limit: int = _ANSWER_OCTETS,
     ) -> Report:
         """`Done` with the answer's JSON object, `Refused` or `Unreachable`; never raises for
-        what the network or the peer does. Answers over `limit` octets are `Unreachable`."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession()
-        headers = {} if body is None else {"Content-Type": JSON_MEDIA_TYPE}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token()}"
+        what the network, the peer or a token file does."""
         try:
-            async with self._session.request(
+            answer = await self._caller.ask(
                 method,
-                uri,
-                data=None if body is None else msgspec.json.encode(body),
-                headers=headers,
-                allow_redirects=False,
-                ssl=self._tls if self._tls is not None else True,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
-                text = bytearray()
-                async for chunk in response.content.iter_any():
-                    text += chunk
-                    if len(text) > limit:
-                        return Unreachable(f"the answer is over {limit} octets")
-                # an answer with many records does not hold up the event loop
-                return await asyncio.to_thread(_report, response.status, bytes(text))
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return Unreachable(type(error).__name__)
+                instance,
+                path,
+                body=None if body is None else msgspec.json.encode(body),
+                expected=range(200, 300),
+                limit=_ANSWER_OCTETS,
+                seconds=timeout_s,
+            )
+            # an answer with many members does not hold up the event loop
+            tree = await asyncio.to_thread(answer.json) if answer.body else {}
+        except RequestRefusedError as error:
+            return Refused(error.problem.type, str(error))
+        except ClientError as error:
+            return Unreachable(str(error))
+        except DecodeError as error:  # an instance whose URI is none that may be asked
+            return Unreachable(error.detail)
+        return Done(tree) if isinstance(tree, dict) else Unreachable("no JSON object came")
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-
-def _report(status: int, text: bytes) -> Report:
-    try:
-        tree = ijson.loads(text) if text else {}
-    except DecodeError:
-        return Unreachable(f"status {status} without JSON")
-    if not isinstance(tree, dict):
-        return Unreachable(f"status {status} without a JSON object")
-    if 200 <= status < 300:
-        return Done(tree)
-    return Refused(problem_name(tree), f"status {status}")
+        await self._caller.close()
 
 
 class LocalIndex:
@@ -150,20 +123,12 @@ class LocalIndex:
 
 
 class HttpIndex:
-    """An Index Service at `base_uri`, asked through a gateway of its own."""
+    """An Index Service at `base_uri`."""
 
-    def __init__(
-        self,
-        base_uri: str,
-        gateway: HttpGateway,
-        *,
-        timeout_s: float = 5.0,
-        http_loopback: bool = False,
-    ) -> None:
-        """`http_loopback` allows holders with `http` on this machine (development)."""
+    def __init__(self, base_uri: str, caller: Caller, *, timeout_s: float = 5.0) -> None:
+        """`caller` is its own, one that asks once."""
         self._base_uri = base_uri
-        self._http_loopback = http_loopback
-        self._gateway = gateway
+        self._caller = caller
         self._timeout_s = timeout_s
         self._descriptors: dict[bytes, Descriptor] = {}
 
@@ -172,27 +137,28 @@ class HttpIndex:
     ) -> Found | Unreachable:
         """The replicas of the leading keys; `Unreachable` when the index cannot answer."""
         request = LookupRequest(scope_id, compat_id, block_keys)
-        report, descriptor = await asyncio.gather(
-            self._send("POST", "lookup", request.to_dict()), self._descriptor(compat_id)
+        answer, descriptor = await asyncio.gather(
+            self._ask("POST", "lookup", request.to_json()), self._descriptor(compat_id)
         )
-        if not isinstance(report, Done):
-            return Unreachable(getattr(report, "reason", "refused"))
+        if isinstance(answer, Unreachable):
+            return answer
         try:
-            answer = await asyncio.to_thread(
-                LookupResponse.from_json, report.body, http_loopback=self._http_loopback
+            # an answer with many records does not hold up the event loop
+            found = await asyncio.to_thread(
+                partial(answer.record, LookupResponse, http_loopback=self._caller.http_loopback)
             )
-        except DecodeError as error:
-            return Unreachable(f"the index's answer is malformed: {error}")
-        return _found([block.replicas for block in answer.blocks], descriptor)
+        except ClientError as error:
+            return Unreachable(str(error))
+        return _found([block.replicas for block in found.blocks], descriptor)
 
     async def _descriptor(self, compat_id: bytes) -> Descriptor | None:
         if (known := self._descriptors.get(compat_id)) is not None:
             return known
-        report = await self._send("GET", compat_path(compat_id), None)
-        if not isinstance(report, Done):
+        answer = await self._ask("GET", compat_path(compat_id))
+        if isinstance(answer, Unreachable):
             return None
         try:
-            descriptor = Descriptor.parse(report.body)
+            descriptor = Descriptor.parse(answer.body)
         except DecodeError:
             return None
         if descriptor.compat_id != compat_id:
@@ -210,32 +176,46 @@ class HttpIndex:
         if after:
             query["after"] = after.hex()
         path = f"replicas/{compat_id.hex()}/{scope_id.hex()}?{urlencode(query)}"
-        report = await self._send("GET", path, None)
-        if not isinstance(report, Done):
-            return Unreachable(getattr(report, "reason", "refused"))
+        answer = await self._ask("GET", path)
+        if isinstance(answer, Unreachable):
+            return answer
         try:
-            return await asyncio.to_thread(_page, report.body)
+            return await asyncio.to_thread(_page, answer)
+        except ClientError as error:
+            return Unreachable(str(error))
         except (DecodeError, KeyError, TypeError) as error:
             return Unreachable(f"the index's answer is malformed: {error}")
 
     async def note_status(self, status: InstanceStatus) -> None:
         """PUT a status to the index."""
         path = f"status/{instance_id(status.instance)}"
-        report = await self._send("PUT", path, status.to_dict())
-        if not isinstance(report, Done):
-            logger.warning("the index did not take the status of %s", status.instance)
+        answer = await self._ask("PUT", path, status.to_json())
+        if isinstance(answer, Unreachable):
+            logger.warning(
+                "the index did not take the status of %s: %s", status.instance, answer.reason
+            )
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Report:
-        return await self._gateway.send(
-            method, self._base_uri + path, body, self._timeout_s, limit=_LOOKUP_OCTETS
-        )
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> Answer | Unreachable:
+        try:
+            return await self._caller.ask(
+                method,
+                self._base_uri,
+                path,
+                body=body,
+                expected=range(200, 300),
+                limit=_LOOKUP_OCTETS,
+                seconds=self._timeout_s,
+            )
+        except ClientError as error:
+            return Unreachable(str(error))
 
     async def close(self) -> None:
-        """Close the gateway's connections."""
-        await self._gateway.close()
+        """Close the connections."""
+        await self._caller.close()
 
 
-def _page(tree: Mapping[str, Any]) -> KeyPage:
+def _page(answer: Answer) -> KeyPage:
+    tree = answer.json()
     blocks = [
         [ReplicaRecord.from_json(each) for each in block["replicas"]] for block in tree["blocks"]
     ]

@@ -43,11 +43,16 @@ T = TypeVar("T")
 _COMMANDS_PER_INSTANCE = 32
 
 
-class Gateway(Protocol):
+class InstanceCaller(Protocol):
     """Sends one request to an instance; never raises for what the network or peer does."""
 
     async def send(
-        self, method: str, uri: str, body: Mapping[str, Any] | None, timeout_s: float
+        self,
+        method: str,
+        instance: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
     ) -> Report:
         """`Done`, `Refused` or `Unreachable`."""
         ...
@@ -55,7 +60,7 @@ class Gateway(Protocol):
     async def close(self) -> None: ...
 
 
-class IndexLink(Protocol):
+class IndexCaller(Protocol):
     """The Index Service as the controller uses it."""
 
     async def find(
@@ -97,8 +102,8 @@ class Shell:
         self,
         core: Controller,
         journal: Journal,
-        gateway: Gateway,
-        index: IndexLink,
+        instances: InstanceCaller,
+        index: IndexCaller,
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
@@ -106,8 +111,9 @@ class Shell:
         self.index = index
         self.clock_ms = clock_ms
         self.failure: str | None = None
+        """Why nothing is answered any more, as clients are told."""
         self._journal = journal
-        self._gateway = gateway
+        self._instances = instances
         self._pool = ThreadPoolExecutor(1, "kvsp-journal")
         self._next: _Batch | None = None
         self._running: _Batch | None = None
@@ -120,7 +126,7 @@ class Shell:
     async def call(self, function: Callable[..., T], *values: Any) -> T:
         """Call the core; returns or raises its Problem when everything before is durable.
 
-        Raises Problem 503 when the journal failed.
+        Raises Problem 503 when the journal or the controller itself failed.
         """
         self._check()
         try:
@@ -131,7 +137,7 @@ class Shell:
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise Problem.http(503, "the controller cannot write its journal", retry_after=10)
+            raise Problem.http(503, self.failure, retry_after=10)
 
     def _keep(self, effects: Effects) -> None:
         """Have effects made durable and carried out; does not wait."""
@@ -157,7 +163,7 @@ class Shell:
             try:
                 await self._make_durable(batch)
             except BaseException as error:
-                self.failure = f"{type(error).__name__}: {error}"
+                self.failure = _why(error)
                 raise
             finally:
                 self._running = None
@@ -169,7 +175,7 @@ class Shell:
             try:
                 await loop.run_in_executor(self._pool, self._journal.write, batch.writes)
             except JournalError as error:
-                self.failure = str(error)
+                self.failure = _why(error)
                 logger.critical("%s; the controller answers nothing until restarted", error)
         if self.failure is None:
             for command in batch.commands:
@@ -199,7 +205,7 @@ class Shell:
             return await self.index.find(command.scope_id, command.compat_id, command.block_keys)
         method, path, body = _request(command)
         timeout_s = command.timeout_ms / 1000
-        return await self._gateway.send(method, command.instance + path, body, timeout_s)
+        return await self._instances.send(method, command.instance, path, body, timeout_s)
 
     # --- life ------------------------------------------------------------------------
 
@@ -238,7 +244,7 @@ class Shell:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = _why(error)
             logger.critical("the controller stops answering", exc_info=error)
 
     async def stop(self) -> None:
@@ -248,10 +254,17 @@ class Shell:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._gateway.close()
+        await self._instances.close()
         await self.index.close()
         self._pool.shutdown()
         self._journal.close()
+
+
+def _why(error: BaseException) -> str:
+    """What clients are told of a failure; the log has the rest."""
+    if isinstance(error, JournalError):
+        return "the controller cannot write its journal"
+    return "the controller stopped at a fault of its own; its log has more"
 
 
 def _request(command: Command) -> tuple[str, str, Mapping[str, Any] | None]:

@@ -37,10 +37,10 @@ from kvsp.holder.response import BlockResponse
 from kvsp.holder.store import BlockExistsError, MissError, MissReason, NoRoomError
 from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
-from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
+from kvsp.http.service import Health, Operation, Service
 from kvsp.names.codes import BLOCK_MEDIA_TYPE, JSON_MEDIA_TYPE, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor

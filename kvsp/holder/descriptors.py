@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from kvsp.holder.tiers.tiers import uninterrupted
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 

@@ -35,9 +35,8 @@ from kvsp.holder.tiers.tiers import (
     TierStorage,
     TierUnavailableError,
     pieces,
-    to_the_end,
-    uninterrupted,
 )
+from kvsp.holder.uninterrupted import to_the_end, uninterrupted
 from kvsp.holder.upload import MAX_CONTAINER_OCTETS, Upload
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.errors import KvspError

@@ -21,8 +21,8 @@ from kvsp.holder.tiers.tiers import (
     PartReader,
     header_of,
     pieces,
-    uninterrupted,
 )
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.identity import Descriptor
 

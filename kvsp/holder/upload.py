@@ -9,7 +9,8 @@ from typing import Final
 
 from kvsp.blocks.container import ContainerHeader, ContainerReader
 from kvsp.holder.store import BlockInfo, Part
-from kvsp.holder.tiers.tiers import PIECE, PartWriter, uninterrupted
+from kvsp.holder.tiers.tiers import PIECE, PartWriter
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.identity import Descriptor

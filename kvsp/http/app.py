@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,91 +20,22 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from kvsp.http import openapi
 from kvsp.http.auth import Authenticator, Credentials, unauthorized
 from kvsp.http.bodies import Bodies
-from kvsp.http.call import Call, Pace, json_response
+from kvsp.http.call import Call, json_response
+from kvsp.http.exchange import CONNECTION, Exchange
 from kvsp.http.limits import HttpLimits, TokenBuckets
+from kvsp.http.service import Handler, Operation, Service
 from kvsp.names.errors import DecodeError
-from kvsp.records.members import Record
-from kvsp.records.problems import PROBLEM_MEDIA_TYPE, Problem, ProblemName
+from kvsp.records.problems import Problem
 
 logger = logging.getLogger("kvsp.http")
 access_log = logging.getLogger("kvsp.access")
 
-Handler = Callable[[Call], Awaitable[Response]]
 WELL_KNOWN: Final = "/.well-known/kvsp"
-CONNECTION: Final = "kvsp.connection"
-"""The ASGI extension in which the server tells about the connection (`kvsp.http.server`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One method on one resource of a role.
-
-    `path` is below the base URI, without a leading slash, with `{name}` for a parameter.
-    `request` and `response` are JSON Schemas or Record classes for the OpenAPI document;
-    the `…_parameters` and `request_headers` map names to schemas. A `streaming` operation
-    is bound by pace instead of time. A `shared` one leaves the resource to another role
-    that has it, too.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    success: Sequence[int] = (200,)
-    public: bool = False
-    streaming: bool = False
-    shared: bool = False
-    request: Mapping[str, Any] | type[Record] | None = None
-    request_media_type: str = "application/kvsp+json"
-    response: Mapping[str, Any] | type[Record] | None = None
-    response_media_type: str = "application/kvsp+json"
-    path_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    query_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    request_headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    problems: Sequence[ProblemName] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Whether a role can serve, and what is not as it should be (a peer that is away)."""
-
-    ready: bool
-    degraded: tuple[str, ...] = ()
-
-
-class Service:
-    """Base of a role. Subclasses give operations; the other hooks are optional."""
-
-    role: str
-
-    def operations(self) -> Sequence[Operation]:
-        """The table of what this role answers to."""
-        raise NotImplementedError
-
-    def register(self, registry: CollectorRegistry) -> None:
-        """Put the role's own metrics into the application's registry."""
-
-    def health(self) -> Health:
-        """Independent of peers: a peer that is away degrades, it does not make unready."""
-        return Health(ready=True)
-
-    def describe(self) -> Mapping[str, Any]:
-        """Members for `/.well-known/kvsp` besides the base URI, e.g. `codecs`."""
-        return {}
-
-    async def start(self) -> None:
-        """Called before the first request."""
-
-    async def drain(self) -> None:
-        """Called on shutdown while requests are still answered: tell peers to go elsewhere."""
-
-    async def stop(self) -> None:
-        """Called after the last request; releases what `start` took."""
 
 
 class App:
@@ -187,9 +116,9 @@ class App:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         else:
-            await self._answer(_Exchange(self, scope, receive, send))
+            await self._answer(Exchange(self.limits, scope, receive, send))
 
-    async def _answer(self, exchange: _Exchange) -> None:
+    async def _answer(self, exchange: Exchange) -> None:
         started = self._clock()
         with self._metrics.in_flight.track_inprogress():
             try:
@@ -246,7 +175,7 @@ class App:
             ) from None
 
     def _authenticate(self, call: Call) -> Any:
-        exchange: _Exchange = call.scope["kvsp.exchange"]
+        exchange: Exchange = call.scope["kvsp.exchange"]
         now = self._clock()
         address = call.client.host if call.client else ""
         connection = call.scope.get("extensions", {}).get(CONNECTION)
@@ -347,7 +276,7 @@ class _Resource:
         self._allow = ", ".join(sorted(methods))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: _Exchange = scope["kvsp.exchange"]
+        exchange: Exchange = scope["kvsp.exchange"]
         exchange.template = self._path
         operation = self._methods.get(scope["method"])
         if operation is None:
@@ -368,97 +297,6 @@ class _Resource:
 
 async def _unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
     raise Problem.http(404, "no service here answers to this path")
-
-
-class _Exchange:
-    """One request and its response as they pass: identity, pace, and what gets logged."""
-
-    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.request_id = secrets.token_hex(8)
-        self.principal: str | None = None
-        self.method = "OTHER"
-        self.template = "unknown"
-        self.outcome = "aborted"
-        self.octets_in = 0
-        self.octets_out = 0
-        self._limits = app.limits
-        self._receive = receive
-        self._send = send
-        self._started = False
-        self._pace: Pace | None = None
-        scope["kvsp.exchange"] = self
-
-    def check_head(self) -> None:
-        """Raises Problem 431 when the header section is over its limit, 400 unless it says
-        once which host is meant (RFC 9112)."""
-        octets = sum(len(name) + len(value) + 4 for name, value in self.scope["headers"])
-        octets += len(self.scope.get("raw_path") or b"") + len(self.scope["query_string"])
-        if octets > self._limits.header_octets:
-            raise Problem.http(
-                431, f"the header section is over {self._limits.header_octets} octets"
-            )
-        hosts = sum(name == b"host" for name, _ in self.scope["headers"])
-        if hosts > 1 or (hosts == 0 and self.scope["http_version"] == "1.1"):
-            raise Problem.http(400, "a request has one Host field")
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.octets_in += len(message.get("body", b""))
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send on; cut the connection when the receiver is too slow to be waited for."""
-        loop = asyncio.get_running_loop()
-        if message["type"] == "http.response.start":
-            self._started = True
-            self.outcome = str(message["status"])
-            message["headers"] = self._fields(message.get("headers", []))
-            self._pace = Pace(self._limits, loop.time())
-        else:
-            self.octets_out += len(message.get("body", b""))
-        try:
-            async with asyncio.timeout(self._limits.stall_s):
-                await self._send(message)
-        except TimeoutError:
-            await self._cut("stalled")
-        if self._pace and self._pace.too_slow(self.octets_out, loop.time()):
-            await self._cut("too-slow")
-
-    async def _cut(self, outcome: str) -> None:
-        connection = self.scope.get("extensions", {}).get(CONNECTION)
-        if connection is not None:
-            connection.abort()
-            await asyncio.sleep(0)  # the server notices before its handler returns
-        self.outcome = outcome
-        raise ClientDisconnect
-
-    def _fields(self, headers: Any) -> list[tuple[bytes, bytes]]:
-        fields = list(headers)
-        names = {name.lower() for name, _ in fields}
-        if b"cache-control" not in names:
-            fields.append((b"cache-control", b"no-store"))
-        fields.append((b"x-content-type-options", b"nosniff"))
-        fields.append((b"x-request-id", self.request_id.encode()))
-        return fields
-
-    async def refuse(self, problem: Problem) -> None:
-        """Answer with problem details, or break off a response that has begun."""
-        if self._started:
-            await self._cut_quietly()
-            return
-        response = json_response(
-            problem.document(f"urn:kvsp:request:{self.request_id}"),
-            problem.status,
-            problem.headers,
-            media_type=PROBLEM_MEDIA_TYPE,
-        )
-        with contextlib.suppress(ClientDisconnect):
-            await response(self.scope, self.receive, self.send)
-
-    async def _cut_quietly(self) -> None:
-        with contextlib.suppress(ClientDisconnect):
-            await self._cut("broken-off")
 
 
 class _Metrics:
@@ -495,7 +333,7 @@ class _Metrics:
             "kvsp_http_rate_limited", "Requests over a rate limit.", ["of"], registry=registry
         )
 
-    def observe(self, exchange: _Exchange, elapsed: float) -> None:
+    def observe(self, exchange: Exchange, elapsed: float) -> None:
         self.requests.labels(exchange.method, exchange.template, exchange.outcome).inc()
         self.seconds.labels(exchange.method, exchange.template).observe(elapsed)
         self.octets.labels("in").inc(exchange.octets_in)

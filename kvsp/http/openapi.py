@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from kvsp.http.service import Operation
 from kvsp.records.members import Record, schema_of
 from kvsp.records.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, ProblemName
-
-if TYPE_CHECKING:
-    from kvsp.http.app import Operation
 
 _PARAMETER = re.compile(r"\{([a-z_]+)\}")
 _STATUSES: Final = {

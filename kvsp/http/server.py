@@ -23,8 +23,9 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvsp.http.app import CONNECTION, App, is_loopback
+from kvsp.http.app import App, is_loopback
 from kvsp.http.auth import LoopbackOnly
+from kvsp.http.exchange import CONNECTION
 from kvsp.http.limits import HttpLimits
 from kvsp.names.errors import KvspError
 from kvsp.records.problems import PROBLEM_MEDIA_TYPE, Problem

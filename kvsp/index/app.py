@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import WRITE
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
+from kvsp.http.service import Health, Operation, Service
 from kvsp.index.service import IndexService, MissReason
 from kvsp.index.store import StoreCounts, StoreError
 from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY

@@ -9,10 +9,10 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
-from kvsp.http.app import Health, Operation, Service
 from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
+from kvsp.http.service import Health, Operation, Service
 from kvsp.instance.core.moves import ServingState
 from kvsp.instance.core.sessions import StartSession
 from kvsp.instance.metrics import InstanceMetrics

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import Any, Protocol
 
-from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError
-from kvsp.client.limits import ClientLimits
-from kvsp.client.transport import Token, Transport
+from kvsp.client.caller import Caller
+from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError, UnavailableError
 from kvsp.names.codes import InstanceState
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import checkpoint_path, instance_path, session_path
@@ -29,7 +27,7 @@ class PlacementRefusedError(KvspError):
         self.epoch = epoch
 
 
-class PlacementLink(Protocol):
+class PlacementCaller(Protocol):
     """What an instance tells and asks. Each raises PlacementUnavailableError and
     PlacementRefusedError."""
 
@@ -55,22 +53,11 @@ class PlacementLink(Protocol):
 class HttpPlacement:
     """A placement controller at a base URI."""
 
-    def __init__(
-        self,
-        base_uri: str,
-        *,
-        token: Token | None = None,
-        tls: ssl.SSLContext | None = None,
-        http_loopback: bool = False,
-        timeout_s: float = 5.0,
-    ) -> None:
+    def __init__(self, base_uri: str, caller: Caller, *, timeout_s: float = 5.0) -> None:
+        """`caller` is its own, one that asks once: who asks comes again by itself."""
         self._base_uri = base_uri
-        self._token = token
-        self._tls = tls
-        self._http_loopback = http_loopback
-        # the callers come again by themselves
-        self._limits = ClientLimits(attempts=1, request_s=timeout_s)
-        self._transport: Transport | None = None
+        self._caller = caller
+        self._timeout_s = timeout_s
 
     async def report(self, status: InstanceStatus) -> InstanceState:
         path = instance_path(status.instance)
@@ -85,8 +72,12 @@ class HttpPlacement:
 
     async def end_session(self, session: str) -> None:
         try:
-            await self._open().ask(
-                "DELETE", self._base_uri, session_path(session), expected=(204, 404)
+            await self._caller.ask(
+                "DELETE",
+                self._base_uri,
+                session_path(session),
+                expected=(204, 404),
+                seconds=self._timeout_s,
             )
         except ClientError as error:
             raise _failure(error) from None
@@ -101,34 +92,23 @@ class HttpPlacement:
         return shard_map.version
 
     async def close(self) -> None:
-        if self._transport is not None:
-            await self._transport.close()
-            self._transport = None
-
-    def _open(self) -> Transport:
-        if self._transport is None:
-            self._transport = Transport(
-                token=self._token,
-                tls=self._tls,
-                http_loopback=self._http_loopback,
-                limits=self._limits,
-            )
-        return self._transport
+        """Close the connections."""
+        await self._caller.close()
 
     async def _ask(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
         try:
-            answer = await self._open().ask(method, self._base_uri, path, body=body)
-            return answer.record(kind, http_loopback=self._http_loopback)
+            answer = await self._caller.ask(
+                method, self._base_uri, path, body=body, seconds=self._timeout_s
+            )
+            return answer.record(kind, http_loopback=self._caller.http_loopback)
         except ClientError as error:
             raise _failure(error) from None
 
 
 def _failure(error: ClientError) -> PlacementUnavailableError | PlacementRefusedError:
-    if not isinstance(error, RequestRefusedError):
+    if not isinstance(error, RequestRefusedError) or isinstance(error, UnavailableError):
         return PlacementUnavailableError(str(error))
     problem = error.problem
-    if problem.status >= 500 or problem.status in (408, 429):
-        return PlacementUnavailableError(str(error))
     epoch = problem.members.get("epoch")
     name = problem.name
     if name is None and isinstance(error, NotFoundError):

@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.core.sessions import Serving
+from kvsp.instance.epochs import Epochs
 from kvsp.records.problems import ProblemName
 from kvsp.records.records import Link
 
@@ -28,7 +28,7 @@ class Reporter:
     def __init__(
         self,
         agent: Agent,
-        placement: PlacementLink,
+        placement: PlacementCaller,
         epochs: Epochs,
         links: Callable[[], Iterable[Link]],
         clock_ms: Callable[[], int],

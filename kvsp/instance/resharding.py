@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.core.moves import MemberState
 from kvsp.instance.core.shards import Member, blocks_of, fetches
@@ -107,7 +107,7 @@ class Resharder:
             if (held := self._agent.pool.get(block)) is not None:
                 await self._loader.store(block, held)
 
-    async def settle(self, placement: PlacementLink) -> None:
+    async def settle(self, placement: PlacementCaller) -> None:
         """Ask what became of plans that neither a commit nor an abort followed."""
         for name in self._agent.shards.unsettled(self._clock_ms()):
             try:

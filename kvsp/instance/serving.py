@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from kvsp.client.errors import ClientError
-from kvsp.instance.callers import PlacementLink, PlacementRefusedError, PlacementUnavailableError
+from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.core.moves import ServingState
 from kvsp.instance.core.sessions import Serving, StartSession
@@ -102,7 +102,7 @@ class SessionRunner:
         agent: Agent,
         engine: Engine,
         loader: BlockLoader,
-        placement: PlacementLink,
+        placement: PlacementCaller,
         lookup: Lookup | None,
         clock_ms: Callable[[], int],
     ) -> None:

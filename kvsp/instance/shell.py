@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from kvsp.client.client import Client
 from kvsp.client.errors import ClientError
 from kvsp.holder.holder import Holder
-from kvsp.instance.callers import PlacementLink
+from kvsp.instance.callers import PlacementCaller
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.engines.engine import Engine
+from kvsp.instance.epochs import Epochs
 from kvsp.instance.loading import BlockLoader, Fetcher, HttpFetcher
 from kvsp.instance.prefetching import Prefetcher
 from kvsp.instance.reporting import Reporter
@@ -38,7 +38,7 @@ class InstanceShell:
         engine: Engine,
         holder: Holder,
         client: Client,
-        placement: PlacementLink,
+        placement: PlacementCaller,
         epochs: Epochs,
         *,
         fetchers: Sequence[Fetcher] = (),

@@ -1,0 +1,7 @@
+"""The names of KVSP: codes, errors, identities of caches and blocks, URIs, I-JSON.
+
+`codes` is the table of every registry value; `identity` says which caches are interchangeable
+and what their blocks are called (KVSP 4.1, 4.2).
+
+The ground floor: imports nothing else of this package.
+"""

@@ -1,4 +1,4 @@
-"""State machines as tables: one table each, an illegal move is an error."""
+"""Moves of states as tables: one table each, an illegal move is an error."""
 
 from __future__ import annotations
 

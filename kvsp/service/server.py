@@ -10,17 +10,15 @@ import fcntl
 import logging
 import os
 import socket
-import ssl
-import stat
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvsp.http.app import App, Service, is_loopback
-from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile, developer_token
+from kvsp.http.app import App, is_loopback
+from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile
 from kvsp.http.server import CannotStartError, ServerSettings
+from kvsp.http.service import Service
 from kvsp.names.identity import Descriptor, Scope
 from kvsp.records.records import Link
 from kvsp.service.settings import MIB, Settings, SettingsError
@@ -28,22 +26,21 @@ from kvsp.service.settings import MIB, Settings, SettingsError
 if TYPE_CHECKING:
     from kvsp.client.client import Client
     from kvsp.controller.app import ControllerService
-    from kvsp.controller.callers import HttpGateway
-    from kvsp.controller.shell import IndexLink
+    from kvsp.controller.shell import IndexCaller
     from kvsp.holder.app import HolderService
     from kvsp.holder.holder import Holder
-    from kvsp.holder.records.publishing import NoIndex, Publisher
+    from kvsp.holder.records.publishing import NoIndex, RecordPublisher
     from kvsp.holder.tiers.tiers import TierStorage
     from kvsp.index.app import IndexApp
     from kvsp.instance.app import InstanceService
     from kvsp.instance.engines.engine import Engine
     from kvsp.instance.loading import Fetcher
+    from kvsp.service.peers import Peers
 
 logger = logging.getLogger("kvsp.server")
 
 _DEFAULT_HOST_MIB: Final = 1024
 _DEFAULT_DISK_MIB: Final = 16 * 1024
-_TOKEN_OCTETS: Final = 4096
 FETCHERS: Final = "kvsp.fetchers"
 """Group of entry points that offer a `Fetcher` to instances."""
 
@@ -68,7 +65,10 @@ class Assembly:
         self._descriptors: list[Descriptor] = []
         self._holder: Holder | None = None
         self._index: IndexApp | None = None
+        self._peers: Peers | None = None
         self.app = App(self._services(), base_uri=self.base_uri, authenticator=self._who())
+        if self._peers is not None:
+            self.app.registry.register(self._peers)
 
     @property
     def server(self) -> ServerSettings:
@@ -128,38 +128,35 @@ class Assembly:
 
     def _make_controller(self) -> ControllerService:
         from kvsp.controller.app import ControllerService
-        from kvsp.controller.callers import HttpIndex, LocalIndex
+        from kvsp.controller.callers import HttpIndex, HttpInstances, LocalIndex
         from kvsp.controller.core.controller import Controller
         from kvsp.controller.core.limits import ControllerLimits
         from kvsp.controller.journal import Journal
         from kvsp.controller.shell import Shell
 
-        table = self.settings.controller
+        table, peers = self.settings.controller, self._to_peers()
         limits = ControllerLimits(
             min_status_ttl_ms=table.min_status_ttl_ms,
             recovery_ms=table.recovery_ms,
             retry_ms=table.retry_ms,
             http_loopback=self.settings.dev,
         )
-        index: IndexLink
+        index: IndexCaller
         if self._index is not None:
             index = LocalIndex(self._index)
         else:
             assert self.settings.peers.index is not None
-            index = HttpIndex(
-                self.settings.peers.index, self._gateway(), http_loopback=self.settings.dev
-            )
-        shell = Shell(
-            Controller(limits), Journal(self._file("placement.sqlite")), self._gateway(), index
-        )
-        return ControllerService(shell)
+            index = HttpIndex(self.settings.peers.index, peers.caller())
+        journal = Journal(self._file("placement.sqlite"))
+        shell = Shell(Controller(limits), journal, HttpInstances(peers.caller()), index)
+        return ControllerService(shell, token=peers.token_file)
 
     def _make_holder(self, role: bool) -> HolderService:
         from kvsp.holder.app import HolderService
         from kvsp.holder.descriptors import Descriptors
         from kvsp.holder.holder import Holder, HolderSettings
         from kvsp.holder.records.index_client import HttpIndexClient
-        from kvsp.holder.records.publishing import NoIndex, Publisher
+        from kvsp.holder.records.publishing import NoIndex, RecordPublisher
         from kvsp.holder.tiers.disk import DiskTier
         from kvsp.holder.tiers.tiers import HostTier
 
@@ -178,10 +175,10 @@ class Assembly:
             assert folder is not None
             tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
         client, uri = None, self._index_uri
-        records: NoIndex | Publisher = NoIndex(table.record_ttl_ms)
+        records: NoIndex | RecordPublisher = NoIndex(table.record_ttl_ms)
         if uri is not None:
-            client = HttpIndexClient(uri, token=self._token(), tls=self._tls())
-            records = Publisher(client, ttl_ms=table.record_ttl_ms)
+            client = HttpIndexClient(uri, self._to_peers().caller())
+            records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
         self._holder = Holder(tiers, HolderSettings(base_uri=self.base_uri), records=records)
         kept = None if folder is None else folder / "compat"
         descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
@@ -192,11 +189,12 @@ class Assembly:
         from kvsp.instance.app import InstanceService
         from kvsp.instance.callers import HttpPlacement
         from kvsp.instance.core.agent import Agent
-        from kvsp.instance.core.epochs import Epochs
         from kvsp.instance.core.limits import InstanceLimits
+        from kvsp.instance.epochs import Epochs
         from kvsp.instance.shell import InstanceShell
 
-        table, peers = self.settings.instance, self.settings.peers
+        table, cafile = self.settings.instance, self.settings.peers.cafile
+        peers = self._to_peers()
         assert self._holder is not None
         limits = InstanceLimits(
             pool_octets=table.pool_mib * MIB,
@@ -214,27 +212,16 @@ class Assembly:
             keep_prompts=table.keep_prompts,
             limits=limits,
         )
-        pair = (
-            None
-            if peers.certificate is None or peers.key is None
-            else (
-                peers.certificate,
-                peers.key,
-            )
-        )
-        token = self._token()
         client = Client(
             self._index_uri,
-            token=None if token is None else lambda _: token(),
-            cafile=peers.cafile,
-            client_cert=pair,
+            token=peers.token,
+            cafile=cafile,
+            client_cert=peers.certificate,
             http_loopback=self.settings.dev,
         )
+        here = "controller" in self.settings.roles
         placement = HttpPlacement(
-            self.base_uri if "controller" in self.settings.roles else str(peers.placement),
-            token=None if token is None else lambda _: token(),
-            tls=self._tls(),
-            http_loopback=self.settings.dev,
+            self.base_uri if here else str(self.settings.peers.placement), peers.caller()
         )
         shell = InstanceShell(
             agent,
@@ -245,7 +232,7 @@ class Assembly:
             epochs,
             export_to=table.export_to,
             links=[Link(each.holder, each.mbit_per_s, each.rtt_us) for each in table.links],
-            fetchers=_fetchers(client, peers.cafile),
+            fetchers=_fetchers(client, cafile),
         )
         return InstanceService(shell)
 
@@ -270,36 +257,13 @@ class Assembly:
     def _index_uri(self) -> str | None:
         return self.base_uri if self._index is not None else self.settings.peers.index
 
-    def _gateway(self) -> HttpGateway:
-        from kvsp.controller.callers import HttpGateway
+    def _to_peers(self) -> Peers:
+        """What the roles that ask others share; an index alone needs none of it."""
+        from kvsp.service.peers import Peers
 
-        return HttpGateway(token=self._token(), tls=self._tls())
-
-    def _token(self) -> Callable[[], str] | None:
-        path = self.settings.peers.token_file
-        if path is None and self.settings.dev:
-            return lambda: developer_token(self.base_uri)
-        if path is None:
-            return None
-        _read_token(path)
-        # read again each time, so that a token can be replaced
-        return lambda: _read_token(path)
-
-    def _tls(self) -> ssl.SSLContext | None:
-        peers = self.settings.peers
-        if self.settings.dev:
-            return None
-        pair = (
-            None
-            if peers.certificate is None or peers.key is None
-            else (
-                peers.certificate,
-                peers.key,
-            )
-        )
-        from kvsp.client.transport import tls_context
-
-        return tls_context(peers.cafile, pair)
+        if self._peers is None:
+            self._peers = Peers(self.settings, self.base_uri)
+        return self._peers
 
     def _file(self, name: str) -> str:
         folder = self.settings.data_dir
@@ -344,20 +308,6 @@ def _claim(folder: Path) -> None:
         ) from None
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from None
-
-
-def _read_token(path: Path) -> str:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-            raise SettingsError(f"{path}: is no file of its owner only; run: chmod 600 {path}")
-        with path.open(encoding="ascii") as file:
-            token = file.read(_TOKEN_OCTETS).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if not token:
-        raise SettingsError(f"{path}: holds no token")
-    return token
 
 
 def _address(text: str) -> tuple[str, int]:

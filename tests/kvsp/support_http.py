@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from kvsp.client.caller import Caller, Token
+from kvsp.client.limits import ClientLimits
 from kvsp.http.app import App
 from kvsp.http.auth import Credentials, Principal, unauthorized
 
 BASE = "https://h1.example/kvsp/"
+
+
+def caller(token: Token | None = None, tls: ssl.SSLContext | None = None) -> Caller:
+    """How a role of this machine asks others: once, each role with its own."""
+    return Caller(token=token, tls=tls, http_loopback=True, limits=ClientLimits(attempts=1))
 
 
 class Principals:

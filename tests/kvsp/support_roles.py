@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from kvsp.controller.app import ControllerService
-from kvsp.controller.callers import HttpGateway, LocalIndex
+from kvsp.controller.callers import HttpInstances, LocalIndex
 from kvsp.controller.core.controller import Controller
 from kvsp.controller.journal import Journal
 from kvsp.controller.shell import Shell
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.http.app import App
 from kvsp.http.auth import ROLES, Principal, PrincipalsFile, new_token, principal_entry
@@ -36,7 +36,7 @@ from tests.kvsp.holder.support import (
     block_id,
     container,
 )
-from tests.kvsp.support_http import BASE, Answer, Client
+from tests.kvsp.support_http import BASE, Answer, Client, caller
 
 H2 = "https://h2.example/kvsp/"
 II1 = "https://ii1.example/kvsp/"
@@ -74,14 +74,19 @@ def make_roles(folder: Path, limits: HttpLimits | None = None, **settings: Any) 
     principals.chmod(0o600)
     index = IndexService(SqliteStore(folder / "index.db"))
     index_app = IndexApp(index, sweep_s=3600)
-    publisher = Publisher(MemoryIndex(), withdraw_s=0.2)
+    publisher = RecordPublisher(MemoryIndex(), withdraw_s=0.2)
     holder = Holder(
         [(DiskTier(folder / "blocks"), 10 * OCTETS)],
         HolderSettings(base_uri=BASE, **settings),
         records=publisher,
     )
     controller = ControllerService(
-        Shell(Controller(), Journal(folder / "journal.db"), HttpGateway(), LocalIndex(index_app))
+        Shell(
+            Controller(),
+            Journal(folder / "journal.db"),
+            HttpInstances(caller()),
+            LocalIndex(index_app),
+        )
     )
     app = App(
         [

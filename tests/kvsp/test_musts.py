@@ -13,7 +13,7 @@ import pytest
 from kvsp.blocks.container import ContainerReader
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.instance.core.epochs import Epochs
+from kvsp.instance.epochs import Epochs
 from kvsp.names.codes import Codec, DecodeErrorName, InstanceState
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys

@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 from kvsp.blocks.codecs import known_codec
 from kvsp.blocks.container import LayerSections, layers_parameter
 from kvsp.blocks.layout import Tensor, octets_of
+from kvsp.client.caller import Caller, within
 from kvsp.client.errors import ClientError, RequestRefusedError, VerificationError
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Fault, fault_of
 from kvsp.client.retrieving.flights import Arrived, Cancel, Fetch, Missing
 from kvsp.client.retrieving.planner import Planner
 from kvsp.client.retrieving.receiving import BlockReceiver, Layer
-from kvsp.client.transport import Transport, within
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
@@ -114,16 +114,16 @@ def _pair(layers: range) -> list[int]:
 
 
 class Retrieval:
-    """One run of a planner over a transport."""
+    """One run of a planner over a caller."""
 
     def __init__(
         self,
-        transport: Transport,
+        caller: Caller,
         planner: Planner,
         descriptor: Descriptor,
         limits: ClientLimits,
     ) -> None:
-        self._transport = transport
+        self._caller = caller
         self._planner = planner
         self._descriptor = descriptor
         self._limits = limits
@@ -247,7 +247,7 @@ class Retrieval:
     def _open(self, fetch: Fetch) -> Any:
         query = f"layers={layers_parameter(fetch.layers)}&" if fetch.candidate.by_layer else ""
         path = f"{block_path(fetch.record.block)}?{query}codec={fetch.candidate.codec}"
-        return self._transport.open("GET", fetch.record.holder, path)
+        return self._caller.open("GET", fetch.record.holder, path)
 
     def _receiver(self, fetch: Fetch, fields: Mapping[str, str]) -> BlockReceiver:
         return BlockReceiver(

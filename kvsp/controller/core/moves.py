@@ -1,4 +1,5 @@
-"""The controller's state machines: one table each, an illegal move is an error."""
+"""How the states of instances, sessions and Shard Maps move at the controller: one table each,
+an illegal move is an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Keeps the index informed of what a holder holds (KVSP "Publishing and Withdrawing Replicas").
 
-`RecordTable` decides when (no I/O, `now` in seconds); `Publisher` does it through an
+`RecordTable` decides when (no I/O, `now` in seconds); `RecordPublisher` does it through an
 `IndexClient`. The index is advisory: when it is away the holder goes on serving.
 """
 
@@ -226,7 +226,7 @@ class NoIndex:
     async def stop(self) -> None: ...
 
 
-class Publisher:
+class RecordPublisher:
     """Publishes, refreshes and withdraws a holder's records."""
 
     def __init__(

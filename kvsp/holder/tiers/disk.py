@@ -32,8 +32,8 @@ from kvsp.holder.tiers.tiers import (
     part_name,
     trailer,
     trailer_octets,
-    uninterrupted,
 )
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Tier
 from kvsp.names.uris import BlockId
 

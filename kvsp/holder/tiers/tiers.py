@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Protocol
 
 from kvsp.blocks.container import ContainerHeader
 from kvsp.blocks.layout import Octets
@@ -17,9 +15,6 @@ from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, Tier
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.identity import parse_hex
 from kvsp.names.uris import BlockId
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 PIECE: Final = 1 << 20
 """Octets read or written at once; also what one transfer holds in memory."""
@@ -262,28 +257,6 @@ class _HostWriter:
 
     async def abort(self) -> None:
         self._part = _HostPart()
-
-
-async def uninterrupted(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run a call in a thread; a cancellation waits for its end.
-
-    So no thread still uses a file that the cancelled task goes on to close.
-    """
-    return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
-
-
-async def to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """Await `work`; a cancellation is raised when `work` has ended."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # it goes with the cancelled task
-        raise
 
 
 async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncIterator[Octets]:

@@ -1,4 +1,5 @@
-"""The instance's state machines: one table each, an illegal move is an error."""
+"""How the states of an instance and of its directives, sessions and Shard Maps move: one table
+each, an illegal move is an error."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.index_client import HttpIndexClient
-from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
 from kvsp.http.auth import Principal
@@ -36,7 +36,7 @@ from kvsp.names.identity import Scope, block_keys
 from kvsp.names.uris import BlockId
 from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import DESCRIPTOR, OCTETS, container, octets
-from tests.kvsp.support_http import Principals
+from tests.kvsp.support_http import Principals, caller
 
 SCOPE = Scope(bytes(range(32)))
 OTHER_SCOPE = Scope(bytes([7]) * 32)
@@ -172,9 +172,9 @@ async def world(
                 principals._by_token[f"Bearer {name}"] = client_principal(
                     name, uris=frozenset({base})
                 )
-                away = HttpIndexClient(index_app.base_uri, token=lambda: name)
+                away = HttpIndexClient(index_app.base_uri, caller(name))
                 stack.push_async_callback(away.close)
-                publisher = Publisher(away)
+                publisher = RecordPublisher(away)
                 made.holders.append(
                     Holder(
                         [(HostTier(), room)],

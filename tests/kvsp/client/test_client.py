@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import kvsp.client
 from kvsp.blocks.container import Container
 from kvsp.blocks.layout import allocate
 from kvsp.client import (
@@ -354,7 +355,7 @@ async def test_a_request_works_after_the_server_closed_an_idle_connection(tmp_pa
     async with world(tmp_path, idle_s=1) as made:
         await made.fill(0)
         await made.records(1)
-        pool = made.client._transport._session.connector._conns
+        pool = made.client._caller._session.connector._conns
         await eventually(lambda: all(not c[0].is_connected() for q in pool.values() for c in q))
         assert (await made.client.lookup(SCOPE.scope_id, COMPAT, KEYS)).matched == 1
         async with made.client.lease(made.uris[0], SCOPE.scope_id, COMPAT, KEYS[:1]) as lease:
@@ -395,6 +396,14 @@ async def test_a_client_is_used_inside_its_block_only():
     async with client:
         pass
     await client.close()
+
+
+def test_every_public_name_of_the_client_is_found_at_its_first_use():
+    assert set(kvsp.client._WHERE) == set(kvsp.client.__all__)
+    for name, module in kvsp.client._WHERE.items():
+        assert getattr(kvsp.client, name) is vars(sys.modules[module])[name]
+    with pytest.raises(AttributeError, match="nothing"):
+        kvsp.client.nothing  # noqa: B018
 
 
 def test_a_plain_http_service_is_refused_unless_it_is_this_machine_and_allowed():

@@ -15,10 +15,12 @@ from kvsp.client import (
     Fault,
     LeaseLostError,
     NotAuthorizedError,
+    NoTokenError,
     RequestTimeoutError,
     UnavailableError,
     VerificationError,
 )
+from kvsp.names.errors import FileError
 from kvsp.records.records import Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
@@ -244,6 +246,35 @@ async def test_a_credential_that_a_server_echoes_is_not_repeated():
     assert "geheim-42" not in f"{caught.value!r}{caught.value}"
 
 
+async def test_without_a_token_to_show_nothing_is_sent_and_the_next_request_asks_for_it_again():
+    sent = []
+
+    def answer(request):
+        sent.append(request.headers["authorization"])
+        return Response(DESCRIPTOR.jcs)
+
+    there = {}
+
+    def token(base):
+        if base not in there:
+            raise FileError("token: others than its owner have access")
+        return there[base]
+
+    async with (
+        holders(answer) as (_, (uri,), _),
+        Client(uri, token=token, http_loopback=True) as client,
+    ):
+        with pytest.raises(NoTokenError, match="no token to show it: token: others") as caught:
+            await client.get_descriptor(DESCRIPTOR.compat_id)
+        assert caught.value.source == uri and sent == []
+        record = record_at(uri, container(0))
+        result = await client.get_blocks([[record]], Memory(), descriptor=DESCRIPTOR)
+        assert result.missing[0].reason is Fault.NOT_AUTHORIZED and sent == []
+        there[uri] = "t"
+        assert await client.get_descriptor(DESCRIPTOR.compat_id) == DESCRIPTOR
+        assert sent == ["Bearer t"]
+
+
 # --- cancellation --------------------------------------------------------------------
 
 
@@ -259,7 +290,7 @@ async def test_a_cancelled_retrieval_leaves_no_task_and_no_connection(delay):
         with contextlib.suppress(asyncio.CancelledError):
             await work
         assert not [task for task in asyncio.all_tasks() if "Retrieval" in repr(task)]
-        assert not client._transport._session.connector._acquired
+        assert not client._caller._session.connector._acquired
 
 
 async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
@@ -268,7 +299,7 @@ async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
             client.get(record_at(uri, container(0)), descriptor=DESCRIPTOR)
         ) as layers:
             assert (await anext(layers)).layer == 0
-        assert not client._transport._session.connector._acquired
+        assert not client._caller._session.connector._acquired
 
 
 async def test_a_lease_is_given_back_when_the_request_for_it_is_cancelled():

@@ -44,8 +44,14 @@ class Instances:
         self.hanging: set[str] = set()
 
     async def send(
-        self, method: str, uri: str, body: Mapping[str, Any] | None, timeout_s: float
+        self,
+        method: str,
+        instance: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
     ) -> Report:
+        uri = instance + path
         self.sent.append((method, uri, body))
         self.arrived.set()
         if any(uri.startswith(base) for base in self.hanging):

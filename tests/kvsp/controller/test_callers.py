@@ -7,11 +7,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvsp.controller.callers import HttpGateway, HttpIndex, LocalIndex
+from kvsp.controller.callers import HttpIndex, HttpInstances, LocalIndex
 from kvsp.controller.core.effects import Done, KeyPage, Refused, Unreachable
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
 from kvsp.http.call import Call, json_response
+from kvsp.http.service import Operation, Service
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
@@ -19,6 +20,7 @@ from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem, ProblemName
 from tests.kvsp.index.support import DESCRIPTOR, II7, KEYS, NOW, SCOPE, record, status
 from tests.kvsp.index.support import publish as publish_record
+from tests.kvsp.support_http import caller
 from tests.kvsp.support_server import serving
 
 
@@ -29,6 +31,7 @@ class Instance(Service):
         return (
             Operation(method="PUT", path="state", handler=self._state, summary="state"),
             Operation(method="GET", path="text", handler=self._text, summary="text"),
+            Operation(method="GET", path="large", handler=self._large, summary="large"),
         )
 
     async def _state(self, call: Call) -> Response:
@@ -40,28 +43,33 @@ class Instance(Service):
     async def _text(self, call: Call) -> Response:
         return Response("no JSON " * 1000)
 
+    async def _large(self, call: Call) -> Response:
+        return Response(" " * (1 << 20) + "{}")
+
 
 def app_of(service: Service) -> App:
     return App([service], base_uri="http://127.0.0.1/kvsp/", authenticator=LoopbackOnly())
 
 
 async def test_commands_are_answered_refused_or_unreachable() -> None:
-    gateway = HttpGateway(token=lambda: "t" * 43)
+    instances = HttpInstances(caller("t" * 43))
     try:
         async with serving(app_of(Instance())) as server:
             base = f"http://127.0.0.1:{server.port}/kvsp/"
-            done = await gateway.send("PUT", base + "state", {"state": "active"}, 5)
+            done = await instances.send("PUT", base, "state", {"state": "active"}, 5)
             assert done == Done({"state": "active", "epoch": 3})
-            refused = await gateway.send("PUT", base + "state", {"state": "sleeping"}, 5)
+            refused = await instances.send("PUT", base, "state", {"state": "sleeping"}, 5)
             assert isinstance(refused, Refused)
             assert refused.name == ProblemName.INVALID_TRANSITION
-            assert isinstance(await gateway.send("GET", base + "text", None, 5), Unreachable)
-            small = await gateway.send("GET", base + "text", None, 5, limit=10)
-            assert small == Unreachable("the answer is over 10 octets")
-        gone = await gateway.send("GET", base + "text", None, 5)
+            assert isinstance(await instances.send("GET", base, "text", None, 5), Unreachable)
+            large = await instances.send("GET", base, "large", None, 5)
+            assert large == Unreachable(f"{base}: its answer is larger than 1048576 octets")
+            elsewhere = await instances.send("GET", "http://h.example/kvsp/", "text", None, 5)
+            assert isinstance(elsewhere, Unreachable), "plain HTTP is for this machine"
+        gone = await instances.send("GET", base, "text", None, 5)
         assert isinstance(gone, Unreachable)
     finally:
-        await gateway.close()
+        await instances.close()
 
 
 def index_app() -> IndexApp:
@@ -89,14 +97,14 @@ async def check_list(index: HttpIndex | LocalIndex) -> None:
 
 async def test_an_index_in_another_process_is_asked_over_http() -> None:
     app = index_app()
-    index = HttpIndex("http://127.0.0.1:1/kvsp/", HttpGateway())
+    index = HttpIndex("http://127.0.0.1:1/kvsp/", caller())
     keys = tuple(KEYS[:2])
     try:
         away = await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys)
         assert isinstance(away, Unreachable)
         async with serving(app_of(app)) as server:
             await index.close()
-            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", HttpGateway())
+            index = HttpIndex(f"http://127.0.0.1:{server.port}/kvsp/", caller())
             for _ in range(2):
                 check(await index.find(SCOPE.scope_id, DESCRIPTOR.compat_id, keys))
             await index.note_status(status())

@@ -17,7 +17,7 @@ from kvsp.holder.records.publishing import (
     CompatUnknownError,
     IndexUnavailableError,
     Published,
-    Publisher,
+    RecordPublisher,
 )
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import HostTier, TierStorage
@@ -140,7 +140,7 @@ class World:
 
     holder: Holder
     index: MemoryIndex
-    publisher: Publisher
+    publisher: RecordPublisher
     service: HolderService
     app: App
     clock: Clock
@@ -184,7 +184,7 @@ def make_world(
 ) -> World:
     clock = Clock()
     index = MemoryIndex()
-    publisher = Publisher(index, clock=clock, withdraw_s=0.2)
+    publisher = RecordPublisher(index, clock=clock, withdraw_s=0.2)
     holder = Holder(
         tiers if tiers is not None else [(HostTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE, **settings),

@@ -12,10 +12,11 @@ from prometheus_client import generate_latest
 from starlette.responses import Response
 
 from kvsp.http import bodies
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
 from kvsp.http.call import Call, json_response
 from kvsp.http.limits import HttpLimits
+from kvsp.http.service import Operation, Service
 from kvsp.names import ijson
 from tests.kvsp.support_http import BASE, Answer, Client
 

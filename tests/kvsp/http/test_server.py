@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import (
     Credentials,
     LoopbackOnly,
@@ -33,6 +33,7 @@ from kvsp.http.server import (
     ServerSettingsError,
     run,
 )
+from kvsp.http.service import Operation, Service
 from kvsp.names.errors import KvspError as ServiceError
 from kvsp.service.settings import ListenTable
 from tests.kvsp.support_server import Authority, Who, serving

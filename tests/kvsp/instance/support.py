@@ -15,12 +15,12 @@ from kvsp.holder.records.publishing import NoIndex
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.instance.callers import PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.core.limits import InstanceLimits
 from kvsp.instance.core.sessions import StartSession
 from kvsp.instance.engines.engine import Engine, KvBlock
 from kvsp.instance.engines.samplers import SamplerState
 from kvsp.instance.engines.toy import ToyEngine
+from kvsp.instance.epochs import Epochs
 from kvsp.instance.loading import LoadError, WriteLayer
 from kvsp.instance.shell import InstanceShell
 from kvsp.names.codes import InstanceState

@@ -11,7 +11,7 @@ import pytest
 
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
-from kvsp.holder.records.publishing import Publisher
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.instance.callers import PlacementRefusedError
 from kvsp.instance.core.moves import MemberState, ServingState
 from kvsp.instance.engines.toy import ToyEngine
@@ -334,7 +334,7 @@ async def test_checkpoints_go_on_when_the_controller_was_away():
 
 async def test_an_index_that_restarted_empty_gets_the_instances_own_records_back():
     index, clock = MemoryIndex(descriptors=[]), Clock()
-    publisher = Publisher(index, clock=clock)
+    publisher = RecordPublisher(index, clock=clock)
     async with running(records=publisher) as instance:
         HolderService(instance.holder, publisher, Descriptors([ENGINE.descriptor]))
         instance.shell.sessions.start_session(SESSION, start_request())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
     NoIndex,
-    Publisher,
+    RecordPublisher,
 )
 from kvsp.holder.tiers.tiers import HostTier
-from kvsp.http.app import App, Operation, Service
+from kvsp.http.app import App
 from kvsp.http.auth import Principal
 from kvsp.http.call import Call, json_response, no_content
+from kvsp.http.service import Operation, Service
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
@@ -42,7 +43,7 @@ from tests.kvsp.holder.support import (
     make_world,
     octets,
 )
-from tests.kvsp.support_http import BASE, Answer, Client, Principals
+from tests.kvsp.support_http import BASE, Answer, Client, Principals, caller
 from tests.kvsp.support_server import Authority, serving
 
 H1 = Principal(
@@ -57,10 +58,10 @@ def index_on(path: Path) -> IndexApp:
     return IndexApp(IndexService(SqliteStore(path, StoreLimits())))
 
 
-def holder_for(url: str) -> tuple[HolderService, Publisher, HttpIndexClient, Clock]:
+def holder_for(url: str) -> tuple[HolderService, RecordPublisher, HttpIndexClient, Clock]:
     clock = Clock()
-    index = HttpIndexClient(url, token=lambda: "h1")
-    publisher = Publisher(index, clock=clock)
+    index = HttpIndexClient(url, caller("h1"))
+    publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
         [(HostTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE),
@@ -191,10 +192,10 @@ async def test_answers_of_an_index_are_judged(tmp_path: Path) -> None:
         (Response(status_code=503), IndexUnavailableError),
         (Response(status_code=429), IndexUnavailableError),
         (Response(b"{", status_code=403), IndexRefusedError),
-        (redirect, IndexRefusedError),
+        (redirect, IndexUnavailableError),
     ]
     async with serving(app_of(odd)) as server:
-        client = HttpIndexClient(f"{server.url}/kvsp/", token=lambda: "h1")
+        client = HttpIndexClient(f"{server.url}/kvsp/", caller("h1"))
         for odd.answer, kind in cases:
             with pytest.raises(kind):
                 await client.publish(record)
@@ -207,9 +208,9 @@ async def test_answers_of_an_index_are_judged(tmp_path: Path) -> None:
         odd.answer = Response(DESCRIPTOR.jcs)
         assert await client.descriptor(DESCRIPTOR.compat_id) == DESCRIPTOR
         odd.answer = Response(status_code=403)
-        with pytest.raises(IndexRefusedError, match="no problem details"):
+        with pytest.raises(IndexRefusedError, match="status 403"):
             await client.withdraw(record.path)
-        stranger = HttpIndexClient(f"{server.url}/kvsp/")
+        stranger = HttpIndexClient(f"{server.url}/kvsp/", caller())
         with pytest.raises(IndexRefusedError, match="401"):
             await stranger.publish(record)
     with pytest.raises(IndexUnavailableError):
@@ -251,20 +252,22 @@ async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_client
             assert "certificate" not in answer.json["detail"], "no internals"
         (why,) = said()
         assert why.startswith(f"the index service cannot be asked for descriptors: {server.url}")
-        assert "its certificate is not trusted" in why and "set cafile under [peers]" in why
-        index._tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        index._token = lambda: "nobody"
+        assert "its certificate is not trusted" in why and "does cafile name" in why
+        await index.close()
+        shown: list[Callable[[], str]] = [lambda: "nobody"]
+        tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        index._caller = caller(lambda _: shown[0](), tls)
         assert "the index service refused" in (await put()).json["detail"]
         assert "status 401" in said()[0], "another reason is said"
-        index._token = lambda: "h1"
+        shown[0] = lambda: "h1"
         assert (await put()).problem == "kvsp-compat-unknown"
         assert said() == []
     for _ in range(2):
         assert (await put()).status == 503
     assert len(said()) == 1, "said again after it went"
-    index._token = _no_token
+    shown[0] = _no_token
     assert (await put()).status == 503
-    assert "no token to show it: the file is gone" in said()[0]
+    assert "there is no token to show it: the file is gone" in said()[0]
     await index.close()
 
 

@@ -14,7 +14,7 @@ from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
     Published,
-    Publisher,
+    RecordPublisher,
     RecordTable,
 )
 from kvsp.holder.tiers.disk import DiskTier
@@ -205,7 +205,7 @@ async def test_an_index_that_goes_away_between_descriptor_and_record_is_asked_ag
 
 async def test_a_record_whose_descriptor_nobody_has_is_refused_and_tried_much_later() -> None:
     index, clock = MemoryIndex(descriptors=[]), Clock()
-    publisher = Publisher(index, clock=clock)
+    publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
         [(HostTier(), 3 * OCTETS)], HolderSettings(base_uri=BASE), records=publisher, clock=clock
     )
@@ -308,7 +308,7 @@ async def test_a_fault_in_publishing_one_record_is_logged_and_does_not_stop_the_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     index, clock = MemoryIndex(), Clock()
-    publisher = Publisher(index, clock=clock)
+    publisher = RecordPublisher(index, clock=clock)
 
     def broken(block: Any, ttl_ms: int) -> None:
         raise RuntimeError("broken")

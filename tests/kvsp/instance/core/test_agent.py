@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.epochs import Epochs
 from kvsp.instance.core.limits import InstanceLimits
 from kvsp.instance.core.moves import MemberState, ServingState
+from kvsp.instance.epochs import Epochs
 from kvsp.names.codes import DirectiveState, InstanceState, ReshardState
 from kvsp.names.errors import FileError
 from kvsp.records.problems import Problem, ProblemName

@@ -1,4 +1,6 @@
-"""HTTP as the client uses it: one connection pool, credentials, deadlines, retries.
+"""The one way of KVSP to ask a service over HTTP: connections, credentials, deadlines, retries.
+
+The client asks through a `Caller`, and so do the roles that ask each other.
 
 No redirect is followed, no cookie kept, no content coding accepted, no proxy of the
 environment used. A credential goes only to base URIs the rules of KVSP allow: `https`,
@@ -14,7 +16,6 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ import aiohttp
 from kvsp.client.errors import (
     BadAnswerError,
     ClientError,
+    NoTokenError,
     ProblemDetails,
     RequestRefusedError,
     RequestTimeoutError,
@@ -32,14 +34,16 @@ from kvsp.client.errors import (
 )
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Course, course
+from kvsp.client.tls import tls_context
 from kvsp.names import ijson
 from kvsp.names.codes import JSON_MEDIA_TYPE
-from kvsp.names.errors import DecodeError, FileError
+from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.uris import check_base_uri
 from kvsp.records.members import Record
 
 Token = str | Callable[[str], str | None]
-"""A bearer token for every service, or a function from base URI to token (None: none)."""
+"""A bearer token for every service, or a function from base URI to token (None: none). A
+function may raise KvspError or OSError: then there is no token now."""
 
 _PROBLEM_OCTETS: Final = 1 << 20
 _BACKOFF_S: Final = 0.1
@@ -72,8 +76,8 @@ class Answer(NamedTuple):
             raise BadAnswerError(self.source, f"its answer is malformed: {error}") from None
 
 
-class Transport:
-    """The connections of one client. Made within a running event loop; `close` it."""
+class Caller:
+    """The connections of one client or role, opened when they are needed; `close` it."""
 
     def __init__(
         self,
@@ -84,27 +88,32 @@ class Transport:
         limits: ClientLimits,
     ) -> None:
         self._token = token
-        self._http_loopback = http_loopback
+        self.http_loopback = http_loopback
         self._limits = limits
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=limits.connections,
-                limit_per_host=limits.connections_per_source,
-                ssl=tls if tls is not None else tls_context(),
-            ),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BUFFER,
-            headers={"Accept-Encoding": "identity"},
-        )
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            limits = self._limits
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=limits.connections,
+                    limit_per_host=limits.connections_per_source,
+                    ssl=self._tls if self._tls is not None else tls_context(),
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+                read_bufsize=_READ_BUFFER,
+                headers={"Accept-Encoding": "identity"},
+            )
+        return self._session
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def ask(
         self,
@@ -117,15 +126,18 @@ class Transport:
         limit: int | None = None,
         media_type: str = JSON_MEDIA_TYPE,
         absolute: bool = False,
+        seconds: float | None = None,
     ) -> Answer:
         """One request with a small answer, tried again where that can help.
 
-        `path` is below the base URI `source`, or on its host when `absolute`. All requests
-        made this way may be repeated. Raises what `kvsp.client.errors` has.
+        `path` is below the base URI `source`, or on its host when `absolute`. An answer has
+        at most `limit` octets and comes within `seconds`, however long the service is silent
+        before; without, the limits of this caller hold. All requests made this way may be
+        repeated. Raises what `kvsp.client.errors` has.
         """
         return await self.retrying(
             lambda: self._ask_once(
-                method, source, path, body, expected, limit, media_type, absolute
+                method, source, path, body, expected, limit, media_type, absolute, seconds
             )
         )
 
@@ -152,12 +164,20 @@ class Transport:
         limit: int | None,
         media_type: str,
         absolute: bool,
+        seconds: float | None,
     ) -> Answer:
         fields = {} if body is None else {"Content-Type": media_type}
         async with (
-            within(source, self._limits.request_s),
+            within(source, self._limits.request_s if seconds is None else seconds),
             self.open(
-                method, source, path, data=body, fields=fields, expected=expected, absolute=absolute
+                method,
+                source,
+                path,
+                data=body,
+                fields=fields,
+                expected=expected,
+                absolute=absolute,
+                stall_s=seconds,
             ) as response,
         ):
             most = self._limits.answer_octets if limit is None else limit
@@ -195,25 +215,34 @@ class Transport:
         expected: Collection[int] = (200,),
         absolute: bool = False,
         expect100: bool = False,
+        stall_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One request whose answer is read by the caller; leaving early closes the connection.
+        """One request whose answer is read by whoever opens it; leaving early closes the
+        connection.
 
-        The caller sets the time for all of it. Raises RequestRefusedError for any status
-        but the expected ones, UnreachableError, BadAnswerError.
+        Who opens it sets the time for all of it. Raises RequestRefusedError for any status
+        but the expected ones, UnreachableError, RequestTimeoutError, BadAnswerError,
+        NoTokenError.
         """
         url = self._url(source, path, absolute)
         headers = dict(fields or {})
-        token = self._token(source) if callable(self._token) else self._token
+        token = self._shown(source)
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
+        limits = self._limits
         try:
-            async with self._session.request(
+            async with self._opened().request(
                 method,
                 url,
                 data=data,
                 headers=headers,
                 allow_redirects=False,
                 expect100=expect100,
+                timeout=aiohttp.ClientTimeout(
+                    total=None,
+                    sock_connect=limits.connect_s,
+                    sock_read=limits.stall_s if stall_s is None else stall_s,
+                ),
             ) as response:
                 if response.status not in expected:
                     raise await self._refused(source, response, token)
@@ -228,8 +257,15 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             raise UnreachableError(source, _why(source, error)) from error
 
+    def _shown(self, source: str) -> str | None:
+        """The token for a service, asked for each time, so that it can be replaced."""
+        try:
+            return self._token(source) if callable(self._token) else self._token
+        except (KvspError, OSError) as error:
+            raise NoTokenError(source, f"there is no token to show it: {error}") from error
+
     def _url(self, source: str, path: str, absolute: bool) -> str:
-        check_base_uri(source, http_loopback=self._http_loopback)
+        check_base_uri(source, http_loopback=self.http_loopback)
         if not absolute:
             return source + path
         parts = urlsplit(source)
@@ -317,26 +353,7 @@ def _distrust(error: Exception, host: str) -> str:
             return "its certificate is not trusted: it has expired"
         case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
             return f"its certificate is not trusted: it is not for {plain(host)}"
-    return "its certificate is not trusted (does cafile name the authority that signed it?)"
-
-
-def tls_context(
-    cafile: str | Path | None = None, client_cert: tuple[str | Path, str | Path] | None = None
-) -> ssl.SSLContext:
-    """TLS 1.3; `cafile` are the authorities (PEM) instead of the system's, `client_cert` the
-    certificate and key this client shows. Raises FileError naming the file."""
-    try:
-        context = ssl.create_default_context(cafile=None if cafile is None else str(cafile))
-    except (OSError, ssl.SSLError) as error:
-        detail = error.strerror if not isinstance(error, ssl.SSLError) else None
-        raise FileError(f"{cafile}: {detail or 'not a file of PEM certificates'}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if client_cert is not None:
-        certificate, key = client_cert
-        try:
-            context.load_cert_chain(certificate, key)
-        except (OSError, ssl.SSLError):
-            raise FileError(
-                f"{certificate}, {key}: not a certificate in PEM and its unencrypted key"
-            ) from None
-    return context
+    return (
+        "its certificate is not trusted (does cafile name the authority that signed it, or "
+        "itself when it is self-signed?)"
+    )
