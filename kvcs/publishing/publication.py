@@ -14,7 +14,7 @@ from typing import Final
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component, ManifestTrack
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
-from kvcs.names.manifest import ManifestBuilder
+from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
 from kvcs.names.tensors import Tensor, block_section, check_tensor
