@@ -16,8 +16,10 @@ from typing import Final
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.tracks import DataTrack
-from kvcs.retrieving.assembly import SEGMENT, Arrival, Assembly, Layer, Stats
+from kvcs.retrieving.assembly import SEGMENT, Assembly
+from kvcs.retrieving.layers import Arrival, Layer
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackState
+from kvcs.retrieving.stats import Stats
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import KvspError
 from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via

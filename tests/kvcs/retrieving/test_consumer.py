@@ -20,7 +20,7 @@ from kvcs.names.errors import (
 from kvcs.names.manifest import Manifest
 from kvcs.names.tensors import allocate
 from kvcs.publishing.publication import Publication
-from kvcs.retrieving.assembly import ArrayDestination, FileDestination
+from kvcs.retrieving.destinations import ArrayDestination, FileDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvsp.blocks.kv_files import KvFile
 from kvsp.names import ijson
