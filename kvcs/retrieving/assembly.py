@@ -15,11 +15,13 @@ from kvcs.names.codes import Component
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.payload import Octets, PayloadForm, data_digest
+from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
-from kvcs.retrieving.layers import Arrival, LayerBuffer, halves
+from kvcs.retrieving.layers import Arrival, LayerBuffer
+from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
+from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvcs.names.codes import Component
-from kvcs.names.tensors import LayerAssembly
 from kvcs.retrieving.destinations import Destination
+from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets, Tensor
 from kvsp.names.identity import Descriptor
@@ -42,31 +42,6 @@ class Arrival(Enum):
     """Discarded: it is as missing as before."""
     EXTRA = auto()
     """Not needed, or there already."""
-
-
-class OpenLayer(LayerAssembly):
-    """A layer that is not whole, or not handed over yet."""
-
-    def has(self, component: Component, block: int) -> bool:
-        if component is not Component.KV:
-            return bool(self._written[component][block])
-        return all(self._written[half][block] for half in halves(component))
-
-    def is_as(self, component: Component, block: int, data: Octets) -> bool:
-        """Whether the octets of a block that is there are these."""
-        view = self._views[component]
-        return view[block * self._section : (block + 1) * self._section] == memoryview(data)
-
-    def take_back(self, component: Component, block: int) -> None:
-        """Block `block` turned out to be wrong: it is to be written again."""
-        for half in halves(component):
-            if self._written[half][block]:
-                self._written[half][block] = 0
-                self._left += 1
-
-
-def halves(component: Component) -> tuple[Component, ...]:
-    return (Component.K, Component.V) if component is Component.KV else (component,)
 
 
 class LayerBuffer:

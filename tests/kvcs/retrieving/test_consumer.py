@@ -18,11 +18,11 @@ from kvcs.names.errors import (
     VerificationFailed,
 )
 from kvcs.names.manifest import Manifest
-from kvcs.names.tensors import allocate
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving.destinations import ArrayDestination, FileDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvsp.blocks.kv_files import KvFile
+from kvsp.blocks.layout import allocate
 from kvsp.names import ijson
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Scope
