@@ -15,6 +15,7 @@ from typing import Final
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.assembly import SEGMENT, Assembly
 from kvcs.retrieving.layers import Arrival, Layer
@@ -51,9 +52,6 @@ STALL: Final = 2.0
 A stream that is reset before its header came leaves no trace: nobody can tell whose it
 was. Only Objects known to exist are meant, never those still to be produced."""
 
-NO_STREAM_DELAY: Final = 0.02
-"""Seconds before another try when the peer grants no request stream."""
-
 CONFIRM_GRACE: Final = 1.0
 """Seconds to wait, with every layer handed over, for the manifest to list them. It does so
 at once at the end of a publication; a part of one still in production is not worth more."""
@@ -61,12 +59,6 @@ at once at the end of a publication; a part of one still in production is not wo
 MANIFEST_FETCHES: Final = 2
 """How often the manifest is fetched when its subscription does not bring it."""
 
-_AUTHORIZATION: Final = (
-    RequestErrorCode.UNAUTHORIZED,
-    RequestErrorCode.MALFORMED_AUTH_TOKEN,
-    RequestErrorCode.EXPIRED_AUTH_TOKEN,
-    RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS,
-)
 _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
 
@@ -79,11 +71,6 @@ class Mode(StrEnum):
     LIVE = "live"
     """By subscriptions with fills, which also bring what is still to be produced."""
     FETCH = "fetch"
-
-
-def not_authorized(error: MoqtError) -> bool:
-    """Whether a request was refused for lack of rights."""
-    return isinstance(error, RequestError) and error.code in _AUTHORIZATION
 
 
 class Retrieval:
@@ -320,9 +307,8 @@ class Retrieval:
             return
         if not_authorized(error):
             self._fail(NotAuthorized(f"the manifest is refused: {error}"))
-        elif _may_repeat(error):
-            again = self._fetch_manifest if fetched else self._subscribe_manifest
-            self._later(_retry_delay(error), again)
+        elif (delay := retry_delay(error)) is not None:
+            self._later(delay, self._fetch_manifest if fetched else self._subscribe_manifest)
         elif isinstance(error, SessionClosed):
             self._fail(_relay_lost(error))
         else:
@@ -495,8 +481,9 @@ class Retrieval:
 
     def live_failed(self, state: TrackState, error: MoqtError) -> None:
         if not self._refused(error):
-            if self._filter_refused(error) or _may_repeat(error):
-                self._subscribe(state, _retry_delay(error))
+            delay = self._delay_again(error)
+            if delay is not None:
+                self._subscribe(state, delay)
             else:
                 self.live_over(state, str(error))
 
@@ -504,17 +491,11 @@ class Retrieval:
         if self._refused(error):
             return
         state = receiver.state
-        if self._filter_refused(error) or _may_repeat(error):
-            if state.fetch is receiver:
-                self._fetch(
-                    state,
-                    receiver.start,
-                    receiver.end,
-                    again=receiver.again,
-                    delay=_retry_delay(error),
-                )
-        else:
+        delay = self._delay_again(error)
+        if delay is None:
             self.fetch_over(receiver, str(error))
+        elif state.fetch is receiver:
+            self._fetch(state, receiver.start, receiver.end, again=receiver.again, delay=delay)
 
     def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
         """A FETCH brought what it will bring."""
@@ -635,15 +616,17 @@ class Retrieval:
             self._fail(VerificationFailed(f"{self._publication}: {error}"))
         return self.error is not None
 
-    def _filter_refused(self, error: MoqtError) -> bool:
+    def _delay_again(self, error: MoqtError) -> float | None:
+        """Seconds before a refused request is made again; None when it is not."""
+        delay = retry_delay(error)
         if (
             isinstance(error, RequestError)
             and error.code == RequestErrorCode.INVALID_FILTER
             and self._filters()
         ):
             self._filters_refused = True
-            return True
-        return False
+            return NO_STREAM_DELAY if delay is None else delay
+        return delay
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
@@ -653,12 +636,3 @@ class Retrieval:
 
 def _relay_lost(error: SessionClosed) -> PublisherLost:
     return PublisherLost(f"the relay was lost: {error}")
-
-
-def _may_repeat(error: MoqtError) -> bool:
-    return isinstance(error, RequestError) and error.retry_after_ms is not None
-
-
-def _retry_delay(error: MoqtError) -> float:
-    after = error.retry_after_ms if isinstance(error, RequestError) else None
-    return max((after or 0) / 1000, NO_STREAM_DELAY)
