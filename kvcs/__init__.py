@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     )
     from kvcs.names.namespace import PublicationNamespace
     from kvcs.publishing.publication import Publication, publish
-    from kvcs.retrieving.assembly import (
+    from kvcs.retrieving.consumer import Consumer
+    from kvcs.retrieving.destinations import (
         ArrayDestination,
         Destination,
         FileDestination,
-        Layer,
         MemoryDestination,
-        Stats,
     )
-    from kvcs.retrieving.consumer import Consumer
+    from kvcs.retrieving.layers import Layer
     from kvcs.retrieving.retrieval import Mode
+    from kvcs.retrieving.stats import Stats
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError
     from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
-    "ArrayDestination": "kvcs.retrieving.assembly",
+    "ArrayDestination": "kvcs.retrieving.destinations",
     "Consumer": "kvcs.retrieving.consumer",
     "DecodeError": "kvsp.names.errors",
     "Descriptor": "kvsp.names.identity",
-    "Destination": "kvcs.retrieving.assembly",
+    "Destination": "kvcs.retrieving.destinations",
     "Fallback": "kvcs.finding.relays",
-    "FileDestination": "kvcs.retrieving.assembly",
+    "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvcs.names.errors",
     "KvFile": "kvsp.blocks.kv_files",
     "KvFileWriter": "kvsp.blocks.kv_files",
     "KvcsError": "kvcs.names.errors",
-    "Layer": "kvcs.retrieving.assembly",
-    "MemoryDestination": "kvcs.retrieving.assembly",
+    "Layer": "kvcs.retrieving.layers",
+    "MemoryDestination": "kvcs.retrieving.destinations",
     "MisuseError": "kvcs.names.errors",
     "Mode": "kvcs.retrieving.retrieval",
     "NotAuthorized": "kvcs.names.errors",
@@ -64,7 +64,7 @@ _WHERE = {
     "RetrievalError": "kvcs.names.errors",
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
-    "Stats": "kvcs.retrieving.assembly",
+    "Stats": "kvcs.retrieving.stats",
     "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",

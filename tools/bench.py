@@ -35,8 +35,8 @@ import numpy as np
 
 import moqt
 from kvcs.publishing.publication import Publication, publish
-from kvcs.retrieving.assembly import ArrayDestination
 from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.destinations import ArrayDestination
 from kvsp.names.identity import Descriptor, Scope
 from moqt.quic.certificates import make_self_signed
 from tools import bench_raw

@@ -19,7 +19,7 @@ from typing import Final
 
 from kvcs.names.errors import NotAuthorized, PublisherLost, RetrievalError
 from kvcs.names.namespace import PublicationNamespace, anchor_prefix
-from kvcs.retrieving.retrieval import NO_STREAM_DELAY, not_authorized
+from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvsp.names.errors import DecodeError
 from moqt.requests import OutgoingSubscribeNamespace, RequestState
 from moqt.session import Session
@@ -208,11 +208,8 @@ class Discovery:
 
     def _ended(self, probe: _Probe, error: MoqtError | None) -> None:
         if isinstance(error, RequestError) and not probe.answered:
-            again: float | None = None
-            if error.code == RequestErrorCode.PREFIX_OVERLAP:
-                again = OVERLAP_DELAY
-            elif error.retry_after_ms is not None:
-                again = max(error.retry_after_ms / 1000, NO_STREAM_DELAY)
+            overlaps = error.code == RequestErrorCode.PREFIX_OVERLAP
+            again = OVERLAP_DELAY if overlaps else retry_delay(error)
             if again is not None:
                 probe.request, probe.delay = None, again
                 self._changed()

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS, PAYLOAD_MAGIC, PAYLOAD_VERSION, Component
+from kvsp.blocks.layout import Octets
 from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
-
-Octets = bytes | bytearray | memoryview
-"""Contiguous octets; of a memoryview, the octets in memory whatever its format."""
 
 _FIELDS = struct.Struct(">IBBHIIQIHHI")
 _HEADER = struct.Struct(_FIELDS.format + "32s")

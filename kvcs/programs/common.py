@@ -20,7 +20,7 @@ from kvcs.names.errors import (
     NothingToPublish,
     VerificationFailed,
 )
-from kvcs.retrieving.retrieval import not_authorized
+from kvcs.names.refusals import not_authorized
 from kvsp.blocks.kv_files import load_descriptor
 from kvsp.cli.common import ExitCode as ExitCode
 from kvsp.cli.common import InputError as InputError

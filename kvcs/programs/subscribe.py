@@ -43,9 +43,12 @@ from kvcs.programs.common import (
     session_config,
 )
 from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
-from kvcs.retrieving.assembly import NOT_NEEDED, FileDestination, Layer, Stats
+from kvcs.retrieving.assembly import NOT_NEEDED
 from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.destinations import FileDestination
+from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Mode
+from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.plain import PlainCommand
 from kvsp.names.errors import KvspError

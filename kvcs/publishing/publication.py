@@ -14,11 +14,11 @@ from typing import Final
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component, ManifestTrack
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
-from kvcs.names.manifest import ManifestBuilder
+from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
-from kvcs.names.tensors import Tensor, block_section, check_tensor
 from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
+from kvsp.blocks.layout import Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession, PublishedNamespace

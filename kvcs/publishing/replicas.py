@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.tensors import Tensor, block_section
+from kvsp.blocks.layout import Tensor, block_section
 from kvsp.client import Client, ClientError, RequestRefusedError
 from kvsp.holder.records.publishing import (
     DEFAULT_TTL_MS,

@@ -15,16 +15,13 @@ from kvcs.names.codes import Component
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.payload import Octets, PayloadForm, data_digest
+from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
-from kvcs.retrieving.layers import ArrayDestination as ArrayDestination
-from kvcs.retrieving.layers import Arrival as Arrival
-from kvcs.retrieving.layers import Destination as Destination
-from kvcs.retrieving.layers import FileDestination as FileDestination
-from kvcs.retrieving.layers import Layer as Layer
-from kvcs.retrieving.layers import LayerBuffer, halves
-from kvcs.retrieving.layers import MemoryDestination as MemoryDestination
-from kvcs.retrieving.layers import Stats as Stats
+from kvcs.retrieving.destinations import Destination
+from kvcs.retrieving.layers import Arrival, LayerBuffer
+from kvcs.retrieving.open_layer import halves
+from kvcs.retrieving.stats import Stats
+from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor

@@ -19,9 +19,13 @@ from typing import Final
 from kvcs.finding.relays import Connect
 from kvcs.names.errors import NotAuthorized, RetrievalError, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.tensors import block_section
-from kvcs.retrieving.assembly import Assembly, Layer, MemoryDestination, Stats
-from kvcs.retrieving.retrieval import Retrieval, not_authorized
+from kvcs.names.refusals import not_authorized
+from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.destinations import MemoryDestination
+from kvcs.retrieving.layers import Layer
+from kvcs.retrieving.retrieval import Retrieval
+from kvcs.retrieving.stats import Stats
+from kvsp.blocks.layout import block_section
 from kvsp.client import Client, ClientError
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
 from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer

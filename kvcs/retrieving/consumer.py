@@ -33,9 +33,11 @@ from kvcs.names.errors import (
     worse_of,
 )
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.retrieving.assembly import Assembly, Destination, Kept, Layer, MemoryDestination, Stats
-from kvcs.retrieving.layers import LayerBuffer
+from kvcs.retrieving.assembly import Assembly, Kept
+from kvcs.retrieving.destinations import Destination, MemoryDestination
+from kvcs.retrieving.layers import Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
+from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 from moqt.values.errors import MoqtError

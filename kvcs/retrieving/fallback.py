@@ -11,9 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvcs.finding.relays import DEFAULT_AFTER as DEFAULT_AFTER
-from kvcs.finding.relays import Connect as Connect
-from kvcs.finding.relays import Fallback as Fallback
 from kvcs.names.errors import (
     KvcsError,
     NotAuthorized,

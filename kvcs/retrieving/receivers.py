@@ -1,34 +1,71 @@
-"""Who a Retrieval's requests bring their answers, streams and Objects to.
+"""Who the requests for data bring their answers, streams and Objects to.
 
 Callbacks of the session: they note in a track's `TrackState` what has come and who is still to
-bring what, and tell the Retrieval, which decides.
+bring what, and tell the retrieval, which decides (`DataNeeds`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, PAYLOAD_HEADER_OCTETS
-from kvcs.names.tracks import DataTrack, raw_octets
-from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from kvcs.names.tracks import DataTrack
+from moqt.receiving.receiver import IncomingStream, ObjectReceiver
 from moqt.requests import OutgoingFetch, OutgoingSubscribe
 from moqt.track.stored import Buffer
-from moqt.values.codes import ObjectStatus, PublishDoneCode, StreamErrorCode, code_name
+from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
-if TYPE_CHECKING:
-    from kvcs.retrieving.retrieval import Retrieval
+
+class DataNeeds(Protocol):
+    """What the receivers of data tracks need of the retrieval that made their requests."""
+
+    def object_received(
+        self, state: TrackState, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
+    ) -> bool:
+        """An Object, whole; True when it was needed and good."""
+        ...
+
+    def object_too_large(self, state: TrackState, location: Location) -> None:
+        """An Object that cannot be one of this track has begun, and is thrown away."""
+
+    def live_accepted(self, state: TrackState, largest: Location | None) -> None:
+        """SUBSCRIBE_OK, with the largest Object there was."""
+
+    def live_stream_ended(
+        self, state: TrackState, stream: IncomingStream, error: int | None
+    ) -> None:
+        """FIN (`error` None) or a reset of a stream of the subscription or its fill."""
+
+    def live_over(self, state: TrackState, why: str) -> None:
+        """The subscription has ended."""
+
+    def live_failed(self, state: TrackState, error: MoqtError) -> None:
+        """The subscription was refused, or the session has ended."""
+
+    def fetch_accepted(self, receiver: FetchReceiver) -> None:
+        """FETCH_OK."""
+
+    def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
+        """The FETCH brought what it will bring."""
+
+    def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
+        """The FETCH was refused, or the session has ended."""
 
 
 class TrackState:
     """What is asked for on one data track, and so, what is nobody's to bring any more."""
 
-    def __init__(self, track: DataTrack, name: FullTrackName, first_layer: int) -> None:
+    def __init__(
+        self, track: DataTrack, name: FullTrackName, first_layer: int, max_object_octets: int
+    ) -> None:
         self.track = track
         self.name = name
         self.first = Location(first_layer, 0)
+        self.max_object_octets = max_object_octets
+        self.arrivals = 0
+        """Answers, streams and parts of Objects that have come."""
         self.subscribed = False
         """There is a subscription, answered or not."""
         self.answered = False
@@ -74,19 +111,17 @@ class TrackState:
 class DataReceiver(ObjectReceiver):
     """A request for Objects of a data track: longer ones than they can be are not kept."""
 
-    def __init__(self, retrieval: Retrieval, state: TrackState) -> None:
+    def __init__(self, retrieval: DataNeeds, state: TrackState) -> None:
         self.retrieval = retrieval
         self.state = state
-        self.max_object_octets = PAYLOAD_HEADER_OCTETS + raw_octets(
-            retrieval.assembly.descriptor, state.track.component
-        )
+        self.max_object_octets = state.max_object_octets
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.retrieval.object_too_large(self.state, header.location)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         super().object_part(stream, part)
-        self.retrieval.arrivals += 1
+        self.state.arrivals += 1
 
     def object_whole(
         self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
@@ -102,10 +137,11 @@ class LiveReceiver(DataReceiver):
     """The subscription to a data track, with its fill."""
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
+        self.state.arrivals += 1
         self.retrieval.live_accepted(self.state, request.largest)
 
     def stream_opened(self, stream: IncomingStream) -> None:
-        self.retrieval.arrivals += 1
+        self.state.arrivals += 1
         if stream.subgroup is not None:
             self.state.broken.discard(stream.subgroup.group)
         else:
@@ -127,7 +163,7 @@ class FetchReceiver(DataReceiver):
 
     def __init__(
         self,
-        retrieval: Retrieval,
+        retrieval: DataNeeds,
         state: TrackState,
         start: Location,
         end: Location,
@@ -145,8 +181,8 @@ class FetchReceiver(DataReceiver):
 
     def fetch_accepted(self, request: OutgoingFetch) -> None:
         self.answered = True
-        self.retrieval.arrivals += 1
-        self.retrieval.wake()
+        self.state.arrivals += 1
+        self.retrieval.fetch_accepted(self)
 
     def stream_opened(self, stream: IncomingStream) -> None:
         self.opened = True
@@ -164,31 +200,3 @@ class FetchReceiver(DataReceiver):
 
     def request_failed(self, error: MoqtError) -> None:
         self.retrieval.fetch_failed(self, error)
-
-
-class ManifestReceiver(ObjectReceiver):
-    """The manifest track, subscribed to or fetched."""
-
-    max_object_octets = MAX_MANIFEST_OCTETS
-
-    def __init__(self, retrieval: Retrieval, *, fetched: bool) -> None:
-        self.retrieval = retrieval
-        self.fetched = fetched
-
-    def object_received(self, received: ReceivedObject) -> None:
-        if received.status is ObjectStatus.NORMAL:
-            self.retrieval.manifest_received(received)
-
-    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.manifest_too_large(header.length)
-
-    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if self.fetched or stream.via is Via.FILL:
-            self.retrieval.manifest_stream_ended("its stream ended without it", self.fetched)
-
-    def subscription_done(self, code: int, reason: str) -> None:
-        name = code_name(PublishDoneCode, code)
-        self.retrieval.manifest_over(f"its subscription ended with {name}", self.fetched)
-
-    def request_failed(self, error: MoqtError) -> None:
-        self.retrieval.manifest_failed(error, self.fetched)

@@ -2,8 +2,8 @@
 
 Sans-IO over a `moqt` session (KVCS "Retrieval during Production", "Retrieval of Completed
 Caches", "Verification and Recovery"): callbacks of the session only take note, `poll(now)`
-acts. The callbacks are in `kvcs.retrieving.receivers`; what arrives is judged and put together by
-`kvcs.retrieving.assembly`.
+acts. The callbacks are in `receivers`; the manifest is asked for by `manifest_track`; what
+arrives is judged and put together by `assembly`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
+from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.tracks import DataTrack
-from kvcs.retrieving.assembly import SEGMENT, Arrival, Assembly, Layer, Stats
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, ManifestReceiver, TrackState
+from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
+from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.layers import Arrival, Layer
+from kvcs.retrieving.manifest_track import ManifestVersions
+from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
+from kvcs.retrieving.stats import Stats
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import KvspError
-from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
+from moqt.receiving.receiver import IncomingStream, Via
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
@@ -49,22 +53,10 @@ STALL: Final = 2.0
 A stream that is reset before its header came leaves no trace: nobody can tell whose it
 was. Only Objects known to exist are meant, never those still to be produced."""
 
-NO_STREAM_DELAY: Final = 0.02
-"""Seconds before another try when the peer grants no request stream."""
-
 CONFIRM_GRACE: Final = 1.0
 """Seconds to wait, with every layer handed over, for the manifest to list them. It does so
 at once at the end of a publication; a part of one still in production is not worth more."""
 
-MANIFEST_FETCHES: Final = 2
-"""How often the manifest is fetched when its subscription does not bring it."""
-
-_AUTHORIZATION: Final = (
-    RequestErrorCode.UNAUTHORIZED,
-    RequestErrorCode.MALFORMED_AUTH_TOKEN,
-    RequestErrorCode.EXPIRED_AUTH_TOKEN,
-    RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS,
-)
 _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
 
@@ -77,11 +69,6 @@ class Mode(StrEnum):
     LIVE = "live"
     """By subscriptions with fills, which also bring what is still to be produced."""
     FETCH = "fetch"
-
-
-def not_authorized(error: MoqtError) -> bool:
-    """Whether a request was refused for lack of rights."""
-    return isinstance(error, RequestError) and error.code in _AUTHORIZATION
 
 
 class Retrieval:
@@ -107,8 +94,6 @@ class Retrieval:
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
-        self.arrivals = 0
-        """Answers, streams and parts of Objects that have come on data tracks."""
         self._seen = -1
         """`arrivals` when it was last looked at; silent since `_quiet`."""
         self._quiet = 0.0
@@ -120,11 +105,8 @@ class Retrieval:
         self._new: list[tuple[float, Callable[[], None]]] = []
         self._waiting: list[tuple[float, Callable[[], None]]] = []
         self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
-        self._manifest_requests: list[OutgoingSubscribe | OutgoingFetch] = []
-        self._manifest_live = False
-        self._manifest_fetching = False
-        self._manifest_fetches = 0
-        self._manifest_over = False
+        self._versions = ManifestVersions(session, assembly, self)
+        self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
         self._confirm_due: float | None = None
         self._filters_refused = False
@@ -137,6 +119,11 @@ class Retrieval:
         return self.assembly.ready
 
     @property
+    def arrivals(self) -> int:
+        """Answers, streams and parts of Objects that have come on data tracks."""
+        return sum(state.arrivals for state in self._tracks.values())
+
+    @property
     def finished(self) -> bool:
         """Every layer has been handed over, and the manifest has confirmed what it can."""
         if self.error is not None or not self.assembly.whole:
@@ -144,22 +131,23 @@ class Retrieval:
         entry = self.assembly.entry
         return (
             self.assembly.confirmed
-            or self._manifest_over
+            or self._versions_over
             or entry.complete
             or entry.object_digests is None
         )
 
     def start(self) -> None:
         """Ask for the manifest; all else follows from it."""
-        self._later(0.0, self._subscribe_manifest)
+        self._versions.ask()
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
         if self._closed or self.error is not None:
             return None
         self._open_requests(now)
-        if self.arrivals != self._seen:
-            self._seen, self._quiet = self.arrivals, now
+        arrivals = self.arrivals
+        if arrivals != self._seen:
+            self._seen, self._quiet = arrivals, now
         times = [due for due, _ in self._waiting]
         if self.assembly.whole:
             self._cancel(self._data_requests)
@@ -167,7 +155,7 @@ class Retrieval:
                 if self._confirm_due is None:
                     self._confirm_due = now + CONFIRM_GRACE
                 if now >= self._confirm_due:
-                    self._manifest_over = True
+                    self._versions_over = True
                 else:
                     times.append(self._confirm_due)
         else:
@@ -177,11 +165,11 @@ class Retrieval:
                     if due is not None:
                         times.append(due)
         if (
-            self._manifest_over
+            self._versions_over
             and not self.assembly.confirmed
             and (self._require_listed or self.assembly.manifest_refused)
         ):
-            self._fail(
+            self.fail(
                 VerificationFailed(
                     f"{self._publication}: the manifest does not list every layer that came"
                 )
@@ -201,16 +189,13 @@ class Retrieval:
         self._new.clear()
         self._waiting.clear()
         self._cancel(self._data_requests)
-        self._cancel(self._manifest_requests)
+        self._versions.cancel()
         self.assembly.release()
-
-    def wake(self) -> None:
-        """Something changed that `poll` must look at."""
-        self._changed()
 
     # -- requests ------------------------------------------------------------------------
 
-    def _later(self, delay: float, make: Callable[[], None]) -> None:
+    def later(self, delay: float, make: Callable[[], None]) -> None:
+        """Make a request in `delay` seconds, or later when there is no stream for it."""
         self._new.append((delay, make))
         self._changed()
 
@@ -224,7 +209,7 @@ class Retrieval:
             try:
                 make()
             except SessionClosed as error:
-                self._fail(_relay_lost(error))
+                self.relay_lost(error)
                 return
             except RequestError as error:
                 if error.code != RequestErrorCode.EXCESSIVE_LOAD:
@@ -254,101 +239,24 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def _manifest_name(self) -> FullTrackName:
-        return FullTrackName(self.assembly.namespace.fields, ManifestTrack.MANIFEST.encode())
-
-    def _subscribe_manifest(self) -> None:
-        self._manifest_live = True
-        self._manifest_requests.append(
-            self.session.subscribe(
-                self._manifest_name(),
-                ManifestReceiver(self, fetched=False),
-                Parameters(
-                    location_filter=LocationFilter.next_object(),
-                    fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
-                ),
-            )
-        )
-
-    def _fetch_manifest(self) -> None:
-        self._manifest_requests.append(
-            self.session.fetch(
-                self._manifest_name(),
-                ManifestReceiver(self, fetched=True),
-                Parameters(
-                    location_filter=LocationFilter.absolute_start(self.assembly.version + 1),
-                    group_order=GroupOrder.ASCENDING,
-                ),
-            )
-        )
-
-    def manifest_received(self, received: ReceivedObject) -> None:
-        if self._over:
+    def version_received(self, location: Location, payload: Buffer) -> None:
+        if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(received.location, received.payload)
+            self.assembly.manifest_received(location, payload)
         except _LOCAL_ERRORS as error:
-            self._fail(error)
+            self.fail(error)
             return
-        for track, location in self.assembly.take_back():
-            self._lost(self._tracks[track], location)
+        for track, refused in self.assembly.take_back():
+            self._lost(self._tracks[track], refused)
         if first and self.assembly.manifest is not None:
             self._ask_for_data()
         self._changed()
 
-    def manifest_too_large(self, octets: int) -> None:
-        if not self._over:
-            self._fail(
-                VerificationFailed(
-                    f"{self._publication}: a manifest of {octets} octets is more than "
-                    f"{MAX_MANIFEST_OCTETS}"
-                )
-            )
-
-    def manifest_stream_ended(self, why: str, fetched: bool) -> None:
-        """A FETCH or a fill is over."""
-        if fetched:
-            self.manifest_over(why, fetched)
-        else:
-            self._manifest_needed(why)
-
-    def manifest_failed(self, error: MoqtError, fetched: bool) -> None:
-        if self._over:
-            return
-        if not_authorized(error):
-            self._fail(NotAuthorized(f"the manifest is refused: {error}"))
-        elif _may_repeat(error):
-            again = self._fetch_manifest if fetched else self._subscribe_manifest
-            self._later(_retry_delay(error), again)
-        elif isinstance(error, SessionClosed):
-            self._fail(_relay_lost(error))
-        else:
-            self.manifest_over(str(error), fetched)
-
-    def manifest_over(self, why: str, fetched: bool) -> None:
-        """Nothing more will come by that request."""
-        if fetched:
-            self._manifest_fetching = False
-        else:
-            self._manifest_live = False
-        self._manifest_needed(why)
-
-    def _manifest_needed(self, why: str) -> None:
-        """Ask for versions that are missing and that nobody is going to bring."""
-        manifest = self.assembly.manifest
-        if self._over or self._manifest_fetching or (self._manifest_live and manifest is not None):
-            return
-        if manifest is not None and manifest.is_segment_complete(SEGMENT):
-            self._manifest_over = True
-        elif self._manifest_fetches < MANIFEST_FETCHES:
-            self._manifest_fetching = True
-            self._manifest_fetches += 1
-            self._later(0.0, self._fetch_manifest)
-        elif not self._manifest_live:
-            self._manifest_over = True
-            if manifest is None:
-                self._fail(PublisherLost(f"{self._publication}: no manifest to be had: {why}"))
+    def versions_over(self) -> None:
+        """No further version of the manifest will come."""
+        self._versions_over = True
         self._changed()
 
     # -- data ----------------------------------------------------------------------------
@@ -363,7 +271,8 @@ class Retrieval:
         self.stats.mode = (Mode.FETCH if fetch else Mode.LIVE).value
         for track in assembly.tracks:
             name = FullTrackName(assembly.namespace.fields, track.name)
-            state = self._tracks[track] = TrackState(track, name, needed[0])
+            octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
+            state = self._tracks[track] = TrackState(track, name, needed[0], octets)
             if fetch:
                 end = Location(needed[-1], assembly.blocks - 1)
                 self._fetch(state, state.first, end, again=False)
@@ -389,7 +298,7 @@ class Retrieval:
                 )
             )
 
-        self._later(delay, make)
+        self.later(delay, make)
 
     def _fetch(
         self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
@@ -417,13 +326,13 @@ class Retrieval:
                 )
             )
 
-        self._later(delay, make)
+        self.later(delay, make)
 
     def object_received(
         self, state: TrackState, header: ObjectHeader, parts: list[Buffer], *, again: bool = False
     ) -> bool:
         """An Object of a data track; True when it was needed and good."""
-        if self._over:
+        if self.over:
             return False
         location = header.location
         try:
@@ -431,7 +340,7 @@ class Retrieval:
                 state.track, location, parts, again=again or state.fetched
             )
         except _LOCAL_ERRORS as error:
-            self._fail(error)
+            self.fail(error)
             return False
         if arrival is Arrival.BAD:
             self._lost(state, location)
@@ -443,27 +352,26 @@ class Retrieval:
 
     def object_too_large(self, state: TrackState, location: Location) -> None:
         """An Object that cannot be one of this track has begun, and is thrown away."""
-        if self._over:
+        if self.over:
             return
         try:
             refused = self.assembly.object_refused(location, DecodeErrorName.TRAILING_OCTETS)
         except _LOCAL_ERRORS as error:
-            self._fail(error)
+            self.fail(error)
             return
         if refused:
             self._lost(state, location)
 
     def live_accepted(self, state: TrackState, largest: Location | None) -> None:
         state.accepted(largest)
-        self.arrivals += 1
-        if state.fill_over and not self._over:
+        if state.fill_over and not self.over:
             self._suspect(state, self.assembly.layers)  # a fill may be faster than the answer
         self._changed()
 
     def live_stream_ended(
         self, state: TrackState, stream: IncomingStream, error: int | None
     ) -> None:
-        if self._over:
+        if self.over:
             return
         if stream.via is Via.FILL:
             state.fill_over = True
@@ -484,7 +392,7 @@ class Retrieval:
 
     def live_over(self, state: TrackState, why: str) -> None:
         """The subscription has ended, in whatever way: what is missing is asked for."""
-        if self._over:
+        if self.over:
             return
         state.subscribed = False
         state.delay = 0.0
@@ -493,31 +401,29 @@ class Retrieval:
 
     def live_failed(self, state: TrackState, error: MoqtError) -> None:
         if not self._refused(error):
-            if self._filter_refused(error) or _may_repeat(error):
-                self._subscribe(state, _retry_delay(error))
+            delay = self._delay_again(error)
+            if delay is not None:
+                self._subscribe(state, delay)
             else:
                 self.live_over(state, str(error))
+
+    def fetch_accepted(self, receiver: FetchReceiver) -> None:
+        self._changed()
 
     def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
         if self._refused(error):
             return
         state = receiver.state
-        if self._filter_refused(error) or _may_repeat(error):
-            if state.fetch is receiver:
-                self._fetch(
-                    state,
-                    receiver.start,
-                    receiver.end,
-                    again=receiver.again,
-                    delay=_retry_delay(error),
-                )
-        else:
+        delay = self._delay_again(error)
+        if delay is None:
             self.fetch_over(receiver, str(error))
+        elif state.fetch is receiver:
+            self._fetch(state, receiver.start, receiver.end, again=receiver.again, delay=delay)
 
     def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
         """A FETCH brought what it will bring."""
         state = receiver.state
-        if self._over or state.fetch is not receiver:
+        if self.over or state.fetch is not receiver:
             return
         state.fetch = None
         state.failures = 0 if receiver.useful else state.failures + 1
@@ -600,7 +506,7 @@ class Retrieval:
 
     def _give_up(self, state: TrackState, missing: Location) -> None:
         if self.assembly.bad:
-            self._fail(VerificationFailed(self.assembly.describe_bad()))
+            self.fail(VerificationFailed(self.assembly.describe_bad()))
             return
         if self.assembly.entry.complete:
             why = "no publisher is left to bring what the relay does not have"
@@ -608,7 +514,7 @@ class Retrieval:
             why = "it is still being produced: retrieve it live"
         else:
             why = "its publisher stopped or was lost before it was complete"
-        self._fail(
+        self.fail(
             PublisherLost(
                 f"{self._publication}: {state.track} has no layer {missing.group}, "
                 f"block {missing.object}: {why} ({state.cause})"
@@ -618,45 +524,39 @@ class Retrieval:
     # -- ends ----------------------------------------------------------------------------
 
     @property
-    def _over(self) -> bool:
+    def over(self) -> bool:
+        """Whether nothing is to be done any more."""
         return self._closed or self.error is not None
 
     def _refused(self, error: MoqtError) -> bool:
         """Deal with what no recovery on this session can help."""
-        if self._over or self.assembly.whole:
+        if self.over or self.assembly.whole:
             return True
         if not_authorized(error):
-            self._fail(NotAuthorized(f"the data is refused: {error}"))
+            self.fail(NotAuthorized(f"the data is refused: {error}"))
         elif isinstance(error, SessionClosed):
-            self._fail(_relay_lost(error))
+            self.relay_lost(error)
         elif isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
-            self._fail(VerificationFailed(f"{self._publication}: {error}"))
+            self.fail(VerificationFailed(f"{self._publication}: {error}"))
         return self.error is not None
 
-    def _filter_refused(self, error: MoqtError) -> bool:
+    def _delay_again(self, error: MoqtError) -> float | None:
+        """Seconds before a refused request is made again; None when it is not."""
+        delay = retry_delay(error)
         if (
             isinstance(error, RequestError)
             and error.code == RequestErrorCode.INVALID_FILTER
             and self._filters()
         ):
             self._filters_refused = True
-            return True
-        return False
+            return NO_STREAM_DELAY if delay is None else delay
+        return delay
 
-    def _fail(self, error: Exception) -> None:
-        if not self._over:
+    def relay_lost(self, error: SessionClosed) -> None:
+        self.fail(PublisherLost(f"the relay was lost: {error}"))
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more can be had of this publication on this session."""
+        if not self.over:
             self.error = error
             self._changed()
-
-
-def _relay_lost(error: SessionClosed) -> PublisherLost:
-    return PublisherLost(f"the relay was lost: {error}")
-
-
-def _may_repeat(error: MoqtError) -> bool:
-    return isinstance(error, RequestError) and error.retry_after_ms is not None
-
-
-def _retry_delay(error: MoqtError) -> float:
-    after = error.retry_after_ms if isinstance(error, RequestError) else None
-    return max((after or 0) / 1000, NO_STREAM_DELAY)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvcs.names.errors import NotFound
-from kvcs.retrieving.assembly import Stats
+from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.identity import Scope
 from tests.e2e.kvsp_support import free_port

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from kvcs.names.tensors import block_section
 from kvcs.publishing.publication import Publication
 from kvcs.publishing.replicas import layer_digests, moqt_record
+from kvsp.blocks.layout import block_section
 from kvsp.client import Arrived, Fault, Layer, Missing, RetrievalResult
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component
 from kvcs.names.errors import KvcsError
-from kvcs.names.manifest import Manifest, ManifestBuilder, check_progress, keys_digest
+from kvcs.names.manifest import Manifest, check_progress, keys_digest
+from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack
 from kvsp.names import ijson

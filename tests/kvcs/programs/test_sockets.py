@@ -14,8 +14,8 @@ import pytest
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.programs.common import ExitCode
 from kvcs.publishing.publication import Publication
-from kvcs.retrieving.assembly import FileDestination
 from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.destinations import FileDestination
 from kvsp.blocks.kv_files import KvFile, KvFileWriter
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from kvcs.names.payload import data_digest
-from kvcs.names.tensors import block_section
 from kvcs.publishing.replicas import Replicas, moqt_record
+from kvsp.blocks.layout import block_section
 from kvsp.cli.common import warnings_noted
 from kvsp.client import Published, RequestRefusedError, UnreachableError
 from kvsp.client.errors import ProblemDetails

@@ -18,11 +18,11 @@ from kvcs.names.errors import (
     VerificationFailed,
 )
 from kvcs.names.manifest import Manifest
-from kvcs.names.tensors import allocate
 from kvcs.publishing.publication import Publication
-from kvcs.retrieving.assembly import ArrayDestination, FileDestination
+from kvcs.retrieving.destinations import ArrayDestination, FileDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvsp.blocks.kv_files import KvFile
+from kvsp.blocks.layout import allocate
 from kvsp.names import ijson
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Scope
@@ -514,7 +514,7 @@ async def test_an_object_longer_than_a_block_can_be_is_thrown_away_as_it_comes(m
 
 
 async def test_a_manifest_larger_than_one_can_be_is_not_assembled(monkeypatch):
-    monkeypatch.setattr("kvcs.retrieving.receivers.ManifestReceiver.max_object_octets", 100)
+    monkeypatch.setattr("kvcs.retrieving.manifest_track.ManifestReceiver.max_object_octets", 100)
     async with Link(publisher(produced())) as link, link.consumer() as consumer:
         with pytest.raises(VerificationFailed, match="a manifest of"):
             await collect(consumer)

@@ -18,8 +18,8 @@ from kvcs.names.errors import (
 )
 from kvcs.programs.subscribe import app as subscribe
 from kvcs.publishing.publication import Publication
-from kvcs.retrieving.assembly import MemoryDestination
 from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.destinations import MemoryDestination
 from kvsp.client import Fault, NotAuthorizedError, ProblemDetails, UnreachableError
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher

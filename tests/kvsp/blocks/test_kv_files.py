@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from kvcs.names.errors import FileError
 from kvcs.names.payload import data_digest
-from kvcs.names.tensors import block_section
 from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens, parse_header
+from kvsp.blocks.layout import block_section
 from kvsp.names.codes import ElementType
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys

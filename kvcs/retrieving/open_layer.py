@@ -1,63 +1,33 @@
-"""Layers put together from blocks.
-
-Tensors and their octets are `kvsp.blocks.layout`'s; this module gives those names on.
-"""
+"""One layer while it is put together from blocks."""
 
 from __future__ import annotations
 
 from kvcs.names.codes import Component
-from kvsp.blocks.layout import (
-    Octets,
-    Tensor,
-    allocate,
-    block_section,
-    check_tensor,
-    is_layout_1,
-    octets_of,
-    to_layout_1,
-)
+from kvsp.blocks.layout import Octets, Tensor, check_tensor, octets_of
 from kvsp.names.identity import Descriptor
 
-__all__ = [
-    "LayerAssembly",
-    "Tensor",
-    "allocate",
-    "block_section",
-    "check_tensor",
-    "is_layout_1",
-    "octets_of",
-    "to_layout_1",
-]
 
-
-class LayerAssembly:
+class OpenLayer:
     """K and V of one layer, filled block by block, every block exactly once.
 
     A layer is usable when every block of both tensors is there.
     """
 
-    def __init__(
-        self,
-        descriptor: Descriptor,
-        blocks: int,
-        *,
-        k: Tensor | None = None,
-        v: Tensor | None = None,
-    ) -> None:
-        """`k` and `v` are arrays to fill, `[blocks * block_tokens or more, …]`; by default
-        new ones. Raises ValueError when they do not fit the descriptor, are too short or
-        read-only, and for less than one block.
+    def __init__(self, descriptor: Descriptor, blocks: int, *, k: Tensor, v: Tensor) -> None:
+        """`k` and `v` are the arrays to fill, `[blocks * block_tokens or more, …]`. Raises
+        ValueError when they do not fit the descriptor, are too short or read-only, and for
+        less than one block.
         """
         if blocks < 1:
             raise ValueError(f"a layer of {blocks} blocks is no layer")
         tokens = blocks * descriptor.block_tokens
-        self.k = allocate(descriptor, tokens) if k is None else k
-        self.v = allocate(descriptor, tokens) if v is None else v
+        self.k = k
+        self.v = v
         self.blocks = blocks
         self._section = descriptor.section_octets()
         self._views: dict[Component, memoryview] = {}
         self._written: dict[Component, bytearray] = {}
-        for component, tensor in ((Component.K, self.k), (Component.V, self.v)):
+        for component, tensor in ((Component.K, k), (Component.V, v)):
             check_tensor(tensor, descriptor)
             if tensor.shape[0] < tokens:
                 raise ValueError(f"{tensor.shape[0]} rows cannot hold {tokens} tokens")
@@ -71,7 +41,7 @@ class LayerAssembly:
         """Put the raw Data of one Object at its place; `kv` is a K then a V section.
 
         `data` is one buffer or several that follow each other. `block` counts from the
-        assembly's first row. Raises ValueError for Data of another length or a block that
+        layer's first row. Raises ValueError for Data of another length or a block that
         was written before, IndexError for a block outside.
         """
         parts = [memoryview(part).cast("B") for part in data]
@@ -109,11 +79,24 @@ class LayerAssembly:
         """Whether every block of K and of V is there."""
         return not self._left
 
+    def has(self, component: Component, block: int) -> bool:
+        """Whether block `block` is there: of K, of V, or of both for `kv`."""
+        if component is not Component.KV:
+            return bool(self._written[component][block])
+        return all(self._written[half][block] for half in halves(component))
+
     def missing(self, component: Component) -> list[int]:
         """The blocks still to be written: of K, of V, or of either for `kv`."""
-        halves = (Component.K, Component.V) if component is Component.KV else (component,)
-        return [
-            block
-            for block in range(self.blocks)
-            if not all(self._written[half][block] for half in halves)
-        ]
+        return [block for block in range(self.blocks) if not self.has(component, block)]
+
+    def take_back(self, component: Component, block: int) -> None:
+        """Block `block` turned out to be wrong: it is to be written again."""
+        for half in halves(component):
+            if self._written[half][block]:
+                self._written[half][block] = 0
+                self._left += 1
+
+
+def halves(component: Component) -> tuple[Component, ...]:
+    """The tensors that an Object of `component` fills."""
+    return (Component.K, Component.V) if component is Component.KV else (component,)

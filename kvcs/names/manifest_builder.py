@@ -1,0 +1,127 @@
+"""Building the manifests of a publication, version by version (KVCS "Manifest Track")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvcs.names.codes import Component
+from kvcs.names.manifest import Manifest, SegmentEntry, check_consistency, keys_digest, selections
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.names.tracks import DataTrack
+from kvsp.names.codes import HASH_OCTETS, Codec
+from kvsp.names.identity import Descriptor
+
+
+class ManifestBuilder:
+    """What a publisher tells about its publication, version by version.
+
+    Segments are added in order and completed Groups in Group order; `build` checks the
+    whole like a consumer does.
+    """
+
+    def __init__(
+        self,
+        compat: Descriptor,
+        namespace: PublicationNamespace,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """Raises ValueError when `namespace` is of another Compatibility ID."""
+        if namespace.compat_id != compat.compat_id:
+            raise ValueError("the namespace is of another Compatibility ID than the descriptor")
+        self._compat = compat
+        self._namespace = namespace
+        self._deterministic = deterministic
+        self._segments: list[_OpenSegment] = []
+
+    def add_segment(
+        self, block_keys: Sequence[bytes], tracks: Iterable[tuple[Component, Codec]]
+    ) -> int:
+        """Add the next segment and return its number.
+
+        `block_keys` are the keys of its blocks, `tracks` the components and codecs it is
+        offered in. Raises ValueError without blocks, or when segment 0 does not end with
+        the namespace's Anchor Key.
+        """
+        number = len(self._segments)
+        if not block_keys:
+            raise ValueError("a segment has at least one block")
+        if number == 0 and block_keys[-1] != self._namespace.anchor_key:
+            raise ValueError("the last block of segment 0 has another key than the Anchor Key")
+        names = tuple(DataTrack(component, codec.label, number) for component, codec in tracks)
+        if not selections(names) or len(set(names)) != len(names):
+            raise ValueError("a segment has a kv track, or k and v tracks of one codec, each once")
+        self._segments.append(
+            _OpenSegment(
+                first_block=sum(segment.blocks for segment in self._segments),
+                blocks=len(block_keys),
+                block_keys_sha256=keys_digest(block_keys),
+                digests={name: [] for name in names},
+            )
+        )
+        return number
+
+    def add_group(self, track: DataTrack, group: int, digests: Sequence[bytes]) -> None:
+        """List the Data Digests of a completed Group, in Object order.
+
+        Raises ValueError unless it is the track's next Group and every Object is there,
+        LookupError for a track that was not added.
+        """
+        if track.segment >= len(self._segments):
+            raise LookupError(f"no segment {track.segment} was added")
+        segment = self._segments[track.segment]
+        if track not in segment.digests:
+            raise LookupError(f"segment {track.segment} has no track {track}")
+        groups = segment.digests[track]
+        if group != len(groups) or group >= self._compat.layers:
+            raise ValueError(f"group {group} is not the next group of {track}, {len(groups)}")
+        if len(digests) != segment.blocks or any(len(d) != HASH_OCTETS for d in digests):
+            raise ValueError(
+                f"group {group} of {track} needs {segment.blocks} digests of {HASH_OCTETS} octets"
+            )
+        groups.append(b"".join(digests))
+
+    def complete(self, segment: int) -> None:
+        """Mark a segment complete. Raises ValueError unless every Group is listed."""
+        if not 0 <= segment < len(self._segments):
+            raise ValueError(f"no segment {segment} was added")
+        state = self._segments[segment]
+        for track, groups in state.digests.items():
+            if len(groups) != self._compat.layers:
+                raise ValueError(f"{track} has {len(groups)} of {self._compat.layers} groups")
+        state.complete = True
+
+    def build(self) -> Manifest:
+        """The manifest as it stands. Raises DecodeError `bad-manifest` without a segment."""
+        manifest = Manifest(
+            compat=self._compat,
+            deterministic=self._deterministic,
+            segments=tuple(
+                SegmentEntry(
+                    segment=number,
+                    first_block=segment.first_block,
+                    blocks=segment.blocks,
+                    block_keys_sha256=segment.block_keys_sha256,
+                    tracks=tuple(segment.digests),
+                    complete=segment.complete,
+                    object_digests={
+                        track: tuple(groups) for track, groups in segment.digests.items()
+                    },
+                )
+                for number, segment in enumerate(self._segments)
+            ),
+            publication=self._namespace.publication_id,
+            scope_id=self._namespace.scope_id,
+        )
+        check_consistency(manifest)
+        return manifest
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    first_block: int
+    blocks: int
+    block_keys_sha256: bytes
+    digests: dict[DataTrack, list[bytes]]
+    complete: bool = False

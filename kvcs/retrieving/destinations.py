@@ -1,0 +1,92 @@
+"""Where the layers of a cache are written: new arrays, the caller's arrays, or a KV file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, Self
+
+from kvsp.blocks.kv_files import KvFileWriter
+from kvsp.blocks.layout import Tensor, allocate
+from kvsp.names.identity import Descriptor
+
+
+class Destination(Protocol):
+    """Where the layers of a cache are written, each Object once, at its place."""
+
+    def begin(self, tokens: int, layers: range) -> None:
+        """`layers` of `tokens` tokens will be written; what was written before is void."""
+
+    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of `layer` to fill, `[tokens or more, kv_heads, head_dim]`, writable."""
+        ...
+
+
+class MemoryDestination:
+    """New arrays for every layer; held no longer than the application holds them."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self._tokens = 0
+
+    def begin(self, tokens: int, layers: range) -> None:
+        self._tokens = tokens
+
+    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
+        return allocate(self._descriptor, self._tokens), allocate(self._descriptor, self._tokens)
+
+
+class ArrayDestination:
+    """The caller's arrays, by layer; they may have more rows than the cache has tokens."""
+
+    def __init__(self, arrays: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        self._arrays = arrays
+
+    def begin(self, tokens: int, layers: range) -> None:
+        missing = [layer for layer in layers if layer not in self._arrays]
+        if missing:
+            raise ValueError(f"there are no arrays for layer {missing[0]}")
+
+    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._arrays[layer]
+
+
+class FileDestination:
+    """A KV file, written through its memory map; it appears only with `commit`.
+
+    with FileDestination("out.safetensors", descriptor) as out: ...; out.commit()
+    """
+
+    def __init__(self, path: str | Path, descriptor: Descriptor) -> None:
+        self._path = Path(path)
+        self._descriptor = descriptor
+        self._writer: KvFileWriter | None = None
+
+    def begin(self, tokens: int, layers: range) -> None:
+        """Raises FileError when there is no room for the file."""
+        self.abort()
+        self._writer = KvFileWriter(self._path, self._descriptor, tokens=tokens, layers=layers)
+
+    def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
+        if self._writer is None:
+            raise ValueError("the file was not begun")
+        return self._writer.k(layer), self._writer.v(layer)
+
+    def commit(self) -> None:
+        """Give the file its name. Raises FileError, ValueError when nothing was written."""
+        if self._writer is None:
+            raise ValueError("the file was not begun")
+        self._writer.commit()
+        self._writer = None
+
+    def abort(self) -> None:
+        """Remove what was written; harmless after `commit`."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()

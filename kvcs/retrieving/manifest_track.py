@@ -1,0 +1,200 @@
+"""Asking for the manifest of one publication, version by version (KVCS "Manifest Track").
+
+Sans-IO over a `moqt` session. A subscription with a fill of the latest version; a FETCH, a few
+times, when that does not bring what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
+from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.refusals import not_authorized, retry_delay
+from kvcs.retrieving.assembly import SEGMENT, Assembly
+from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
+from moqt.session import Session
+from moqt.track.stored import Buffer
+from moqt.values.codes import GroupOrder, ObjectStatus, PublishDoneCode, code_name
+from moqt.values.errors import MoqtError, SessionClosed
+from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.names import FullTrackName, Location
+from moqt.wire.objects import ObjectHeader
+
+MANIFEST_FETCHES: Final = 2
+"""How often the manifest is fetched when its subscription does not bring it."""
+
+
+class ManifestNeeds(Protocol):
+    """What asking for the manifest needs of the retrieval it is a part of."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to be done any more."""
+        ...
+
+    def later(self, delay: float, make: Callable[[], None]) -> None:
+        """Make a request in `delay` seconds, or later when there is no stream for it."""
+
+    def version_received(self, location: Location, payload: Buffer) -> None:
+        """An Object of the manifest track."""
+
+    def versions_over(self) -> None:
+        """No further version will come."""
+
+    def relay_lost(self, error: SessionClosed) -> None:
+        """The session has ended."""
+
+    def fail(self, error: Exception) -> None:
+        """The manifest cannot be had."""
+
+
+class ManifestVersions:
+    """The requests for the manifest of a publication, and what they are still to bring."""
+
+    def __init__(self, session: Session, assembly: Assembly, retrieval: ManifestNeeds) -> None:
+        self._session = session
+        self._assembly = assembly
+        self._retrieval = retrieval
+        self._requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        self._live = False
+        self._fetching = False
+        self._fetches = 0
+
+    def ask(self) -> None:
+        """Subscribe, with a fill of the latest version."""
+        self._retrieval.later(0.0, self._subscribe)
+
+    def cancel(self) -> None:
+        """Cancel every request; harmless when repeated."""
+        for request in self._requests:
+            if request.state is not RequestState.CLOSED:
+                request.cancel()
+        self._requests.clear()
+
+    # -- what the requests bring ---------------------------------------------------------
+
+    def received(self, received: ReceivedObject) -> None:
+        """An Object of the track."""
+        self._retrieval.version_received(received.location, received.payload)
+
+    def too_large(self, octets: int) -> None:
+        """A manifest of more than `MAX_MANIFEST_OCTETS` has begun, and is thrown away."""
+        if not self._retrieval.over:
+            self._retrieval.fail(
+                VerificationFailed(
+                    f"{self._publication}: a manifest of {octets} octets is more than "
+                    f"{MAX_MANIFEST_OCTETS}"
+                )
+            )
+
+    def stream_ended(self, why: str, *, fetched: bool) -> None:
+        """A FETCH or a fill is over."""
+        if fetched:
+            self.request_over(why, fetched=True)
+        else:
+            self._miss(why)
+
+    def request_over(self, why: str, *, fetched: bool) -> None:
+        """Nothing more will come by that request."""
+        if fetched:
+            self._fetching = False
+        else:
+            self._live = False
+        self._miss(why)
+
+    def failed(self, error: MoqtError, *, fetched: bool) -> None:
+        """A request was refused, or the session has ended."""
+        if self._retrieval.over:
+            return
+        if not_authorized(error):
+            self._retrieval.fail(NotAuthorized(f"the manifest is refused: {error}"))
+        elif (delay := retry_delay(error)) is not None:
+            self._retrieval.later(delay, self._fetch if fetched else self._subscribe)
+        elif isinstance(error, SessionClosed):
+            self._retrieval.relay_lost(error)
+        else:
+            self.request_over(str(error), fetched=fetched)
+
+    # -- inside --------------------------------------------------------------------------
+
+    def _miss(self, why: str) -> None:
+        """Ask for versions that are missing and that nobody is going to bring."""
+        manifest = self._assembly.manifest
+        if self._retrieval.over or self._fetching or (self._live and manifest is not None):
+            return
+        if manifest is not None and manifest.is_segment_complete(SEGMENT):
+            self._retrieval.versions_over()
+        elif self._fetches < MANIFEST_FETCHES:
+            self._fetching = True
+            self._fetches += 1
+            self._retrieval.later(0.0, self._fetch)
+        elif not self._live:
+            self._retrieval.versions_over()
+            if manifest is None:
+                self._retrieval.fail(
+                    PublisherLost(f"{self._publication}: no manifest to be had: {why}")
+                )
+
+    def _subscribe(self) -> None:
+        self._live = True
+        self._requests.append(
+            self._session.subscribe(
+                self._name,
+                ManifestReceiver(self, fetched=False),
+                Parameters(
+                    location_filter=LocationFilter.next_object(),
+                    fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
+                ),
+            )
+        )
+
+    def _fetch(self) -> None:
+        self._requests.append(
+            self._session.fetch(
+                self._name,
+                ManifestReceiver(self, fetched=True),
+                Parameters(
+                    location_filter=LocationFilter.absolute_start(self._assembly.version + 1),
+                    group_order=GroupOrder.ASCENDING,
+                ),
+            )
+        )
+
+    @property
+    def _name(self) -> FullTrackName:
+        return FullTrackName(self._assembly.namespace.fields, ManifestTrack.MANIFEST.encode())
+
+    @property
+    def _publication(self) -> str:
+        return f"publication {self._assembly.namespace.publication_id.hex()}"
+
+
+class ManifestReceiver(ObjectReceiver):
+    """The manifest track, subscribed to or fetched."""
+
+    max_object_octets = MAX_MANIFEST_OCTETS
+
+    def __init__(self, versions: ManifestVersions, *, fetched: bool) -> None:
+        self.versions = versions
+        self.fetched = fetched
+
+    def object_received(self, received: ReceivedObject) -> None:
+        if received.status is ObjectStatus.NORMAL:
+            self.versions.received(received)
+
+    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        self.versions.too_large(header.length)
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        if self.fetched or stream.via is Via.FILL:
+            self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
+
+    def subscription_done(self, code: int, reason: str) -> None:
+        name = code_name(PublishDoneCode, code)
+        self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
+
+    def request_failed(self, error: MoqtError) -> None:
+        self.versions.failed(error, fetched=self.fetched)

@@ -1,0 +1,150 @@
+"""What a retrieval says of itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvcs.names.namespace import PublicationNamespace
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a retrieval did. Counts of one publication, except where said otherwise."""
+
+    tokens: int = 0
+    blocks: int = 0
+    layers: int = 0
+    """Layers handed over."""
+
+    octets: int = 0
+    """Octets of verified Data."""
+
+    seconds: float = 0.0
+    """From the start to the end, over all publications tried."""
+
+    first_layer_seconds: float | None = None
+    """From the start to the first usable layer."""
+
+    layer_seconds: list[float] = field(default_factory=list)
+    """From the start to each usable layer, in order; with a second publication that begins
+    anew, its layers follow."""
+
+    objects_verified: int = 0
+    objects_confirmed: int = 0
+    """Verified Objects whose digest a manifest lists."""
+
+    discarded: Counter[str] = field(default_factory=Counter)
+    """Objects and manifests thrown away, by reason, over all publications."""
+
+    duplicates: int = 0
+    """Objects that came more often than they were asked for, over all publications."""
+
+    recoveries: int = 0
+    """FETCH requests for missing Objects, over all publications."""
+
+    publications_tried: int = 0
+    publication: str | None = None
+    """Publication ID, hexadecimal."""
+
+    source: str | None = None
+    """Whom it came from, as the caller names it."""
+
+    mode: str | None = None
+    """`live` or `fetch`; None when no publication was asked for data."""
+
+    first_layer: int = 0
+    over_http: dict[tuple[int, int], str] = field(default_factory=dict)
+    """The holder that a (block, layer) came from, over HTTP, at least in part."""
+
+    note: str | None = None
+    """What is to be said of the index service: that it did not answer, for example."""
+
+    relay_error: str | None = None
+    """Why the relay could not be asked, when everything came without it."""
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.octets / self.seconds / 1e6 if self.seconds else 0.0
+
+    def begin(self, namespace: PublicationNamespace) -> None:
+        """Another publication is tried."""
+        self.publications_tried += 1
+        self.publication = namespace.publication_id.hex()
+        self._reset()
+
+    def begin_over_http(self) -> None:
+        """Everything is taken from holders over HTTP."""
+        self.publication = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.mode = None
+        self.tokens = self.blocks = self.layers = self.octets = 0
+        self.objects_verified = self.objects_confirmed = 0
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Where the layers handed over came from: ranges of blocks and layers, inclusive."""
+        spans: list[dict[str, Any]] = []
+        runs: list[tuple[int, int, str | None]] = []
+        for block in range(self.blocks if self.layers else 0):
+            previous, runs = runs, self._runs(block)
+            if runs == previous:
+                for span in spans[-len(runs) :]:
+                    span["blocks"][1] = block
+                continue
+            spans += [
+                {"blocks": [block, block], "layers": [first, last], "source": source}
+                for first, last, source in runs
+            ]
+        return spans
+
+    def _runs(self, block: int) -> list[tuple[int, int, str | None]]:
+        runs: list[tuple[int, int, str | None]] = []
+        for layer in range(self.first_layer, self.first_layer + self.layers):
+            source = self.over_http.get((block, layer), self.source)
+            if runs and runs[-1][2] == source:
+                runs[-1] = (runs[-1][0], layer, source)
+            else:
+                runs.append((layer, layer, source))
+        return runs
+
+    def described_sources(self) -> str:
+        """For people: `12 blocks by moqt, 3 by https://h1.example/kvsp/`."""
+        layers = range(self.first_layer, self.first_layer + self.layers)
+        ways: Counter[str] = Counter()
+        for block in range(self.blocks):
+            names = {self.over_http.get((block, layer), "moqt"): None for layer in layers}
+            ways[" and ".join(sorted(names, key=lambda name: (name != "moqt", name)))] += 1
+        parts = [f"{count} by {way}" for way, count in ways.items()]
+        if parts:
+            first, _, rest = parts[0].partition(" ")
+            parts[0] = f"{first} block{'' if first == '1' else 's'} {rest}"
+        return ", ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON object with every number."""
+        return {
+            "tokens": self.tokens,
+            "blocks": self.blocks,
+            "layers": self.layers,
+            "octets": self.octets,
+            "seconds": round(self.seconds, 6),
+            "megabytes_per_second": round(self.megabytes_per_second, 3),
+            "layer_seconds": [round(seconds, 6) for seconds in self.layer_seconds],
+            "first_layer_seconds": self.first_layer_seconds and round(self.first_layer_seconds, 6),
+            "objects_verified": self.objects_verified,
+            "objects_confirmed": self.objects_confirmed,
+            "discarded": dict(self.discarded),
+            "duplicates": self.duplicates,
+            "recoveries": self.recoveries,
+            "publications_tried": self.publications_tried,
+            "publication": self.publication,
+            "source": self.source,
+            "mode": self.mode,
+            "sources": self.sources,
+            "note": self.note,
+            "relay_error": self.relay_error,
+        }
