@@ -31,13 +31,14 @@ from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
 from moqt.values.names import FullTrackName, TrackNamespace
 from moqt.values.tokens import Token
+from relay.audience.downstream import TrackRequest
 from relay.audience.namespaces import Namespaces
 from relay.audience.offers import Offers
 from relay.audience.prefixes import PrefixMap
 from relay.audience.waiting import Waiting
 from relay.cache import Cache
-from relay.config import Action, AllowAll, Counters, Policy, RelayConfig
-from relay.home import TrackRequest
+from relay.config import Counters, RelayConfig
+from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Desk
 from relay.sources.subscriptions import Leg, PublishLeg
 from relay.track import UpstreamTrack

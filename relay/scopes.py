@@ -14,8 +14,9 @@ from moqt.session import Session, SessionHandler
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.tokens import Token
 from relay.cache import Cache
-from relay.config import AllowAll, Counters, Policy, RelayConfig
+from relay.config import Counters, RelayConfig
 from relay.core import Relay, total
+from relay.rights.policy import AllowAll, Policy
 
 
 def scope_of(path: str | None) -> str:

@@ -7,7 +7,9 @@ was published before or has been evicted, with FETCHes (`relay.sources.missing`)
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
 from moqt.requests import (
     IncomingFetch,
@@ -19,12 +21,48 @@ from moqt.track.stored import StoredObject
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import RequestUpdate
-from moqt.values.names import FullTrackName, Location, location_after
-from relay.audience.downstream import Audience, live
-from relay.home import Home, TrackRequest
+from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
+from relay.audience.downstream import Audience, TrackRequest, live
+from relay.cache import Cache
+from relay.config import Counters, RelayConfig
 from relay.sources.filling import Arrivals
 from relay.sources.missing import Ranges
 from relay.sources.subscriptions import Leg, PublishLeg, SubscribeLeg
+
+
+class Home(Protocol):
+    """What a track needs of its relay."""
+
+    config: RelayConfig
+    cache: Cache
+    counters: Counters
+    now: float
+    tracks: OrderedDict[FullTrackName, UpstreamTrack]
+    upstreams: dict[Session, None]
+    """Sessions to upstream relays."""
+    upstream_subscriptions: int
+    """Established subscriptions to publishers."""
+
+    def publishers(self, namespace: TrackNamespace) -> list[Session]:
+        """The sessions that may be asked for a track of `namespace`."""
+
+    def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
+        """Upstream is established and up to date: serve `request`, which waited for that."""
+
+    def track_available(self, track: UpstreamTrack) -> None:
+        """A publisher has it: offer it to who asked for such tracks."""
+
+    def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
+        """No publisher gave the track: tell who waits."""
+
+    def track_ended(self, track: UpstreamTrack) -> None:
+        """No upstream subscription is left, or the store lost an Object."""
+
+    def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
+        """The track is unusable: end all its requests and forget it."""
+
+    def track_busy(self, track: UpstreamTrack) -> None:
+        """The track has something to do on tick."""
 
 
 class UpstreamTrack:

@@ -16,9 +16,9 @@ from moqt.requests import (
 from moqt.session import Session
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import RequestError
-from relay.config import Action
+from relay.audience.downstream import TrackRequest
 from relay.core import Relay
-from relay.home import TrackRequest
+from relay.rights.policy import Action
 from relay.track import UpstreamTrack
 
 WITHDRAWN = "the right to it was withdrawn"

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
+    IncomingTrackStatus,
     OutgoingPublish,
     PublisherSide,
     RequestState,
 )
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
-from relay.home import TrackRequest
+
+TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
+"""What a downstream session may ask about a track."""
 
 
 class Audience:

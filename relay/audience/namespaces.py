@@ -11,7 +11,7 @@ from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
 from moqt.session import Session
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
-from relay.config import Action
+from relay.rights.policy import Action
 from relay.rights.refusals import Desk
 
 logger = logging.getLogger("relay")

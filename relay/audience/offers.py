@@ -10,10 +10,9 @@ from moqt.values.codes import PublishDoneCode
 from moqt.values.errors import MoqtError
 from moqt.values.names import TrackNamespace
 from relay.audience.prefixes import PrefixMap
-from relay.config import Action
-from relay.home import Home
+from relay.rights.policy import Action
 from relay.rights.refusals import Desk
-from relay.track import UpstreamTrack
+from relay.track import Home, UpstreamTrack
 
 
 class Offers:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moqt.values.names import FullTrackName, TrackNamespace
+from relay.audience.downstream import TrackRequest
 from relay.audience.prefixes import PrefixMap
-from relay.home import TrackRequest
 from relay.track import UpstreamTrack
 
 

@@ -8,7 +8,8 @@ from moqt.track.malformed import MalformedTracks
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Redirect
 from moqt.values.names import TrackNamespace
-from relay.config import Action, Counters, Policy, RelayConfig
+from relay.config import Counters, RelayConfig
+from relay.rights.policy import Action, Policy
 
 
 class Desk:

@@ -7,6 +7,7 @@ Sans-IO.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moqt.track.store import TrackStore
 from moqt.track.stored import Buffer, StoredObject, SubgroupLog, buffer_length
@@ -15,7 +16,9 @@ from moqt.values.errors import MalformedTrack
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
 from relay.cache import OBJECT_OVERHEAD
-from relay.home import Home
+
+if TYPE_CHECKING:
+    from relay.track import Home
 
 
 @dataclass(slots=True, eq=False)

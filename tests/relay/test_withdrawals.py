@@ -8,7 +8,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, Location
 from relay import withdrawals as rights
-from relay.config import Action
+from relay.rights.policy import Action
 from relay.rights.tokens import TokenPolicy
 from tests.relay.rights.test_tokens import (
     NAME as SCOPED,

@@ -13,7 +13,7 @@ from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.values.codes import AliasType, RequestErrorCode
 from moqt.values.messages import AuthorizationToken, Parameters
 from moqt.values.names import FullTrackName
-from relay.config import Action
+from relay.rights.policy import Action
 from relay.rights.tokens import RIGHTS, AuthFileError, TokenPolicy, load_principals
 from tests.relay.star import JOIN, Collector, Star, track
 
