@@ -1,4 +1,4 @@
-"""Settings, limits and counters of a relay."""
+"""Settings, limits, counters and the clock of a relay."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ class RelayConfig:
             value = getattr(self, name)
             if value < 0 or (value == 0 and name not in ("linger", "failure_memory")):
                 raise ValueError(f"{name} must be positive, not {value}")
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time, in seconds: it stands still between two ticks."""
+
+    now: float = 0.0
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from relay.audience.offers import Offers
 from relay.audience.prefixes import PrefixMap
 from relay.audience.waiting import Waiting
 from relay.cache import Cache
-from relay.config import Counters, RelayConfig
+from relay.config import Clock, Counters, RelayConfig
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Desk
 from relay.sources.subscriptions import Leg, PublishLeg
@@ -84,15 +84,16 @@ class Relay(SessionHandler):
         *,
         cache: Cache | None = None,
         counters: Counters | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`cache` and `counters` are given when they are shared with other scopes; who shares
-        the cache has its Objects expire."""
+        """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
+        shares the cache has its Objects expire."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.desk = Desk(self.config, policy or AllowAll(), self.counters)
         self._own_cache = cache is None
         self.cache = cache or Cache(self.config.cache_octets)
-        self.now = 0.0
+        self.clock = clock or Clock()
         self.upstream_subscriptions = 0
         """Established subscriptions to publishers."""
         self.sessions: set[Session] = set()
@@ -108,7 +109,7 @@ class Relay(SessionHandler):
         self.namespaces = Namespaces(self.desk)
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
-        self.offers = Offers(self, self.desk)
+        self.offers = Offers(self.desk, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 
     # -- sessions ----------------------------------------------------------------------------
@@ -234,15 +235,15 @@ class Relay(SessionHandler):
         self.counters.publications += 1
         for waiting in self.waiting.of(name):
             self.waiting.done(waiting)
-            self.waiting.for_track(waiting, track)
+            self.waiting.for_track(waiting, track.audience)
         track.published_by(PublishLeg(track, request))
         self._update_held(track)
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
-        self.offers.subscribe(request, self.tracks_by_namespace)
+        self.offers.subscribe(request)
 
     def subscribe_tracks_changed(self, request: IncomingSubscribeTracks) -> None:
-        self.offers.changed(request, self.tracks_by_namespace)
+        self.offers.changed(request)
 
     # -- requests for tracks -----------------------------------------------------------------
 
@@ -290,8 +291,8 @@ class Relay(SessionHandler):
         deadline = None
         if track.rendezvous and not request.parameters.rendezvous_timeout:
             # Upstream may answer later than this subscriber wants to wait.
-            deadline = self.now + self.config.upstream_timeout
-        self.waiting.for_track(request, track, deadline)
+            deadline = self.clock.now + self.config.upstream_timeout
+        self.waiting.for_track(request, track.audience, deadline)
         self.track_busy(track)
         if publishers:
             track.open(publishers)
@@ -320,7 +321,7 @@ class Relay(SessionHandler):
     def _malformed(self, request: IncomingRequest, name: FullTrackName) -> bool:
         """Answer MALFORMED_TRACK for a while after a track was found to be so."""
         try:
-            self.desk.malformed.refuse(name, self.now)
+            self.desk.malformed.refuse(name, self.clock.now)
         except RequestError as error:
             self.desk.refuse(
                 request,
@@ -363,7 +364,7 @@ class Relay(SessionHandler):
             self.desk.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
         elif self._may_wait(request):
             waits = min(timeout / 1000, self.config.max_rendezvous)
-            self.waiting.for_publisher(request, self.now + waits)
+            self.waiting.for_publisher(request, self.clock.now + waits)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -428,7 +429,7 @@ class Relay(SessionHandler):
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         logger.warning("%s: malformed track: %s", track.name, escaped(reason))
-        self.desk.malformed.add(track.name, reason, self.now)
+        self.desk.malformed.add(track.name, reason, self.clock.now)
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
         self.offers.withdrawn(track)
         track.audience.end_malformed(reason)
@@ -444,7 +445,7 @@ class Relay(SessionHandler):
 
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
-        self.now = now
+        self.clock.now = now
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from moqt.requests import (
     IncomingFetch,
+    OutgoingPublish,
     PublisherSide,
 )
 from moqt.session import Session
@@ -24,7 +25,7 @@ from moqt.values.messages import RequestUpdate
 from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 from relay.audience.downstream import Audience, TrackRequest, live
 from relay.cache import Cache
-from relay.config import Counters, RelayConfig
+from relay.config import Clock, Counters, RelayConfig
 from relay.sources.filling import Arrivals
 from relay.sources.missing import Ranges
 from relay.sources.subscriptions import Leg, PublishLeg, SubscribeLeg
@@ -36,7 +37,7 @@ class Home(Protocol):
     config: RelayConfig
     cache: Cache
     counters: Counters
-    now: float
+    clock: Clock
     tracks: OrderedDict[FullTrackName, UpstreamTrack]
     upstreams: dict[Session, None]
     """Sessions to upstream relays."""
@@ -70,14 +71,20 @@ class UpstreamTrack:
 
     def __init__(self, home: Home, name: FullTrackName) -> None:
         self.home = home
+        self.config = home.config
+        self.cache = home.cache
+        self.counters = home.counters
+        self.clock = home.clock
         self.name = name
         self.store = TrackStore(name, authoritative=False)
         self.store.on_stored = self._stored
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
-        self.store.on_statuses = home.cache.count_statuses
+        self.store.on_statuses = self.cache.count_statuses
         self.store.on_new_group = self._new_group
-        self.arrivals = Arrivals(home, self.store)
+        self.arrivals = Arrivals(
+            self.store, cache=self.cache, counters=self.counters, clock=self.clock
+        )
         self.ranges = Ranges(self)
         self.store.source = self.ranges
         self.legs: dict[Leg, None] = {}
@@ -175,11 +182,13 @@ class UpstreamTrack:
         new_group = self.audience.new_group
         if new_group is not None:
             self._new_group_asked = (new_group, self._group)
-        limit = round(self.home.config.max_rendezvous * 1000)
+        patience = 0
+        if leg.session in self.home.upstreams:
+            patience = min(self.audience.rendezvous_ms, round(self.config.max_rendezvous * 1000))
         error = leg.open(
             forward=self._subscribe_forward,
             new_group=new_group,
-            rendezvous_ms=min(self.audience.rendezvous_ms, limit),
+            rendezvous_ms=patience,
         )
         if error is not None:
             self.leg_failed(leg, error)
@@ -240,7 +249,7 @@ class UpstreamTrack:
 
     def _give_up(self, leg: Leg) -> None:
         if leg in self.legs:
-            del self.legs[leg]
+            self._drop(leg)
             leg.cancel()
 
     def leg_accepted(self, leg: Leg) -> None:
@@ -257,7 +266,7 @@ class UpstreamTrack:
             store.reopen()
         if request.properties != store.properties:
             store.set_properties(request.properties)
-            self.home.cache.retime(store)
+            self.cache.retime(store)
         if not self._learn(leg):
             return
         if isinstance(leg, SubscribeLeg) and leg.replaces is not None:
@@ -336,7 +345,7 @@ class UpstreamTrack:
             self._lost_leg(code, reason)
 
     def _drop(self, leg: Leg) -> bool:
-        """Take an ended subscription out; whether it was an established one of this track."""
+        """Take out what ended, or is to end; whether it was an established one of this track."""
         was = leg in self.legs and leg.established
         self.legs.pop(leg, None)
         self.home.upstream_subscriptions -= leg.established
@@ -353,9 +362,8 @@ class UpstreamTrack:
         """The last established subscription is over; others may not have been answered yet."""
         if code == PublishDoneCode.TRACK_ENDED:
             # That is final: what another publisher has of the track can be fetched.
-            legs, self.legs = self.legs, {}
-            for leg in legs:
-                leg.cancel()
+            for leg in tuple(self.legs):
+                self._give_up(leg)
         if self.legs:
             self._lost = (code, reason)
         else:
@@ -381,7 +389,7 @@ class UpstreamTrack:
             error = RequestError(
                 RequestErrorCode.INTERNAL_ERROR,
                 "the publisher left before it answered",
-                retry_after_ms=self.home.config.retry_after_ms,
+                retry_after_ms=self.config.retry_after_ms,
             )
         kept = self._refusal
         if kept is None or kept.code == RequestErrorCode.DOES_NOT_EXIST:
@@ -402,7 +410,7 @@ class UpstreamTrack:
         if self.over:
             return
         self.over = True
-        self.home.counters.malformed_tracks += 1
+        self.counters.malformed_tracks += 1
         self.close_upstream()
         self.store.ended = True
         self.store.end_code = PublishDoneCode.MALFORMED_TRACK
@@ -414,7 +422,7 @@ class UpstreamTrack:
     def catch_up(self) -> None:
         """Have upstream resume, or at least say what the Largest Object is."""
         if self._patience is None:
-            self._patience = self.home.now + self.home.config.upstream_timeout
+            self._patience = self.clock.now + self.config.upstream_timeout
         self.home.track_busy(self)
         if self.wanted:
             self.adjust()
@@ -431,6 +439,14 @@ class UpstreamTrack:
         self.catch_up()
         return request not in self.audience.held_back
 
+    def offered(self, publication: OutgoingPublish) -> None:
+        """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
+        self.offers[publication] = None
+        publication.gate = lambda update: self.update_received(publication, update)
+        self.idle_since = None
+        self.home.track_busy(self)
+        self.adjust()
+
     @property
     def wanted(self) -> bool:
         """Whether somebody downstream is to get Objects as they are published."""
@@ -446,12 +462,12 @@ class UpstreamTrack:
 
         A publication that nobody has asked for yet is paused at once.
         """
-        wanted, now = self.wanted, self.home.now
+        wanted, now = self.wanted, self.clock.now
         if wanted:
             self._unwanted_since = None
         elif self._unwanted_since is None:
             self._unwanted_since = now
-        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.home.config.linger
+        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.config.linger
         sessions: set[Session] = set()
         for leg in tuple(self.legs):
             if not leg.established:
@@ -484,18 +500,18 @@ class UpstreamTrack:
     # -- numbers and the cache -------------------------------------------------------------
 
     def _stored(self, store: TrackStore, stored: StoredObject) -> None:
-        counters = self.home.counters
+        counters = self.counters
         counters.objects_in += 1
         counters.octets_in += stored.length
-        self.home.cache.add(store, stored)
+        self.cache.add(store, stored)
 
     def _used(self, store: TrackStore, stored: StoredObject) -> None:
         if stored.status is not ObjectStatus.NORMAL:
             return
-        counters = self.home.counters
+        counters = self.counters
         counters.objects_out += 1
         counters.octets_out += stored.length
-        self.home.cache.use(stored)
+        self.cache.use(stored)
         self.ranges.read(stored)
 
     def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
@@ -521,7 +537,7 @@ class UpstreamTrack:
         elif self.idle_since is None:
             self.idle_since = now
             self.ranges.stop()
-        elif now - self.idle_since >= self.home.config.linger:
+        elif now - self.idle_since >= self.config.linger:
             self.close_upstream(publications=False)
         self.adjust()
         self.ranges.tick(now)
@@ -529,7 +545,7 @@ class UpstreamTrack:
     def _give_up_waiting(self) -> None:
         """Upstream has not answered an update: go on with what is known."""
         self._patience = None
-        self.home.counters.upstream_timeouts += 1
+        self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)
         self.audience.let_go_all()

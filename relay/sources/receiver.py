@@ -57,7 +57,7 @@ class Intake(Receiver):
             self.arrivals.status(header)
             return
         if self.arrivals.declared_nonexistent(header):
-            self.arrivals.home.counters.objects_nonexistent += 1
+            self.arrivals.counters.objects_nonexistent += 1
             state.arrival = None
             return
         state.arrival = self.arrivals.begin(header, follows, live=self.live)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from moqt.receiving.receiver import IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
@@ -13,13 +13,33 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.wire.objects import ObjectHeader
+from relay.sources.filled import Filled
 from relay.sources.receiver import Intake, StreamState
-
-if TYPE_CHECKING:
-    from relay.track import UpstreamTrack
 
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
+
+
+class Subscribed(Filled, Protocol):
+    """The track that is subscribed to; it alone says of a subscription that it is `established`."""
+
+    def adjust(self) -> None:
+        """Resume or pause what is established, as it is wanted."""
+
+    def leg_accepted(self, leg: Leg) -> None:
+        """The publisher, or we, have accepted it."""
+
+    def leg_told(self, leg: Leg) -> None:
+        """An update was answered, with the Largest Object at that moment."""
+
+    def leg_failed(self, leg: Leg, error: MoqtError) -> None:
+        """Refused, cancelled by the publisher, or its session ended."""
+
+    def leg_done(self, leg: Leg, code: int, reason: str) -> None:
+        """PUBLISH_DONE, and the streams it counts have ended."""
+
+    def reissue(self, leg: Leg) -> None:
+        """The publisher wants it to move (GOAWAY on the request)."""
 
 
 class Leg(Intake):
@@ -30,7 +50,7 @@ class Leg(Intake):
     """The publisher started it: it can be paused, but once given up only the publisher can
     offer it again."""
 
-    def __init__(self, track: UpstreamTrack, session: Session) -> None:
+    def __init__(self, track: Subscribed, session: Session) -> None:
         super().__init__(track.arrivals, session)
         self.track = track
         self.request: OutgoingSubscribe | IncomingPublish | None = None
@@ -110,8 +130,6 @@ class Leg(Intake):
 
     def cancel(self) -> None:
         """Unsubscribe."""
-        self.track.home.upstream_subscriptions -= self.established
-        self.established = False
         if self.request is not None:
             self.request.cancel()
         self._end_streams()
@@ -181,9 +199,7 @@ class Leg(Intake):
 class SubscribeLeg(Leg):
     """The SUBSCRIBE to one publisher."""
 
-    def __init__(
-        self, track: UpstreamTrack, session: Session, *, replaces: Leg | None = None
-    ) -> None:
+    def __init__(self, track: Subscribed, session: Session, *, replaces: Leg | None = None) -> None:
         """`replaces` is given up once this one is established (GOAWAY on a request)."""
         super().__init__(track, session)
         self.replaces = replaces
@@ -195,18 +211,16 @@ class SubscribeLeg(Leg):
 
         Filters are applied downstream, so one subscription serves all
         (MOQT "Subscriber Interactions"). An upstream relay waits for a publisher as long
-        as this one would.
+        as this one would: `rendezvous_ms`.
         """
-        home = self.track.home
-        self.rendezvous = rendezvous_ms > 0 and self.session in home.upstreams
-        self.deadline = home.now + home.config.upstream_timeout
-        if self.rendezvous:
-            self.deadline += rendezvous_ms / 1000
+        track = self.track
+        self.rendezvous = rendezvous_ms > 0
+        self.deadline = track.clock.now + track.config.upstream_timeout + rendezvous_ms / 1000
         self.paused = not forward
         self.whole = forward
         try:
             self.request = self.session.subscribe(
-                self.track.name,
+                track.name,
                 self,
                 Parameters(
                     location_filter=LocationFilter.next_object(),
@@ -217,7 +231,7 @@ class SubscribeLeg(Leg):
             )
         except MoqtError as error:
             return error
-        home.counters.upstream_subscriptions += 1
+        track.counters.upstream_subscriptions += 1
         return None
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
@@ -228,14 +242,14 @@ class SubscribeLeg(Leg):
         if self.established:
             super().tick(now)
             return
-        request, home = self.request, self.track.home
+        request, config = self.request, self.track.config
         if request is not None and request.state is RequestState.QUEUED:
             # the publisher grants no stream: that takes as long as streams may stall
-            late = now > self.deadline - home.config.upstream_timeout + home.config.stall_timeout
+            late = now > self.deadline - config.upstream_timeout + config.stall_timeout
         else:
             late = now > self.deadline
         if late:
-            home.counters.upstream_timeouts += 1
+            self.track.counters.upstream_timeouts += 1
             self.cancel()
             self.track.leg_failed(self, timed_out("no answer in time"))
 
@@ -245,7 +259,7 @@ class PublishLeg(Leg):
 
     published = True
 
-    def __init__(self, track: UpstreamTrack, request: IncomingPublish) -> None:
+    def __init__(self, track: Subscribed, request: IncomingPublish) -> None:
         super().__init__(track, request.session)
         self.request: IncomingPublish = request
         self.paused = request.paused

@@ -25,7 +25,7 @@ class Network:
     def __init__(self, seed: int = 1, *, path: Path | None = None, **config):
         self.simulation = Simulation(seed, path=path)
         self.relay = Relay(RelayConfig(**config))
-        self.relay.now = self.simulation.now
+        self.relay.clock.now = self.simulation.now
         self.simulation.tickers.append(self.relay.tick)
         self.host = self.simulation.serve("relay", self.relay, idle_timeout=10.0)
         self.store = TrackStore(NAME)
