@@ -14,7 +14,7 @@ from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.downstream import TrackRequest
 from relay.audience.prefixes import PrefixMap
 from relay.rights.policy import Action
-from relay.rights.refusals import Desk
+from relay.rights.refusals import Refusals
 
 
 class Offered(Protocol):
@@ -22,7 +22,7 @@ class Offered(Protocol):
 
     name: FullTrackName
     store: TrackStore
-    held: bool
+    published_here: bool
     """It is here in full and has no publisher."""
     waiting: dict[TrackRequest, None]
     offers: dict[OutgoingPublish, None]
@@ -39,16 +39,16 @@ class Offered(Protocol):
 
 
 class Offers:
-    """See the module (MOQT "Subscribing to Tracks", "Publisher Interactions").
+    """Who asked for tracks, and the PUBLISHes they are sent (MOQT "Subscribing to Tracks").
 
-    The tracks are those with an established upstream subscription, and those the relay
-    holds complete without a publisher.
+    The tracks are those with an established upstream subscription, and those published here
+    (MOQT "Publisher Interactions").
     """
 
     def __init__(
-        self, desk: Desk, tracks_under: Callable[[TrackNamespace], Iterable[Offered]]
+        self, refusals: Refusals, tracks_under: Callable[[TrackNamespace], Iterable[Offered]]
     ) -> None:
-        self._desk = desk
+        self._refusals = refusals
         self._tracks_under = tracks_under
         self.wanted: dict[IncomingSubscribeTracks, TrackNamespace] = {}
         """SUBSCRIBE_TRACKS, with the prefix each is filed under."""
@@ -57,10 +57,10 @@ class Offers:
         """Told when a SUBSCRIBE_TRACKS for a prefix has come (True) or gone."""
 
     def subscribe(self, request: IncomingSubscribeTracks) -> None:
-        if not self._desk.admits(request, Action.SUBSCRIBE_TRACKS, request.prefix):
+        if not self._refusals.admits(request, Action.SUBSCRIBE_TRACKS, request.prefix):
             return
-        if len(self.wanted) >= self._desk.config.max_namespaces:
-            self._desk.overloaded(request, "too many SUBSCRIBE_TRACKS")
+        if len(self.wanted) >= self._refusals.config.max_namespaces:
+            self._refusals.overloaded(request, "too many SUBSCRIBE_TRACKS")
             return
         request.on_ended = lambda: self._forget(request)
         self._file(request)
@@ -88,7 +88,7 @@ class Offers:
 
     def _offer_all(self, request: IncomingSubscribeTracks) -> None:
         for track in self._tracks_under(request.prefix):
-            if track.established or track.held:
+            if track.established or track.published_here:
                 self._offer(request, track)
 
     def available(self, track: Offered) -> None:
@@ -105,9 +105,9 @@ class Offers:
         session = request.session
         if (
             track.publishes(session)
-            # a held SUBSCRIBE is answered instead
+            # a SUBSCRIBE that waits is answered instead
             or any(waiting.session is session for waiting in track.waiting)
-            or not self._desk.may(request, Action.SUBSCRIBE, track.name.namespace)
+            or not self._refusals.may(request, Action.SUBSCRIBE, track.name.namespace)
         ):
             return
         made: list[OutgoingPublish] = []
@@ -121,7 +121,7 @@ class Offers:
             return
         publication.tokens = request.tokens
         made.append(publication)
-        self._desk.counters.publications_offered += 1
+        self._refusals.counters.publications_offered += 1
         track.offered(publication)
 
     def again(self, track: Offered, publication: OutgoingPublish) -> None:

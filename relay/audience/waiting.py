@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moqt.values.names import FullTrackName, TrackNamespace
-from relay.audience.downstream import Audience, TrackRequest
+from relay.audience.downstream import Downstream, TrackRequest
 from relay.audience.prefixes import PrefixMap
 
 
@@ -14,7 +14,7 @@ class Pending:
     """One of them."""
 
     request: TrackRequest
-    audience: Audience | None
+    downstream: Downstream | None
     """Of the track it waits for; None while nobody has the track."""
     deadline: float | None = None
     """When a rendezvous ends; a track's own subscriptions have theirs."""
@@ -37,10 +37,10 @@ class Waiting:
         return len(self.pending) >= self._limit
 
     def for_track(
-        self, request: TrackRequest, audience: Audience, deadline: float | None = None
+        self, request: TrackRequest, downstream: Downstream, deadline: float | None = None
     ) -> None:
-        self.pending[request] = Pending(request, audience, deadline)
-        audience.waiting[request] = None
+        self.pending[request] = Pending(request, downstream, deadline)
+        downstream.waiting[request] = None
         request.on_ended = lambda: self.done(request)
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
@@ -54,8 +54,8 @@ class Waiting:
         request.on_ended = None
         if pending is None:
             return
-        if pending.audience is not None:
-            pending.audience.waiting.pop(request, None)
+        if pending.downstream is not None:
+            pending.downstream.waiting.pop(request, None)
         else:
             self.rendezvous.remove(request.name.namespace, pending)
 

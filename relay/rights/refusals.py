@@ -12,8 +12,8 @@ from relay.config import Counters, RelayConfig
 from relay.rights.policy import Action, Policy
 
 
-class Desk:
-    """Where every request comes first. See the module."""
+class Refusals:
+    """Where every request comes first: it goes on, or is answered with why not."""
 
     def __init__(self, config: RelayConfig, policy: Policy, counters: Counters) -> None:
         self.config = config

@@ -17,7 +17,7 @@ from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, RangeMarker
 from relay.sources.filled import Filled
-from relay.sources.receiver import Intake, StreamState
+from relay.sources.receiver import StreamState, UpstreamReceiver
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class Asking(Protocol):
         """It is done; `unknown` is what it could not tell, `rejected` what had no room."""
 
 
-class UpstreamFetch(Intake):
+class UpstreamFetch(UpstreamReceiver):
     """One range that is fetched upstream, from one publisher after the other if need be."""
 
     live = False
@@ -68,7 +68,7 @@ class UpstreamFetch(Intake):
         """`tried` are publishers that could not tell."""
         self.track = track
         self._asking = asking
-        self.arrivals = track.arrivals
+        self.filling = track.filling
         self.streams = {}
         self.end = end
         self.next = start

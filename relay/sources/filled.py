@@ -9,7 +9,7 @@ from moqt.track.store import TrackStore
 from moqt.values.names import FullTrackName
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
-from relay.sources.filling import Arrivals
+from relay.sources.filling import Filling
 
 
 class Filled(Protocol):
@@ -17,7 +17,7 @@ class Filled(Protocol):
 
     name: FullTrackName
     store: TrackStore
-    arrivals: Arrivals
+    filling: Filling
     cache: Cache
     config: RelayConfig
     counters: Counters

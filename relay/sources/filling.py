@@ -26,8 +26,8 @@ class Arrival:
     offset: int = 0
 
 
-class Arrivals:
-    """See the module."""
+class Filling:
+    """Puts Objects into one store, within what the cache has room for."""
 
     def __init__(
         self, store: TrackStore, *, cache: Cache, counters: Counters, clock: Clock
@@ -197,9 +197,9 @@ def _same(stored: StoredObject, offset: int, part: memoryview) -> bool:
     """Whether `stored` has the octets of `part` at `offset`."""
     done = 0
     while done < part.nbytes:
-        held = stored.read(offset + done, part.nbytes - done)
-        size = buffer_length(held)
-        if held != part[done : done + size]:
+        there = stored.read(offset + done, part.nbytes - done)
+        size = buffer_length(there)
+        if there != part[done : done + size]:
             return False
         done += size
     return True

@@ -21,7 +21,7 @@ MAX_ASKED_AGAIN = 32
 
 
 class Ranges:
-    """See the module."""
+    """What of one track is asked for with FETCH, what waits for that, what could not be had."""
 
     def __init__(self, track: Filled) -> None:
         self._track = track
@@ -97,7 +97,7 @@ class Ranges:
         for fetch in self.fetches:
             if fetch.next <= fetch.end:
                 coming.add(fetch.next, fetch.end)
-        for stored in self._track.arrivals.bringing:
+        for stored in self._track.filling.bringing:
             if not stored.retired and start <= stored.location <= end:
                 coming.add(stored.location, stored.location)
         missing = [(start, end)]

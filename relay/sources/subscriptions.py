@@ -14,7 +14,7 @@ from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.wire.objects import ObjectHeader
 from relay.sources.filled import Filled
-from relay.sources.receiver import Intake, StreamState
+from relay.sources.receiver import StreamState, UpstreamReceiver
 
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
@@ -26,23 +26,23 @@ class Subscribed(Filled, Protocol):
     def adjust(self) -> None:
         """Resume or pause what is established, as it is wanted."""
 
-    def leg_accepted(self, leg: Leg) -> None:
+    def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
         """The publisher, or we, have accepted it."""
 
-    def leg_told(self, leg: Leg) -> None:
+    def upstream_told(self, subscription: UpstreamSubscription) -> None:
         """An update was answered, with the Largest Object at that moment."""
 
-    def leg_failed(self, leg: Leg, error: MoqtError) -> None:
+    def upstream_failed(self, subscription: UpstreamSubscription, error: MoqtError) -> None:
         """Refused, cancelled by the publisher, or its session ended."""
 
-    def leg_done(self, leg: Leg, code: int, reason: str) -> None:
+    def upstream_done(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
         """PUBLISH_DONE, and the streams it counts have ended."""
 
-    def reissue(self, leg: Leg) -> None:
+    def reissue(self, subscription: UpstreamSubscription) -> None:
         """The publisher wants it to move (GOAWAY on the request)."""
 
 
-class Leg(Intake):
+class UpstreamSubscription(UpstreamReceiver):
     """What both kinds share once they are established."""
 
     live = True
@@ -51,7 +51,7 @@ class Leg(Intake):
     offer it again."""
 
     def __init__(self, track: Subscribed, session: Session) -> None:
-        super().__init__(track.arrivals, session)
+        super().__init__(track.filling, session)
         self.track = track
         self.request: OutgoingSubscribe | IncomingPublish | None = None
         self.established = False
@@ -88,7 +88,7 @@ class Leg(Intake):
     def _resumed(self, accepted: bool) -> None:
         self._resuming -= 1
         if accepted:
-            self.track.leg_told(self)
+            self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
 
@@ -100,7 +100,7 @@ class Leg(Intake):
     def _refreshed(self, accepted: bool) -> None:
         self._refreshing = False
         if accepted:
-            self.track.leg_told(self)
+            self.track.upstream_told(self)
 
     def ask_new_group(self, value: int) -> None:
         """NEW_GROUP_REQUEST of somebody downstream (MOQT "NEW GROUP REQUEST")."""
@@ -154,7 +154,7 @@ class Leg(Intake):
 
     def request_failed(self, error: MoqtError) -> None:
         self._end_streams()
-        self.track.leg_failed(self, error)
+        self.track.upstream_failed(self, error)
 
     def subscription_done(self, code: int, reason: str) -> None:
         request = self.request
@@ -163,7 +163,7 @@ class Leg(Intake):
         elif request.streams_ended != request.done.stream_count:
             self.whole = False  # given up waiting: the rest was lost on the way
         self._end_streams()
-        self.track.leg_done(self, code, reason)
+        self.track.upstream_done(self, code, reason)
 
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         if header.subgroup is None:
@@ -193,13 +193,15 @@ class Leg(Intake):
         self._cut(state)
         if state.subgroup is not None:
             last = state.previous if finished and not state.lossy else None
-            self.arrivals.feed_closed(state.subgroup, last, end_of_group=end_of_group)
+            self.filling.feed_closed(state.subgroup, last, end_of_group=end_of_group)
 
 
-class SubscribeLeg(Leg):
+class UpstreamSubscribe(UpstreamSubscription):
     """The SUBSCRIBE to one publisher."""
 
-    def __init__(self, track: Subscribed, session: Session, *, replaces: Leg | None = None) -> None:
+    def __init__(
+        self, track: Subscribed, session: Session, *, replaces: UpstreamSubscription | None = None
+    ) -> None:
         """`replaces` is given up once this one is established (GOAWAY on a request)."""
         super().__init__(track, session)
         self.replaces = replaces
@@ -236,7 +238,7 @@ class SubscribeLeg(Leg):
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
         self.request = request
-        self.track.leg_accepted(self)
+        self.track.upstream_accepted(self)
 
     def tick(self, now: float) -> None:
         if self.established:
@@ -251,10 +253,10 @@ class SubscribeLeg(Leg):
         if late:
             self.track.counters.upstream_timeouts += 1
             self.cancel()
-            self.track.leg_failed(self, timed_out("no answer in time"))
+            self.track.upstream_failed(self, timed_out("no answer in time"))
 
 
-class PublishLeg(Leg):
+class UpstreamPublish(UpstreamSubscription):
     """A PUBLISH that was accepted."""
 
     published = True
@@ -266,8 +268,8 @@ class PublishLeg(Leg):
         self.whole = not request.paused
 
     def accept(self) -> None:
-        """PUBLISH_OK; Objects that were held for it come at once."""
-        self.track.leg_accepted(self)
+        """PUBLISH_OK; Objects that waited for it come at once."""
+        self.track.upstream_accepted(self)
         self.request.accept(self)
         self.track.adjust()
 

@@ -38,7 +38,7 @@ class Permits:
 
 
 def withdraw(star, pair, *actions):
-    star.relay.desk.policy.withdrawn |= {(pair.server, action) for action in actions}
+    star.relay.refusals.policy.withdrawn |= {(pair.server, action) for action in actions}
     rights.recheck(star.relay)
     star.run()
 

@@ -153,6 +153,6 @@ def test_sessions_that_die_one_after_the_other_leave_the_relay_empty():
     assert not relay.sessions and not relay.waiting.pending and not relay.active
     assert relay.namespaces.publications == 0
     for track in relay.tracks.values():
-        assert not track.legs and not track.requests and track.ranges.idle
+        assert not track.subscriptions and not track.requests and track.ranges.idle
     for end in net.host.ends.values():
         assert end.session.state is SessionState.CLOSED
