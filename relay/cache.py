@@ -46,7 +46,7 @@ class _Ages:
 
 
 class Cache:
-    """See the module. It never evicts growing Objects: somebody is writing them."""
+    """Bills, evicts and expires Objects; never growing ones, since somebody is writing them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

@@ -1,15 +1,8 @@
-"""Settings, limits, counters and the authorization hook of a relay."""
+"""Settings, limits, counters and the clock of a relay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
-
-from moqt.session import Session
-from moqt.values.codes import RequestErrorCode
-from moqt.values.names import TrackNamespace
-from moqt.values.tokens import Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +51,13 @@ class RelayConfig:
 
 
 @dataclass(slots=True)
+class Clock:
+    """The time, in seconds: it stands still between two ticks."""
+
+    now: float = 0.0
+
+
+@dataclass(slots=True)
 class Counters:
     """What has happened since the start; only ever grows."""
 
@@ -82,50 +82,3 @@ class Counters:
     objects_out: int = 0
     octets_out: int = 0
     """Payload octets of the Objects whose sending has begun."""
-
-
-class Action(StrEnum):
-    """What a session asks for (the request's name in the draft)."""
-
-    PUBLISH_NAMESPACE = "PUBLISH_NAMESPACE"
-    PUBLISH = "PUBLISH"
-    SUBSCRIBE_NAMESPACE = "SUBSCRIBE_NAMESPACE"
-    SUBSCRIBE_TRACKS = "SUBSCRIBE_TRACKS"
-    SUBSCRIBE = "SUBSCRIBE"
-    FETCH = "FETCH"
-    TRACK_STATUS = "TRACK_STATUS"
-
-
-class Policy(Protocol):
-    """Decides who may do what. Asked for every request, also when it is served from cache."""
-
-    def allow(
-        self,
-        session: Session,
-        action: Action,
-        namespace: TrackNamespace,
-        tokens: tuple[Token, ...] = (),
-    ) -> bool:
-        """Whether `session` may (MOQT "Authorization"); `tokens` are those of the request itself.
-
-        Those of the session's SETUP are `session.peer_tokens`.
-        """
-
-    def check(self, session: Session, token: Token) -> RequestErrorCode | None:
-        """Why `token` is refused wherever it is shown; None when it is not."""
-
-
-class AllowAll:
-    """The default policy."""
-
-    def allow(
-        self,
-        session: Session,
-        action: Action,
-        namespace: TrackNamespace,
-        tokens: tuple[Token, ...] = (),
-    ) -> bool:
-        return True
-
-    def check(self, session: Session, token: Token) -> RequestErrorCode | None:
-        return None

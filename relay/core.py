@@ -31,15 +31,16 @@ from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
 from moqt.values.names import FullTrackName, TrackNamespace
 from moqt.values.tokens import Token
+from relay.audience.downstream import TrackRequest
 from relay.audience.namespaces import Namespaces
 from relay.audience.offers import Offers
 from relay.audience.prefixes import PrefixMap
 from relay.audience.waiting import Waiting
 from relay.cache import Cache
-from relay.config import Action, AllowAll, Counters, Policy, RelayConfig
-from relay.home import TrackRequest
-from relay.rights.refusals import Desk
-from relay.sources.subscriptions import Leg, PublishLeg
+from relay.config import Clock, Counters, RelayConfig
+from relay.rights.policy import Action, AllowAll, Policy
+from relay.rights.refusals import Refusals
+from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
 
 logger = logging.getLogger("relay")
@@ -74,7 +75,7 @@ def total(each: list[DeliveryCounters]) -> DeliveryCounters:
 
 
 class Relay(SessionHandler):
-    """Accepts publishers and subscribers, and joins them. See the module."""
+    """Accepts publishers and subscribers, and joins them over the tracks they share."""
 
     def __init__(
         self,
@@ -83,31 +84,32 @@ class Relay(SessionHandler):
         *,
         cache: Cache | None = None,
         counters: Counters | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`cache` and `counters` are given when they are shared with other scopes; who shares
-        the cache has its Objects expire."""
+        """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
+        shares the cache has its Objects expire."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
-        self.desk = Desk(self.config, policy or AllowAll(), self.counters)
+        self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
         self._own_cache = cache is None
         self.cache = cache or Cache(self.config.cache_octets)
-        self.now = 0.0
+        self.clock = clock or Clock()
         self.upstream_subscriptions = 0
         """Established subscriptions to publishers."""
         self.sessions: set[Session] = set()
         self._delivered = DeliveryCounters()
         """Of the sessions that have ended."""
-        self.upstreams = self.desk.trusted
+        self.upstreams = self.refusals.trusted
         """Sessions to upstream relays: asked for what no publisher here has."""
         self.tracks: OrderedDict[FullTrackName, UpstreamTrack] = OrderedDict()
         """Least recently used first."""
         self.active: dict[UpstreamTrack, None] = {}
         """The tracks that have something to do on tick; the others are only cached."""
         self.tracks_by_namespace: PrefixMap[UpstreamTrack] = PrefixMap()
-        self.namespaces = Namespaces(self.desk)
+        self.namespaces = Namespaces(self.refusals)
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
-        self.offers = Offers(self, self.desk)
+        self.offers = Offers(self.refusals, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 
     # -- sessions ----------------------------------------------------------------------------
@@ -140,11 +142,13 @@ class Relay(SessionHandler):
                 track.move(old, new)
 
     def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
-        return self.desk.policy.check(session, token)
+        return self.refusals.policy.check(session, token)
 
     def request_goaway_received(self, request: RequestOwner, goaway: Goaway) -> None:
         """One request is to move; it can only move within this session."""
-        if isinstance(request, SubscriberSide) and isinstance(request.receiver, Leg):
+        if isinstance(request, SubscriberSide) and isinstance(
+            request.receiver, UpstreamSubscription
+        ):
             request.receiver.track.reissue(request.receiver)
         elif isinstance(request, OutgoingPublish):
             track = self.tracks.get(request.name)
@@ -172,7 +176,7 @@ class Relay(SessionHandler):
             if isinstance(request, IncomingSubscribeNamespace)
             else Action.SUBSCRIBE_TRACKS
         )
-        if self.desk.may(request, action, prefix):
+        if self.refusals.may(request, action, prefix):
             return None
         self.counters.requests_refused += 1
         return RequestErrorCode.UNAUTHORIZED
@@ -181,9 +185,9 @@ class Relay(SessionHandler):
         self._publishers_changed(namespace)
         for track in self.tracks_by_namespace.under(namespace):
             # An open track is asked for from the new publisher too; a closed one on demand.
-            if not track.legs or track.track_ended:
+            if not track.subscriptions or track.track_ended:
                 continue
-            if not track.idle or any(not leg.published for leg in track.legs):
+            if not track.idle or any(not each.published for each in track.subscriptions):
                 track.open(self.publishers(track.name.namespace))
         for request in self.waiting.under(namespace):
             self.waiting.done(request)
@@ -192,32 +196,35 @@ class Relay(SessionHandler):
     def _publishers_changed(self, prefix: TrackNamespace) -> None:
         """See which tracks only the cache has."""
         for track in self.tracks_by_namespace.under(prefix):
-            self._update_held(track)
+            self._update_published_here(track)
 
-    def _update_held(self, track: UpstreamTrack) -> None:
+    def _update_published_here(self, track: UpstreamTrack) -> None:
         """A complete track without a publisher makes the relay its publisher."""
         namespace = track.name.namespace
-        held = (
+        here = (
             # What costs least comes first: one prefix may have tens of thousands of tracks.
             track.store.end_of_track is not None
             and not track.over
-            and not track.legs
+            and not track.subscriptions
             and track.name in self.tracks
             and next(self.namespaces.published.above(namespace), None) is None
             and track.store.is_complete()
         )
-        if held != track.held:
-            track.held = held
-            if held:
+        if here != track.published_here:
+            track.published_here = here
+            table = self.namespaces.published_here
+            if here:
                 track.end_complete()
-            (self.namespaces.held.add if held else self.namespaces.held.remove)(namespace, track)
+                table.add(namespace, track)
+            else:
+                table.remove(namespace, track)
             self.namespaces.tell(namespace)
 
     # -- publications ------------------------------------------------------------------------
 
     def publish_received(self, request: IncomingPublish) -> None:
         """PUBLISH (MOQT "Publisher Interactions"): it is always of interest to a cache."""
-        if self.desk.admits(request, Action.PUBLISH, request.name.namespace):
+        if self.refusals.admits(request, Action.PUBLISH, request.name.namespace):
             self.take_publication(request)
 
     def take_publication(self, request: IncomingPublish) -> None:
@@ -227,21 +234,21 @@ class Relay(SessionHandler):
             return
         track = self.tracks.get(name) or self._new_track(name)
         if track is None:
-            self.desk.overloaded(request, "too many tracks are in use")
+            self.refusals.overloaded(request, "too many tracks are in use")
             return
         self.tracks.move_to_end(name)
         self.counters.publications += 1
         for waiting in self.waiting.of(name):
             self.waiting.done(waiting)
-            self.waiting.for_track(waiting, track)
-        track.published_by(PublishLeg(track, request))
-        self._update_held(track)
+            self.waiting.for_track(waiting, track.downstream)
+        track.published_by(UpstreamPublish(track, request))
+        self._update_published_here(track)
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
-        self.offers.subscribe(request, self.tracks_by_namespace)
+        self.offers.subscribe(request)
 
     def subscribe_tracks_changed(self, request: IncomingSubscribeTracks) -> None:
-        self.offers.changed(request, self.tracks_by_namespace)
+        self.offers.changed(request)
 
     # -- requests for tracks -----------------------------------------------------------------
 
@@ -260,7 +267,7 @@ class Relay(SessionHandler):
         No `action`: allowed already.
         """
         name = request.name
-        if action is not None and not self.desk.admits(request, action, name.namespace):
+        if action is not None and not self.refusals.admits(request, action, name.namespace):
             return
         if self._malformed(request, name):
             return
@@ -274,7 +281,7 @@ class Relay(SessionHandler):
             self._serve(track, request)
             return
         publishers: list[Session] = []
-        if track is None or not track.legs or self._comes_from(track, request.session):
+        if track is None or not track.subscriptions or self._comes_from(track, request.session):
             publishers = self.publishers(name.namespace, request.session)
             if not publishers:
                 self._no_publisher(request)
@@ -284,13 +291,13 @@ class Relay(SessionHandler):
         if track is None:
             track = self._new_track(name)
             if track is None:
-                self.desk.overloaded(request, "too many tracks are in use")
+                self.refusals.overloaded(request, "too many tracks are in use")
                 return
         deadline = None
         if track.rendezvous and not request.parameters.rendezvous_timeout:
             # Upstream may answer later than this subscriber wants to wait.
-            deadline = self.now + self.config.upstream_timeout
-        self.waiting.for_track(request, track, deadline)
+            deadline = self.clock.now + self.config.upstream_timeout
+        self.waiting.for_track(request, track.downstream, deadline)
         self.track_busy(track)
         if publishers:
             track.open(publishers)
@@ -301,8 +308,8 @@ class Relay(SessionHandler):
         """Whether an upstream relay asks for what only upstream relays bring: a circle."""
         return (
             asking in self.upstreams
-            and bool(track.legs)
-            and all(leg.session in self.upstreams for leg in track.legs)
+            and bool(track.subscriptions)
+            and all(each.session in self.upstreams for each in track.subscriptions)
         )
 
     def publishers(self, namespace: TrackNamespace, asking: Session | None = None) -> list[Session]:
@@ -319,9 +326,9 @@ class Relay(SessionHandler):
     def _malformed(self, request: IncomingRequest, name: FullTrackName) -> bool:
         """Answer MALFORMED_TRACK for a while after a track was found to be so."""
         try:
-            self.desk.malformed.refuse(name, self.now)
+            self.refusals.malformed.refuse(name, self.clock.now)
         except RequestError as error:
-            self.desk.refuse(
+            self.refusals.refuse(
                 request,
                 RequestErrorCode.MALFORMED_TRACK,
                 error.reason,
@@ -351,17 +358,17 @@ class Relay(SessionHandler):
     def _may_wait(self, request: TrackRequest) -> bool:
         if not self.waiting.full:
             return True
-        self.desk.overloaded(request, "too many requests are waiting")
+        self.refusals.overloaded(request, "too many requests are waiting")
         return False
 
     def _no_publisher(self, request: TrackRequest) -> None:
         """DOES_NOT_EXIST, or wait for a publisher as long as the subscriber allows."""
         timeout = request.parameters.rendezvous_timeout
         if not isinstance(request, IncomingSubscribe) or not timeout:
-            self.desk.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+            self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
         elif self._may_wait(request):
             waits = min(timeout / 1000, self.config.max_rendezvous)
-            self.waiting.for_publisher(request, self.now + waits)
+            self.waiting.for_publisher(request, self.clock.now + waits)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -375,7 +382,7 @@ class Relay(SessionHandler):
     def _displace(self) -> bool:
         """Forget the track that has been out of use for longest."""
         for _, (_, track) in zip(range(MAX_DISPLACED), self.tracks.items(), strict=False):
-            if track.idle and not track.legs:
+            if track.idle and not track.subscriptions:
                 track.close_upstream()
                 self._forget(track)
                 return True
@@ -387,7 +394,7 @@ class Relay(SessionHandler):
             del self.tracks[track.name]
             self.tracks_by_namespace.remove(track.name.namespace, track)
         self.cache.forget(track.store)
-        self._update_held(track)
+        self._update_published_here(track)
 
     def track_busy(self, track: UpstreamTrack) -> None:
         self.active[track] = None
@@ -412,24 +419,24 @@ class Relay(SessionHandler):
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
             self.waiting.done(request)
-            self.desk.refuse(request, code, reason, retry=retry, redirect=redirect)
+            self.refusals.refuse(request, code, reason, retry=retry, redirect=redirect)
 
     def track_ended(self, track: UpstreamTrack) -> None:
         self.track_busy(track)  # perhaps there is nothing of it
-        if not track.legs:
+        if not track.subscriptions:
             self.offers.withdrawn(track)
             for request in tuple(track.waiting):
                 # Its publisher has gone before it could be served: perhaps there is another.
                 self.waiting.done(request)
                 self._wanted(request, None)
-        self._update_held(track)
+        self._update_published_here(track)
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         logger.warning("%s: malformed track: %s", track.name, escaped(reason))
-        self.desk.malformed.add(track.name, reason, self.now)
+        self.refusals.malformed.add(track.name, reason, self.clock.now)
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
         self.offers.withdrawn(track)
-        track.audience.end_malformed(reason)
+        track.downstream.end_malformed(reason)
         self._forget(track)
 
     def forget_all(self) -> None:
@@ -442,16 +449,16 @@ class Relay(SessionHandler):
 
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
-        self.now = now
+        self.clock.now = now
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):
             self.waiting.done(request)
-            self.desk.refuse(request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
+            self.refusals.refuse(request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
         for track in tuple(self.active):
             track.tick(now)
-            if not track.legs and not track.held:
-                self._update_held(track)  # its last FETCH may have made it complete
+            if not track.subscriptions and not track.published_here:
+                self._update_published_here(track)  # its last FETCH may have made it complete
             if track.disposable:
                 self._forget(track)
             elif track.settled:

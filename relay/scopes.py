@@ -14,8 +14,9 @@ from moqt.session import Session, SessionHandler
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.tokens import Token
 from relay.cache import Cache
-from relay.config import AllowAll, Counters, Policy, RelayConfig
+from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay, total
+from relay.rights.policy import AllowAll, Policy
 
 
 def scope_of(path: str | None) -> str:
@@ -31,7 +32,7 @@ class Scopes(SessionHandler):
         self.policy = policy or AllowAll()
         self.counters = Counters()
         self.cache = Cache(self.config.cache_octets)
-        self.now = 0.0
+        self.clock = Clock()
         self.relays: dict[str, Relay] = {}
         self._kept: set[str] = set()
         self._delivered = DeliveryCounters()
@@ -46,9 +47,13 @@ class Scopes(SessionHandler):
     def _relay(self, scope: str) -> Relay:
         relay = self.relays.get(scope)
         if relay is None:
-            relay = Relay(self.config, self.policy, cache=self.cache, counters=self.counters)
-            relay.now = self.now
-            self.relays[scope] = relay
+            relay = self.relays[scope] = Relay(
+                self.config,
+                self.policy,
+                cache=self.cache,
+                counters=self.counters,
+                clock=self.clock,
+            )
         return relay
 
     # -- sessions ----------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class Scopes(SessionHandler):
 
     def tick(self, now: float) -> None:
         """Time has passed. Twice a second is enough."""
-        self.now = now
+        self.clock.now = now
         self.cache.expire(now)
         for scope, relay in tuple(self.relays.items()):
             relay.tick(now)

@@ -7,48 +7,89 @@ was published before or has been evicted, with FETCHes (`relay.sources.missing`)
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
-from moqt.requests import (
-    IncomingFetch,
-    PublisherSide,
-)
+from moqt.requests import IncomingFetch, OutgoingPublish, PublisherSide
 from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import RequestUpdate
-from moqt.values.names import FullTrackName, Location, location_after
-from relay.audience.downstream import Audience, live
-from relay.home import Home, TrackRequest
-from relay.sources.filling import Arrivals
+from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
+from relay.audience.downstream import Downstream, TrackRequest, live
+from relay.cache import Cache
+from relay.config import Clock, Counters, RelayConfig
+from relay.sources.filling import Filling
 from relay.sources.missing import Ranges
-from relay.sources.subscriptions import Leg, PublishLeg, SubscribeLeg
+from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscribe, UpstreamSubscription
+
+
+class Home(Protocol):
+    """What a track needs of its relay."""
+
+    config: RelayConfig
+    cache: Cache
+    counters: Counters
+    clock: Clock
+    tracks: OrderedDict[FullTrackName, UpstreamTrack]
+    upstreams: dict[Session, None]
+    """Sessions to upstream relays."""
+    upstream_subscriptions: int
+    """Established subscriptions to publishers."""
+
+    def publishers(self, namespace: TrackNamespace) -> list[Session]:
+        """The sessions that may be asked for a track of `namespace`."""
+
+    def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
+        """Upstream is established and up to date: serve `request`, which waited for that."""
+
+    def track_available(self, track: UpstreamTrack) -> None:
+        """A publisher has it: offer it to who asked for such tracks."""
+
+    def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
+        """No publisher gave the track: tell who waits."""
+
+    def track_ended(self, track: UpstreamTrack) -> None:
+        """No upstream subscription is left, or the store lost an Object."""
+
+    def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
+        """The track is unusable: end all its requests and forget it."""
+
+    def track_busy(self, track: UpstreamTrack) -> None:
+        """The track has something to do on tick."""
 
 
 class UpstreamTrack:
-    """See the module."""
+    """A store, the upstream requests that fill it, and the downstream ones it serves."""
 
     def __init__(self, home: Home, name: FullTrackName) -> None:
         self.home = home
+        self.config = home.config
+        self.cache = home.cache
+        self.counters = home.counters
+        self.clock = home.clock
         self.name = name
         self.store = TrackStore(name, authoritative=False)
         self.store.on_stored = self._stored
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
-        self.store.on_statuses = home.cache.count_statuses
+        self.store.on_statuses = self.cache.count_statuses
         self.store.on_new_group = self._new_group
-        self.arrivals = Arrivals(home, self.store)
+        self.filling = Filling(
+            self.store, cache=self.cache, counters=self.counters, clock=self.clock
+        )
         self.ranges = Ranges(self)
         self.store.source = self.ranges
-        self.legs: dict[Leg, None] = {}
-        self.audience = Audience()
-        self.waiting = self.audience.waiting
-        self.requests = self.audience.requests
-        self.offers = self.audience.offers
+        self.subscriptions: dict[UpstreamSubscription, None] = {}
+        self.downstream = Downstream()
+        self.waiting = self.downstream.waiting
+        self.requests = self.downstream.requests
+        self.offers = self.downstream.offers
         self.idle_since: float | None = None
-        self.held = False
+        self.published_here = False
         """Complete and without a publisher: the relay is the publisher now."""
         self.over = False
         self._refusal: RequestError | None = None
@@ -66,26 +107,19 @@ class UpstreamTrack:
 
     @property
     def established(self) -> bool:
-        return any(leg.established for leg in self.legs)
-
-    @property
-    def opening(self) -> bool:
-        return bool(self.legs) and not self.established
-
-    @property
-    def published(self) -> bool:
-        """Some publisher has offered it with PUBLISH, and still does."""
-        return any(leg.published for leg in self.legs)
+        return any(each.established for each in self.subscriptions)
 
     @property
     def rendezvous(self) -> bool:
         """An upstream relay was asked to wait for a publisher, too."""
-        return any(isinstance(leg, SubscribeLeg) and leg.rendezvous for leg in self.legs)
+        return any(
+            isinstance(each, UpstreamSubscribe) and each.rendezvous for each in self.subscriptions
+        )
 
     @property
     def current(self) -> bool:
         """What is known as its Largest Object is up to date."""
-        return any(leg.current for leg in self.legs)
+        return any(each.current for each in self.subscriptions)
 
     @property
     def track_ended(self) -> bool:
@@ -94,11 +128,11 @@ class UpstreamTrack:
     @property
     def idle(self) -> bool:
         """Nobody downstream needs it."""
-        return self.audience.idle
+        return self.downstream.idle
 
     def publishes(self, session: Session) -> bool:
         """Whether `session` is a publisher of the track."""
-        return any(leg.session is session for leg in self.legs)
+        return any(each.session is session for each in self.subscriptions)
 
     def servable(self, request: TrackRequest) -> bool:
         """Whether `request` can be answered without waiting for a publisher."""
@@ -119,7 +153,7 @@ class UpstreamTrack:
 
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
-        sessions = [leg.session for leg in self.legs if leg.established]
+        sessions = [each.session for each in self.subscriptions if each.established]
         sessions += self.home.publishers(self.name.namespace)
         return [s for s in dict.fromkeys(sessions) if s.closed is None]
 
@@ -128,51 +162,54 @@ class UpstreamTrack:
     def open(self, sessions: Iterable[Session]) -> None:
         """SUBSCRIBE to each of `sessions` that has no subscription yet."""
         self._refusal = None
-        legs = [SubscribeLeg(self, each) for each in sessions if not self.publishes(each)]
-        self.legs.update((leg, None) for leg in legs)
-        for leg in legs:
-            self._open(leg)
+        new = [UpstreamSubscribe(self, each) for each in sessions if not self.publishes(each)]
+        self.subscriptions.update(dict.fromkeys(new))
+        for subscription in new:
+            self._open(subscription)
 
-    def _open(self, leg: SubscribeLeg) -> None:
-        new_group = self.audience.new_group
+    def _open(self, subscription: UpstreamSubscribe) -> None:
+        new_group = self.downstream.new_group
         if new_group is not None:
             self._new_group_asked = (new_group, self._group)
-        limit = round(self.home.config.max_rendezvous * 1000)
-        error = leg.open(
+        patience = 0
+        if subscription.session in self.home.upstreams:
+            patience = min(self.downstream.rendezvous_ms, round(self.config.max_rendezvous * 1000))
+        error = subscription.open(
             forward=self._subscribe_forward,
             new_group=new_group,
-            rendezvous_ms=min(self.audience.rendezvous_ms, limit),
+            rendezvous_ms=patience,
         )
         if error is not None:
-            self.leg_failed(leg, error)
+            self.upstream_failed(subscription, error)
 
-    def published_by(self, leg: PublishLeg) -> None:
+    def published_by(self, subscription: UpstreamPublish) -> None:
         """A PUBLISH was accepted; a SUBSCRIBE to the same publisher that it crosses is moot."""
         if self.over:
             return
         crossed = [
             other
-            for other in self.legs
-            if isinstance(other, SubscribeLeg)
-            and other.session is leg.session
+            for other in self.subscriptions
+            if isinstance(other, UpstreamSubscribe)
+            and other.session is subscription.session
             and not other.established
         ]
         for other in crossed:
             self._give_up(other)
-        self.legs[leg] = None
-        leg.accept()
+        self.subscriptions[subscription] = None
+        subscription.accept()
         for other in crossed:
             if other.replaces is not None:
                 self._give_up(other.replaces)
 
-    def reissue(self, leg: Leg) -> None:
+    def reissue(self, subscription: UpstreamSubscription) -> None:
         """The publisher wants this request to move (GOAWAY on it): SUBSCRIBE anew, and give
         it up when that is established."""
-        if leg in self.legs and not any(
-            isinstance(other, SubscribeLeg) and other.replaces is leg for other in self.legs
+        if subscription in self.subscriptions and not any(
+            isinstance(other, UpstreamSubscribe) and other.replaces is subscription
+            for other in self.subscriptions
         ):
-            again = SubscribeLeg(self, leg.session, replaces=leg)
-            self.legs[again] = None
+            again = UpstreamSubscribe(self, subscription.session, replaces=subscription)
+            self.subscriptions[again] = None
             self._open(again)
 
     def move(self, old: Session, new: Session) -> None:
@@ -180,65 +217,65 @@ class UpstreamTrack:
 
         A track that nobody uses is left at once, and asked for again when somebody does.
         """
-        legs = [leg for leg in self.legs if leg.session is old]
+        subscriptions = [each for each in self.subscriptions if each.session is old]
         if not self.idle:
-            for leg in legs:
-                again = SubscribeLeg(self, new, replaces=leg)
-                self.legs[again] = None
+            for subscription in subscriptions:
+                again = UpstreamSubscribe(self, new, replaces=subscription)
+                self.subscriptions[again] = None
                 self._open(again)
             return
-        for leg in legs:
-            self._give_up(leg)
-        if not self.legs:
+        for subscription in subscriptions:
+            self._give_up(subscription)
+        if not self.subscriptions:
             self._finish(PublishDoneCode.GOING_AWAY, "the publisher has moved")
 
     def dismiss(self, session: Session, error: RequestError) -> None:
         """Take nothing more of it from `session`."""
-        for leg in [leg for leg in self.legs if leg.session is session]:
-            if leg.request is not None:
-                leg.request.cancel()
-            leg.request_failed(error)
+        for subscription in [each for each in self.subscriptions if each.session is session]:
+            if subscription.request is not None:
+                subscription.request.cancel()
+            subscription.request_failed(error)
         self.ranges.dismiss(session, error)
 
-    def _give_up(self, leg: Leg) -> None:
-        if leg in self.legs:
-            del self.legs[leg]
-            leg.cancel()
+    def _give_up(self, subscription: UpstreamSubscription) -> None:
+        if subscription in self.subscriptions:
+            self._drop(subscription)
+            subscription.cancel()
 
-    def leg_accepted(self, leg: Leg) -> None:
-        request, store = leg.request, self.store
+    def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
+        request, store = subscription.request, self.store
         assert request is not None
-        leg.established = True
+        subscription.established = True
         self._end_unseen = False
         self.home.upstream_subscriptions += 1
         self._lost = None
         if store.ended:
             # A subscription that is still draining would have a hole it does not know of.
-            for old in self.audience.subscriptions():
+            for old in self.downstream.subscriptions():
                 old.end(store.end_code or PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
             store.reopen()
         if request.properties != store.properties:
             store.set_properties(request.properties)
-            self.home.cache.retime(store)
-        if not self._learn(leg):
+            self.cache.retime(store)
+        if not self._learn(subscription):
             return
-        if isinstance(leg, SubscribeLeg) and leg.replaces is not None:
-            self._give_up(leg.replaces)
+        if isinstance(subscription, UpstreamSubscribe) and subscription.replaces is not None:
+            self._give_up(subscription.replaces)
         self.ranges.forgive()
         self.home.track_busy(self)
         self.home.track_available(self)
-        self._ready(leg)
+        self._ready(subscription)
         if self.waiting:
             self.catch_up()
 
-    def leg_told(self, leg: Leg) -> None:
+    def upstream_told(self, subscription: UpstreamSubscription) -> None:
         """An update was answered, with the Largest Object at that moment."""
-        if leg in self.legs and self._learn(leg):
-            self._ready(leg)
+        if subscription in self.subscriptions and self._learn(subscription):
+            self._ready(subscription)
 
-    def _learn(self, leg: Leg) -> bool:
+    def _learn(self, subscription: UpstreamSubscription) -> bool:
         """Take over what the publisher says the Largest Object is; False: it cannot be."""
-        request, store = leg.request, self.store
+        request, store = subscription.request, self.store
         assert request is not None
         largest, before = request.largest, store.largest
         if largest is None or (before is not None and largest <= before):
@@ -247,30 +284,30 @@ class UpstreamTrack:
             self.malformed("the Largest Object lies beyond the end of the track")
             return False
         store.largest = largest
-        others = any(other.current for other in self.legs if other is not leg)
-        if not others and self.audience.listens:
+        others = any(other.current for other in self.subscriptions if other is not subscription)
+        if not others and self.downstream.listens:
             # They have missed what was published while nothing came (MOQT "Relays").
             missed = location_after(before) if before is not None else Location(0, 0)
             self.ranges.want(missed, largest)
         return True
 
-    def _ready(self, leg: Leg) -> None:
+    def _ready(self, subscription: UpstreamSubscription) -> None:
         """Who waited can go on; who wants Objects, only when they come."""
-        if leg.current:
+        if subscription.current:
             self._patience = None
         for request in tuple(self.waiting):
-            if leg.current or not live(request):
+            if subscription.current or not live(request):
                 self.home.track_serve(self, request)
-        if leg.current:
-            self.audience.let_go_all()
+        if subscription.current:
+            self.downstream.let_go_all()
 
-    def leg_failed(self, leg: Leg, error: MoqtError) -> None:
+    def upstream_failed(self, subscription: UpstreamSubscription, error: MoqtError) -> None:
         """Refused, cancelled by the publisher, or its session ended."""
-        if leg not in self.legs:
+        if subscription not in self.subscriptions:
             return
-        if not self._drop(leg):
+        if not self._drop(subscription):
             self._note_refusal(error)
-            if not self.legs:
+            if not self.subscriptions:
                 refusal = self._refusal or RequestError(RequestErrorCode.INTERNAL_ERROR)
                 self._refusal = None
                 if self._lost is not None:
@@ -280,32 +317,36 @@ class UpstreamTrack:
         if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
             self.malformed(error.reason)
         else:
-            self._lost_leg(PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
+            self._lost_upstream(PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
 
-    def leg_done(self, leg: Leg, code: int, reason: str) -> None:
+    def upstream_done(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
         """PUBLISH_DONE, and the streams it counts have ended (MOQT "PUBLISH_DONE")."""
-        if not self._drop(leg):
+        if not self._drop(subscription):
             return
         store = self.store
-        self._end_unseen = leg.paused and store.end_of_track is None
-        if code == PublishDoneCode.TRACK_ENDED and leg.whole and store.end_of_track is None:
+        self._end_unseen = subscription.paused and store.end_of_track is None
+        if (
+            code == PublishDoneCode.TRACK_ENDED
+            and subscription.whole
+            and store.end_of_track is None
+        ):
             store.set_end_of_track(
                 location_after(store.largest) if store.largest else Location(0, 0)
             )
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
         else:
-            self._lost_leg(code, reason)
+            self._lost_upstream(code, reason)
 
-    def _drop(self, leg: Leg) -> bool:
-        """Take an ended subscription out; whether it was an established one of this track."""
-        was = leg in self.legs and leg.established
-        self.legs.pop(leg, None)
-        self.home.upstream_subscriptions -= leg.established
-        leg.established = False
+    def _drop(self, subscription: UpstreamSubscription) -> bool:
+        """Take out what ended, or is to end; whether it was an established one of this track."""
+        was = subscription in self.subscriptions and subscription.established
+        self.subscriptions.pop(subscription, None)
+        self.home.upstream_subscriptions -= subscription.established
+        subscription.established = False
         return was
 
-    def _lost_leg(self, code: int, reason: str) -> None:
+    def _lost_upstream(self, code: int, reason: str) -> None:
         if self.established:
             self.adjust()
         else:
@@ -315,10 +356,9 @@ class UpstreamTrack:
         """The last established subscription is over; others may not have been answered yet."""
         if code == PublishDoneCode.TRACK_ENDED:
             # That is final: what another publisher has of the track can be fetched.
-            legs, self.legs = self.legs, {}
-            for leg in legs:
-                leg.cancel()
-        if self.legs:
+            for subscription in tuple(self.subscriptions):
+                self._give_up(subscription)
+        if self.subscriptions:
             self._lost = (code, reason)
         else:
             self._finish(code, reason)
@@ -333,7 +373,7 @@ class UpstreamTrack:
         self._lost = None
         if self.store.is_complete():
             code, reason = PublishDoneCode.TRACK_ENDED, ""
-        self.audience.let_go_all()
+        self.downstream.let_go_all()
         self.store.finish(code, reason)
         self.home.track_ended(self)
 
@@ -343,7 +383,7 @@ class UpstreamTrack:
             error = RequestError(
                 RequestErrorCode.INTERNAL_ERROR,
                 "the publisher left before it answered",
-                retry_after_ms=self.home.config.retry_after_ms,
+                retry_after_ms=self.config.retry_after_ms,
             )
         kept = self._refusal
         if kept is None or kept.code == RequestErrorCode.DOES_NOT_EXIST:
@@ -354,9 +394,9 @@ class UpstreamTrack:
 
         Without `publications`, those are kept and paused.
         """
-        for leg in tuple(self.legs):
-            if publications or not leg.published:
-                self._give_up(leg)
+        for subscription in tuple(self.subscriptions):
+            if publications or not subscription.published:
+                self._give_up(subscription)
         self.ranges.stop()
 
     def malformed(self, reason: str) -> None:
@@ -364,7 +404,7 @@ class UpstreamTrack:
         if self.over:
             return
         self.over = True
-        self.home.counters.malformed_tracks += 1
+        self.counters.malformed_tracks += 1
         self.close_upstream()
         self.store.ended = True
         self.store.end_code = PublishDoneCode.MALFORMED_TRACK
@@ -376,56 +416,64 @@ class UpstreamTrack:
     def catch_up(self) -> None:
         """Have upstream resume, or at least say what the Largest Object is."""
         if self._patience is None:
-            self._patience = self.home.now + self.home.config.upstream_timeout
+            self._patience = self.clock.now + self.config.upstream_timeout
         self.home.track_busy(self)
         if self.wanted:
             self.adjust()
         else:
-            for leg in self.legs:
-                leg.refresh()
+            for subscription in self.subscriptions:
+                subscription.refresh()
 
     def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
         """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
         self.home.track_busy(self)
         if update.parameters.forward != 1 or not self.stale:
             return True
-        self.audience.held_back[request] = None
+        self.downstream.deferred[request] = None
         self.catch_up()
-        return request not in self.audience.held_back
+        return request not in self.downstream.deferred
+
+    def offered(self, publication: OutgoingPublish) -> None:
+        """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
+        self.offers[publication] = None
+        publication.updates.gate = lambda update: self.update_received(publication, update)
+        self.idle_since = None
+        self.home.track_busy(self)
+        self.adjust()
 
     @property
     def wanted(self) -> bool:
         """Whether somebody downstream is to get Objects as they are published."""
-        return self.audience.wants
+        return self.downstream.wants
 
     @property
     def _subscribe_forward(self) -> bool:
         """FORWARD of a SUBSCRIBE of ours: fetches alone leave it running, too."""
-        return self.wanted or not self.audience.subscribes
+        return self.wanted or not self.downstream.subscribes
 
     def adjust(self) -> None:
         """Resume upstream at once when it is wanted; pause it when it has not been for long.
 
         A publication that nobody has asked for yet is paused at once.
         """
-        wanted, now = self.wanted, self.home.now
+        wanted, now = self.wanted, self.clock.now
         if wanted:
             self._unwanted_since = None
         elif self._unwanted_since is None:
             self._unwanted_since = now
-        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.home.config.linger
+        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.config.linger
         sessions: set[Session] = set()
-        for leg in tuple(self.legs):
-            if not leg.established:
+        for subscription in tuple(self.subscriptions):
+            if not subscription.established:
                 continue
-            if leg.session in sessions:
-                leg.forward(False)  # the same Objects come on another of its subscriptions
-            elif wanted or (not leg.published and self._subscribe_forward):
-                leg.used = True
-                leg.forward(True)
-            elif rested or not leg.used:
-                leg.forward(False)
-            sessions.add(leg.session)
+            if subscription.session in sessions:
+                subscription.forward(False)  # the same Objects come on another of its subscriptions
+            elif wanted or (not subscription.published and self._subscribe_forward):
+                subscription.used = True
+                subscription.forward(True)
+            elif rested or not subscription.used:
+                subscription.forward(False)
+            sessions.add(subscription.session)
 
     # -- NEW_GROUP_REQUEST -----------------------------------------------------------------
 
@@ -439,25 +487,25 @@ class UpstreamTrack:
         if asked is not None and asked[1] == self._group and value <= asked[0]:
             return
         self._new_group_asked = (value, self._group)
-        for leg in tuple(self.legs):
-            if leg.established:
-                leg.ask_new_group(value)
+        for subscription in tuple(self.subscriptions):
+            if subscription.established:
+                subscription.ask_new_group(value)
 
     # -- numbers and the cache -------------------------------------------------------------
 
     def _stored(self, store: TrackStore, stored: StoredObject) -> None:
-        counters = self.home.counters
+        counters = self.counters
         counters.objects_in += 1
         counters.octets_in += stored.length
-        self.home.cache.add(store, stored)
+        self.cache.add(store, stored)
 
     def _used(self, store: TrackStore, stored: StoredObject) -> None:
         if stored.status is not ObjectStatus.NORMAL:
             return
-        counters = self.home.counters
+        counters = self.counters
         counters.objects_out += 1
         counters.octets_out += stored.length
-        self.home.cache.use(stored)
+        self.cache.use(stored)
         self.ranges.read(stored)
 
     def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
@@ -465,7 +513,7 @@ class UpstreamTrack:
         if self.home.tracks.get(self.name) is not self:
             return
         self.ranges.read(stored)
-        if self.held:
+        if self.published_here:
             self.home.track_ended(self)
         if not store.octets:
             self.home.track_busy(self)  # perhaps there is nothing left of it
@@ -473,17 +521,17 @@ class UpstreamTrack:
     # -- time --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        for leg in tuple(self.legs):
-            leg.tick(now)
+        for subscription in tuple(self.subscriptions):
+            subscription.tick(now)
         if self._patience is not None and now > self._patience:
             self._give_up_waiting()
-        self.audience.prune()
+        self.downstream.prune()
         if not self.idle:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
             self.ranges.stop()
-        elif now - self.idle_since >= self.home.config.linger:
+        elif now - self.idle_since >= self.config.linger:
             self.close_upstream(publications=False)
         self.adjust()
         self.ranges.tick(now)
@@ -491,10 +539,10 @@ class UpstreamTrack:
     def _give_up_waiting(self) -> None:
         """Upstream has not answered an update: go on with what is known."""
         self._patience = None
-        self.home.counters.upstream_timeouts += 1
+        self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)
-        self.audience.let_go_all()
+        self.downstream.let_go_all()
 
     @property
     def settled(self) -> bool:
@@ -502,7 +550,9 @@ class UpstreamTrack:
         return (
             self.idle
             and self.ranges.idle
-            and all(leg.published and leg.paused and not leg.expires for leg in self.legs)
+            and all(
+                each.published and each.paused and not each.expires for each in self.subscriptions
+            )
         )
 
     @property
@@ -510,7 +560,7 @@ class UpstreamTrack:
         """Nothing is known, wanted or on its way."""
         return (
             self.idle
-            and not self.legs
+            and not self.subscriptions
             and self.ranges.idle
             and next(self.store.objects(), None) is None
         )

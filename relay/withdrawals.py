@@ -16,9 +16,9 @@ from moqt.requests import (
 from moqt.session import Session
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import RequestError
-from relay.config import Action
+from relay.audience.downstream import TrackRequest
 from relay.core import Relay
-from relay.home import TrackRequest
+from relay.rights.policy import Action
 from relay.track import UpstreamTrack
 
 WITHDRAWN = "the right to it was withdrawn"
@@ -36,10 +36,10 @@ def recheck(relay: Relay) -> None:
         _publications(relay, track)
         _readers(relay, track)
     for request in tuple(relay.waiting.pending):
-        if not relay.desk.may(request, _action(request), request.namespace):
+        if not relay.refusals.may(request, _action(request), request.namespace):
             relay.counters.requests_revoked += 1
             relay.waiting.done(request)
-            relay.desk.refuse(request, RequestErrorCode.UNAUTHORIZED, WITHDRAWN)
+            relay.refusals.refuse(request, RequestErrorCode.UNAUTHORIZED, WITHDRAWN)
 
 
 def _action(request: TrackRequest) -> Action:
@@ -54,9 +54,9 @@ def _action(request: TrackRequest) -> Action:
 
 def _publishers(relay: Relay) -> None:
     """Namespaces, and with each the tracks that only it made its session a publisher of."""
-    desk = relay.desk
+    refusals = relay.refusals
     for request in relay.namespaces.published.under(()):
-        if desk.may(request, Action.PUBLISH_NAMESPACE, request.namespace):
+        if refusals.may(request, Action.PUBLISH_NAMESPACE, request.namespace):
             continue
         relay.counters.requests_revoked += 1
         request.revoke(StreamErrorCode.EXPIRED_AUTH_TOKEN)
@@ -69,36 +69,36 @@ def _publishes(relay: Relay, session: Session, track: UpstreamTrack) -> bool:
     return any(
         request.session is session
         for request in relay.namespaces.published.above(track.name.namespace)
-    ) or any(leg.published and leg.session is session for leg in track.legs)
+    ) or any(each.published and each.session is session for each in track.subscriptions)
 
 
 def _prefixes(relay: Relay) -> None:
-    desk = relay.desk
+    refusals = relay.refusals
     for listing, prefix in tuple(relay.namespaces.listings.items()):
-        if not desk.may(listing, Action.SUBSCRIBE_NAMESPACE, prefix):
+        if not refusals.may(listing, Action.SUBSCRIBE_NAMESPACE, prefix):
             relay.counters.requests_revoked += 1
             listing.revoke(StreamErrorCode.EXPIRED_AUTH_TOKEN)
     for wanted, prefix in tuple(relay.offers.wanted.items()):
-        if not desk.may(wanted, Action.SUBSCRIBE_TRACKS, prefix):
+        if not refusals.may(wanted, Action.SUBSCRIBE_TRACKS, prefix):
             relay.counters.requests_revoked += 1
             wanted.revoke(StreamErrorCode.EXPIRED_AUTH_TOKEN)
 
 
 def _publications(relay: Relay, track: UpstreamTrack) -> None:
     namespace = track.name.namespace
-    for leg in tuple(track.legs):
-        request = leg.request
-        if isinstance(request, IncomingPublish) and not relay.desk.may(
+    for subscription in tuple(track.subscriptions):
+        request = subscription.request
+        if isinstance(request, IncomingPublish) and not relay.refusals.may(
             request, Action.PUBLISH, namespace
         ):
             relay.counters.requests_revoked += 1
-            track.dismiss(leg.session, _withdrawn())
+            track.dismiss(subscription.session, _withdrawn())
 
 
 def _readers(relay: Relay, track: UpstreamTrack) -> None:
-    desk, namespace = relay.desk, track.name.namespace
+    refusals, namespace = relay.refusals, track.name.namespace
     for request in tuple(track.requests):
-        if desk.may(request, _action(request), namespace):
+        if refusals.may(request, _action(request), namespace):
             continue
         relay.counters.requests_revoked += 1
         if isinstance(request, IncomingFetch):
@@ -106,7 +106,7 @@ def _readers(relay: Relay, track: UpstreamTrack) -> None:
         elif isinstance(request, IncomingSubscribe):
             request.end(PublishDoneCode.UNAUTHORIZED, WITHDRAWN)
     for offer in tuple(track.offers):
-        if not desk.may(offer, Action.SUBSCRIBE, namespace):
+        if not refusals.may(offer, Action.SUBSCRIBE, namespace):
             relay.counters.requests_revoked += 1
             offer.withdraw(PublishDoneCode.UNAUTHORIZED, WITHDRAWN)
 

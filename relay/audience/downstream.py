@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
+    IncomingTrackStatus,
     OutgoingPublish,
     PublisherSide,
     RequestState,
 )
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
-from relay.home import TrackRequest
+
+TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
+"""What a downstream session may ask about a track."""
 
 
-class Audience:
+class Downstream:
     """The downstream side of one track."""
 
     def __init__(self) -> None:
@@ -24,7 +27,7 @@ class Audience:
         """Accepted downstream requests; `prune` finds the finished ones."""
         self.offers: dict[OutgoingPublish, None] = {}
         """Publications of it that were made downstream (SUBSCRIBE_TRACKS)."""
-        self.held_back: dict[PublisherSide, None] = {}
+        self.deferred: dict[PublisherSide, None] = {}
         """Subscriptions whose update waits until upstream has resumed."""
 
     @property
@@ -42,7 +45,7 @@ class Audience:
         """Whether somebody is to get Objects as they are published, now or when upstream
         has resumed."""
         return (
-            any(request.state is RequestState.ESTABLISHED for request in self.held_back)
+            any(request.state is RequestState.ESTABLISHED for request in self.deferred)
             or any(live(request) for request in self.waiting)
             or self.listens
         )
@@ -88,11 +91,11 @@ class Audience:
 
     def let_go(self, request: PublisherSide) -> None:
         """Apply the updates that waited for upstream."""
-        self.held_back.pop(request, None)
+        self.deferred.pop(request, None)
         request.apply_held_updates()
 
     def let_go_all(self) -> None:
-        for request in tuple(self.held_back):
+        for request in tuple(self.deferred):
             self.let_go(request)
 
     def prune(self) -> None:
@@ -101,12 +104,12 @@ class Audience:
             del self.requests[request]
         for offer in [o for o in self.offers if o.state is RequestState.CLOSED]:
             del self.offers[offer]
-        for held in [r for r in self.held_back if r.state is RequestState.CLOSED]:
-            del self.held_back[held]
+        for closed in [r for r in self.deferred if r.state is RequestState.CLOSED]:
+            del self.deferred[closed]
 
     def end_malformed(self, reason: str) -> None:
         """End everything accepted at once with MALFORMED_TRACK."""
-        self.held_back.clear()
+        self.deferred.clear()
         for request in tuple(self.requests):
             if isinstance(request, IncomingFetch):
                 request.abort(StreamErrorCode.MALFORMED_TRACK)

@@ -11,8 +11,8 @@ from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
 from moqt.session import Session
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
-from relay.config import Action
-from relay.rights.refusals import Desk
+from relay.rights.policy import Action
+from relay.rights.refusals import Refusals
 
 logger = logging.getLogger("relay")
 
@@ -32,18 +32,18 @@ class NamespaceEvents:
 
 
 class Namespaces:
-    """See the module.
+    """The namespaces of a relay, by where each comes from, and who listens for them.
 
     NAMESPACE goes out when the first of the sources below has a namespace, NAMESPACE_DONE
     when the last one has lost it.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
         self.events = NamespaceEvents()
         self.published: PrefixMap[IncomingPublishNamespace] = PrefixMap()
         """Accepted PUBLISH_NAMESPACEs."""
-        self.held: PrefixMap[Hashable] = PrefixMap()
+        self.published_here: PrefixMap[Hashable] = PrefixMap()
         """Complete cached tracks without a publisher: the relay is the publisher."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
@@ -55,25 +55,25 @@ class Namespaces:
 
     def _sources(self, session: Session) -> tuple[PrefixMap[Any], ...]:
         """Whose namespaces `session` is told of: an upstream relay's own are not its news."""
-        if session in self._desk.trusted:
-            return (self.published, self.held)
-        return (self.published, self.held, self.remote)
+        if session in self._refusals.trusted:
+            return (self.published, self.published_here)
+        return (self.published, self.published_here, self.remote)
 
     @property
     def tables(self) -> tuple[PrefixMap[Any], ...]:
         """Every table, to see that nothing is left behind."""
-        return (self.published, self.held, self.remote, self._by_prefix)
+        return (self.published, self.published_here, self.remote, self._by_prefix)
 
     # -- publishers ------------------------------------------------------------------------
 
     def publish(self, request: IncomingPublishNamespace) -> None:
         """PUBLISH_NAMESPACE (MOQT "Publisher Interactions")."""
-        session, namespace, config = request.session, request.namespace, self._desk.config
-        if not self._desk.admits(request, Action.PUBLISH_NAMESPACE, namespace):
+        session, namespace, config = request.session, request.namespace, self._refusals.config
+        if not self._refusals.admits(request, Action.PUBLISH_NAMESPACE, namespace):
             return
         count = self._published_by.get(session, 0)
         if count >= config.max_namespaces_per_session or self.publications >= config.max_namespaces:
-            self._desk.overloaded(request, "too many namespaces are published")
+            self._refusals.overloaded(request, "too many namespaces are published")
             return
         self._published_by[session] = count + 1
         self.publications += 1
@@ -112,10 +112,10 @@ class Namespaces:
 
     def subscribe(self, request: IncomingSubscribeNamespace) -> None:
         """SUBSCRIBE_NAMESPACE (MOQT "Subscribing to Namespaces")."""
-        if not self._desk.admits(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
+        if not self._refusals.admits(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
             return
-        if len(self.listings) >= self._desk.config.max_namespaces:
-            self._desk.overloaded(request, "too many namespace subscriptions")
+        if len(self.listings) >= self._refusals.config.max_namespaces:
+            self._refusals.overloaded(request, "too many namespace subscriptions")
             return
         request.when_ended(lambda: self._unlist(request))
         self._file(request)

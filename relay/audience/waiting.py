@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moqt.values.names import FullTrackName, TrackNamespace
+from relay.audience.downstream import Downstream, TrackRequest
 from relay.audience.prefixes import PrefixMap
-from relay.home import TrackRequest
-from relay.track import UpstreamTrack
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +14,8 @@ class Pending:
     """One of them."""
 
     request: TrackRequest
-    track: UpstreamTrack | None
+    downstream: Downstream | None
+    """Of the track it waits for; None while nobody has the track."""
     deadline: float | None = None
     """When a rendezvous ends; a track's own subscriptions have theirs."""
 
@@ -37,10 +37,10 @@ class Waiting:
         return len(self.pending) >= self._limit
 
     def for_track(
-        self, request: TrackRequest, track: UpstreamTrack, deadline: float | None = None
+        self, request: TrackRequest, downstream: Downstream, deadline: float | None = None
     ) -> None:
-        self.pending[request] = Pending(request, track, deadline)
-        track.waiting[request] = None
+        self.pending[request] = Pending(request, downstream, deadline)
+        downstream.waiting[request] = None
         request.when_ended(lambda: self.done(request))
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
@@ -53,8 +53,8 @@ class Waiting:
         pending = self.pending.pop(request, None)
         if pending is None:
             return
-        if pending.track is not None:
-            pending.track.waiting.pop(request, None)
+        if pending.downstream is not None:
+            pending.downstream.waiting.pop(request, None)
         else:
             self.rendezvous.remove(request.name.namespace, pending)
 

@@ -239,7 +239,7 @@ class Uplink:
             logger.warning("upstream refuses %s: %s", printable_namespace(namespace), error)
             wait = retry_after(error)
             if wait is not None:
-                self._again[namespace] = self.relay.now + wait
+                self._again[namespace] = self.relay.clock.now + wait
 
         try:
             self._announced[namespace] = session.publish_namespace(namespace, on_ended=ended)

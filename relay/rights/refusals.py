@@ -8,11 +8,12 @@ from moqt.track.malformed import MalformedTracks
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Redirect
 from moqt.values.names import TrackNamespace
-from relay.config import Action, Counters, Policy, RelayConfig
+from relay.config import Counters, RelayConfig
+from relay.rights.policy import Action, Policy
 
 
-class Desk:
-    """Where every request comes first. See the module."""
+class Refusals:
+    """Where every request comes first: it goes on, or is answered with why not."""
 
     def __init__(self, config: RelayConfig, policy: Policy, counters: Counters) -> None:
         self.config = config

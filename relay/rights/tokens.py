@@ -27,7 +27,7 @@ from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import TrackNamespace
 from moqt.values.tokens import Token
-from relay.config import Action
+from relay.rights.policy import Action
 
 logger = logging.getLogger("relay")
 
@@ -151,7 +151,7 @@ def _hex(text: Any) -> bytes | None:
 
 
 class TokenPolicy:
-    """A `relay.config.Policy` that reads its principals from a file, again when it changes.
+    """A `relay.rights.policy.Policy` that reads its principals from a file, again when it changes.
 
     A file that cannot be used denies every new request until it can (fail closed).
     """

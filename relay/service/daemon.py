@@ -144,7 +144,7 @@ async def _tick(
     while True:
         scopes.tick(loop.time())
         if uplink is not None:
-            uplink.tick(scopes.now)
+            uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():
             for relay in scopes.relays.values():
                 rights.recheck(relay)

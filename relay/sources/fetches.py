@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from moqt.receiving.receiver import IncomingStream
 from moqt.requests import OutgoingFetch, RequestState
@@ -16,10 +16,8 @@ from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, RangeMarker
-from relay.sources.receiver import Intake, StreamState
-
-if TYPE_CHECKING:
-    from relay.track import UpstreamTrack
+from relay.sources.filled import Filled
+from relay.sources.receiver import StreamState, UpstreamReceiver
 
 
 @dataclass(slots=True, eq=False)
@@ -38,14 +36,30 @@ class Unknown(NamedTuple):
     tried: frozenset[Session]
 
 
-class UpstreamFetch(Intake):
+class Asking(Protocol):
+    """Who has ranges fetched, and is told how each ends."""
+
+    def fetch_failed(self, fetch: UpstreamFetch) -> None:
+        """Refused, reset or lost: the next publisher may be asked."""
+
+    def fetch_over(
+        self,
+        fetch: UpstreamFetch,
+        unknown: list[Unknown] | None = None,
+        rejected: list[tuple[Location, Location]] | None = None,
+    ) -> None:
+        """It is done; `unknown` is what it could not tell, `rejected` what had no room."""
+
+
+class UpstreamFetch(UpstreamReceiver):
     """One range that is fetched upstream, from one publisher after the other if need be."""
 
     live = False
 
     def __init__(
         self,
-        track: UpstreamTrack,
+        track: Filled,
+        asking: Asking,
         start: Location,
         end: Location,
         *,
@@ -53,14 +67,15 @@ class UpstreamFetch(Intake):
     ) -> None:
         """`tried` are publishers that could not tell."""
         self.track = track
-        self.arrivals = track.arrivals
+        self._asking = asking
+        self.filling = track.filling
         self.streams = {}
         self.end = end
         self.next = start
         """Everything before has come, or was declared non-existent or unknown."""
         self.request: OutgoingFetch | None = None
         self.tried = set(tried)
-        self.progress = track.home.now
+        self.progress = track.clock.now
         self._start = start
         self._gaps: list[tuple[Location, Location]] = []
         self._unknown: list[Unknown] = []
@@ -90,14 +105,14 @@ class UpstreamFetch(Intake):
             self._ahead.clear()
             self._ahead_octets = 0
             self.attempt = Attempt()
-            self.progress = self.track.home.now
+            self.progress = self.track.clock.now
             try:
                 self.request = session.fetch(
                     self.track.name, self, Parameters(location_filter=_range(self.next, self.end))
                 )
             except MoqtError:
                 continue
-            self.track.home.counters.upstream_fetches += 1
+            self.track.counters.upstream_fetches += 1
             return True
         return False
 
@@ -120,22 +135,22 @@ class UpstreamFetch(Intake):
         self._accepted = None
 
     def tick(self, now: float) -> None:
-        config = self.track.home.config
+        config = self.track.config
         waited = now - self.progress
         if self.paused:
             if waited > config.stall_timeout:
                 # Nobody reads: the range is unknown again and whoever wants it asks again.
                 self.cancel()
-                self.track.ranges.fetch_over(self)
+                self._asking.fetch_over(self)
         elif waited > (config.upstream_timeout if self._unanswered else config.stall_timeout):
-            self.track.home.counters.upstream_timeouts += 1
+            self.track.counters.upstream_timeouts += 1
             self.request_failed(RequestError(RequestErrorCode.TIMEOUT, "the publisher stalls"))
 
     # -- Receiver ------------------------------------------------------------------------
 
     def fetch_accepted(self, request: OutgoingFetch) -> None:
         self._accepted = request
-        self.progress = self.track.home.now
+        self.progress = self.track.clock.now
         self._check_over()
 
     def request_failed(self, error: MoqtError) -> None:
@@ -143,7 +158,7 @@ class UpstreamFetch(Intake):
         if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
             self.track.malformed(error.reason)
         else:
-            self.track.ranges.fetch_failed(self)
+            self._asking.fetch_failed(self)
 
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         location = Location(header.group, header.object)
@@ -153,7 +168,7 @@ class UpstreamFetch(Intake):
         self.next = max(self.next, location_after(location))
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        self.progress = self.track.home.now
+        self.progress = self.track.clock.now
         super().object_part(stream, part)
         if self._ahead_octets > self._window and self._paused is None:
             # Faster than it is read: better wait than evict what nobody has read yet.
@@ -188,7 +203,7 @@ class UpstreamFetch(Intake):
             self.streams.pop(stream.stream_id, None)
         else:
             self.cancel()
-            self.track.ranges.fetch_failed(self)
+            self._asking.fetch_failed(self)
             return
         self._finished = True
         self._check_over()
@@ -212,7 +227,7 @@ class UpstreamFetch(Intake):
 
     @property
     def _window(self) -> int:
-        config = self.track.home.config
+        config = self.track.config
         return min(config.fetch_window, config.cache_octets // 8)
 
     def read(self, stored: StoredObject) -> None:
@@ -222,7 +237,7 @@ class UpstreamFetch(Intake):
         elif stored in self._ahead:
             del self._ahead[stored]
             self._ahead_octets -= stored.length
-            self.progress = self.track.home.now
+            self.progress = self.track.clock.now
             if self._ahead_octets <= self._window // 2:
                 self._resume()
 
@@ -236,7 +251,7 @@ class UpstreamFetch(Intake):
         if self._paused is not None:
             paused, self._paused = self._paused, None
             self.attempt.stalled = False
-            self.progress = self.track.home.now
+            self.progress = self.track.clock.now
             self.session.transport.resume_receiving(paused)
             self.session.transport.wake()
 
@@ -296,7 +311,7 @@ class UpstreamFetch(Intake):
         except MalformedTrack as malformed:
             self.track.malformed(str(malformed))
             return
-        self.track.ranges.fetch_over(self, self._unknown, self._rejected)
+        self._asking.fetch_over(self, self._unknown, self._rejected)
 
 
 def _range(start: Location, end: Location) -> LocationFilter:

@@ -14,8 +14,8 @@ from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
-from relay.cache import OBJECT_OVERHEAD
-from relay.home import Home
+from relay.cache import OBJECT_OVERHEAD, Cache
+from relay.config import Clock, Counters
 
 
 @dataclass(slots=True, eq=False)
@@ -26,12 +26,16 @@ class Arrival:
     offset: int = 0
 
 
-class Arrivals:
-    """See the module."""
+class Filling:
+    """Puts Objects into one store, within what the cache has room for."""
 
-    def __init__(self, home: Home, store: TrackStore) -> None:
-        self.home = home
+    def __init__(
+        self, store: TrackStore, *, cache: Cache, counters: Counters, clock: Clock
+    ) -> None:
         self.store = store
+        self.cache = cache
+        self.counters = counters
+        self._clock = clock
         self._feeds: dict[tuple[int, int], int] = {}
         self.bringing: dict[StoredObject, int] = {}
         """The growing Objects, and how many streams bring each."""
@@ -50,7 +54,7 @@ class Arrivals:
 
     def begin(self, header: ObjectHeader, follows: int | None, *, live: bool) -> Arrival | None:
         """Place an Object, or find the one that is there; None when there is no room."""
-        store, cache = self.store, self.home.cache
+        store, cache = self.store, self.cache
         stored = store.get(Location(header.group, header.object))
         if stored is not None:
             self._place(header)
@@ -90,7 +94,7 @@ class Arrivals:
             properties=header.properties,
             length=header.length,
             follows=follows,
-            now=self.home.now,
+            now=self._clock.now,
             live=live,
         )
 
@@ -114,8 +118,8 @@ class Arrivals:
             part = view[known:]
         arrival.offset += size
         if size > known:
-            if not self.home.cache.reserve(size - known):
-                self.home.cache.stores_rejected += 1
+            if not self.cache.reserve(size - known):
+                self.cache.stores_rejected += 1
                 self._abort(stored)
                 return False
             store.grow(stored, part)
@@ -126,7 +130,7 @@ class Arrivals:
 
     def _finish(self, stored: StoredObject) -> None:
         if stored.retired:
-            self.home.cache.release(stored)
+            self.cache.release(stored)
             self.store.evict(stored)
         else:
             self.store.complete(stored)
@@ -144,19 +148,19 @@ class Arrivals:
 
     def _abort(self, stored: StoredObject) -> None:
         self.bringing.pop(stored, None)
-        self.home.cache.release(stored)
+        self.cache.release(stored)
         self.store.abort(stored)
         self.store.forget_group(stored.location.group)
 
     def status(self, header: ObjectHeader) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.home.cache.room_for_status():
+        if self.cache.room_for_status():
             self.store.mark_end(
                 location, header.status, subgroup=header.subgroup, priority=header.priority
             )
         else:
-            self.home.cache.stores_rejected += 1
+            self.cache.stores_rejected += 1
             if header.status is ObjectStatus.END_OF_TRACK:
                 self.store.set_end_of_track(location)
             else:
@@ -193,9 +197,9 @@ def _same(stored: StoredObject, offset: int, part: memoryview) -> bool:
     """Whether `stored` has the octets of `part` at `offset`."""
     done = 0
     while done < part.nbytes:
-        held = stored.read(offset + done, part.nbytes - done)
-        size = buffer_length(held)
-        if held != part[done : done + size]:
+        there = stored.read(offset + done, part.nbytes - done)
+        size = buffer_length(there)
+        if there != part[done : done + size]:
             return False
         done += size
     return True

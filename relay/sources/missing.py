@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from moqt.session import Session
 from moqt.track.stored import StoredObject
@@ -12,9 +11,7 @@ from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after
 from relay.sources.fetches import Attempt, Unknown, UpstreamFetch
-
-if TYPE_CHECKING:
-    from relay.track import UpstreamTrack
+from relay.sources.filled import Filled
 
 MAX_FAILURES = 256
 """Ranges remembered as not to be had, per track."""
@@ -23,11 +20,10 @@ MAX_ASKED_AGAIN = 32
 
 
 class Ranges:
-    """See the module."""
+    """What of one track is asked for with FETCH, what waits for that, what could not be had."""
 
-    def __init__(self, track: UpstreamTrack) -> None:
+    def __init__(self, track: Filled) -> None:
         self._track = track
-        self._home = track.home
         self.fetches: list[UpstreamFetch] = []
         self.queue: deque[UpstreamFetch] = deque()
         """Ranges that wait for one of the FETCHes to end."""
@@ -70,7 +66,7 @@ class Ranges:
 
     def want(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
-        now = self._home.now
+        now = self._track.clock.now
         if any(until > now and low <= start <= high for until, low, high in self._failures):
             return False
         for fetch in self.fetches:
@@ -82,8 +78,8 @@ class Ranges:
         if next(iter(self._track.sources()), None) is None:
             return missing[0][0] > start
         for low, high in missing:
-            self._home.cache.misses += 1
-            self._enqueue(UpstreamFetch(self._track, low, high))
+            self._track.cache.misses += 1
+            self._enqueue(UpstreamFetch(self._track, self, low, high))
         self.pump()
         return not any(until > now and low <= start <= high for until, low, high in self._failures)
 
@@ -100,7 +96,7 @@ class Ranges:
         for fetch in self.fetches:
             if fetch.next <= fetch.end:
                 coming.add(fetch.next, fetch.end)
-        for stored in self._track.arrivals.bringing:
+        for stored in self._track.filling.bringing:
             if not stored.retired and start <= stored.location <= end:
                 coming.add(stored.location, stored.location)
         missing = [(start, end)]
@@ -114,7 +110,7 @@ class Ranges:
 
     def pump(self) -> None:
         """Start what waits, as far as the limits allow."""
-        limit = self._home.config.max_fetches_per_track
+        limit = self._track.config.max_fetches_per_track
         # A fetch that waits for a slow reader must not hold up the others.
         while self.queue and sum(not fetch.paused for fetch in self.fetches) < limit:
             fetch = self.queue.popleft()
@@ -145,7 +141,7 @@ class Ranges:
             self.fetches.remove(fetch)
         if unknown:
             for low, high, tried in unknown[:MAX_ASKED_AGAIN]:
-                self._enqueue(UpstreamFetch(self._track, low, high, tried=tried))
+                self._enqueue(UpstreamFetch(self._track, self, low, high, tried=tried))
             self._remember_failure([each[:2] for each in unknown[MAX_ASKED_AGAIN:]])
         if rejected:
             self._remember_failure(rejected)
@@ -153,7 +149,7 @@ class Ranges:
         self._track.store.changed()
 
     def _remember_failure(self, ranges: list[tuple[Location, Location]]) -> None:
-        until = self._home.now + self._home.config.failure_memory
+        until = self._track.clock.now + self._track.config.failure_memory
         self._failures += [(until, low, high) for low, high in ranges]
         del self._failures[:-MAX_FAILURES]
 

@@ -10,7 +10,7 @@ from moqt.track.stored import Buffer
 from moqt.values.codes import ObjectStatus
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader
-from relay.sources.filling import Arrival, Arrivals
+from relay.sources.filling import Arrival, Filling
 
 
 @dataclass(slots=True, eq=False)
@@ -26,13 +26,13 @@ class StreamState:
     """An Object of it was not stored: its FIN does not make the Subgroup known."""
 
 
-class Intake(Receiver):
+class UpstreamReceiver(Receiver):
     """Objects of one upstream request, on their way into the store."""
 
     live: bool
 
-    def __init__(self, arrivals: Arrivals, session: Session) -> None:
-        self.arrivals = arrivals
+    def __init__(self, filling: Filling, session: Session) -> None:
+        self.filling = filling
         self.session = session
         self.streams: dict[int, StreamState] = {}
 
@@ -52,28 +52,28 @@ class Intake(Receiver):
         follows, state.previous = state.previous, header.object
         if self.live and header.subgroup is not None and state.subgroup is None:
             state.subgroup = (header.group, header.subgroup)
-            self.arrivals.feed_opened(state.subgroup)
+            self.filling.feed_opened(state.subgroup)
         if header.status is not ObjectStatus.NORMAL:
-            self.arrivals.status(header)
+            self.filling.status(header)
             return
-        if self.arrivals.declared_nonexistent(header):
-            self.arrivals.home.counters.objects_nonexistent += 1
+        if self.filling.declared_nonexistent(header):
+            self.filling.counters.objects_nonexistent += 1
             state.arrival = None
             return
-        state.arrival = self.arrivals.begin(header, follows, live=self.live)
+        state.arrival = self.filling.begin(header, follows, live=self.live)
         if state.arrival is None:
             state.lossy = True
             self.rejected(Location(header.group, header.object))
         if self.live and follows is None and header.subgroup is not None:
             opened = stream.subgroup
             if opened is not None and opened.first_object and state.arrival is not None:
-                log = self.arrivals.store.subgroup(header.group, header.subgroup)
+                log = self.filling.store.subgroup(header.group, header.subgroup)
                 log.first_id = header.object if log.first_id is None else log.first_id
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         state = self._stream(stream)
         arrival = state.arrival
-        if arrival is not None and not self.arrivals.grow(arrival, part):
+        if arrival is not None and not self.filling.grow(arrival, part):
             state.arrival = None
             state.lossy = True
             if not arrival.stored.complete:
@@ -89,4 +89,4 @@ class Intake(Receiver):
         """The stream ended; a last Object may be incomplete."""
         if state.arrival is not None:
             arrival, state.arrival = state.arrival, None
-            self.arrivals.cut(arrival)
+            self.filling.cut(arrival)

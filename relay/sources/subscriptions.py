@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from moqt.receiving.receiver import IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
@@ -13,16 +13,36 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.wire.objects import ObjectHeader
-from relay.sources.receiver import Intake, StreamState
-
-if TYPE_CHECKING:
-    from relay.track import UpstreamTrack
+from relay.sources.filled import Filled
+from relay.sources.receiver import StreamState, UpstreamReceiver
 
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
 
 
-class Leg(Intake):
+class Subscribed(Filled, Protocol):
+    """The track that is subscribed to; it alone says of a subscription that it is `established`."""
+
+    def adjust(self) -> None:
+        """Resume or pause what is established, as it is wanted."""
+
+    def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
+        """The publisher, or we, have accepted it."""
+
+    def upstream_told(self, subscription: UpstreamSubscription) -> None:
+        """An update was answered, with the Largest Object at that moment."""
+
+    def upstream_failed(self, subscription: UpstreamSubscription, error: MoqtError) -> None:
+        """Refused, cancelled by the publisher, or its session ended."""
+
+    def upstream_done(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
+        """PUBLISH_DONE, and the streams it counts have ended."""
+
+    def reissue(self, subscription: UpstreamSubscription) -> None:
+        """The publisher wants it to move (GOAWAY on the request)."""
+
+
+class UpstreamSubscription(UpstreamReceiver):
     """What both kinds share once they are established."""
 
     live = True
@@ -30,8 +50,8 @@ class Leg(Intake):
     """The publisher started it: it can be paused, but once given up only the publisher can
     offer it again."""
 
-    def __init__(self, track: UpstreamTrack, session: Session) -> None:
-        super().__init__(track.arrivals, session)
+    def __init__(self, track: Subscribed, session: Session) -> None:
+        super().__init__(track.filling, session)
         self.track = track
         self.request: OutgoingSubscribe | IncomingPublish | None = None
         self.established = False
@@ -68,7 +88,7 @@ class Leg(Intake):
     def _resumed(self, accepted: bool) -> None:
         self._resuming -= 1
         if accepted:
-            self.track.leg_told(self)
+            self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
 
@@ -80,7 +100,7 @@ class Leg(Intake):
     def _refreshed(self, accepted: bool) -> None:
         self._refreshing = False
         if accepted:
-            self.track.leg_told(self)
+            self.track.upstream_told(self)
 
     def ask_new_group(self, value: int) -> None:
         """NEW_GROUP_REQUEST of somebody downstream (MOQT "NEW GROUP REQUEST")."""
@@ -110,8 +130,6 @@ class Leg(Intake):
 
     def cancel(self) -> None:
         """Unsubscribe."""
-        self.track.home.upstream_subscriptions -= self.established
-        self.established = False
         if self.request is not None:
             self.request.cancel()
         self._end_streams()
@@ -136,7 +154,7 @@ class Leg(Intake):
 
     def request_failed(self, error: MoqtError) -> None:
         self._end_streams()
-        self.track.leg_failed(self, error)
+        self.track.upstream_failed(self, error)
 
     def subscription_done(self, code: int, reason: str) -> None:
         request = self.request
@@ -145,7 +163,7 @@ class Leg(Intake):
         elif request.streams_ended != request.done.stream_count:
             self.whole = False  # given up waiting: the rest was lost on the way
         self._end_streams()
-        self.track.leg_done(self, code, reason)
+        self.track.upstream_done(self, code, reason)
 
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         if header.subgroup is None:
@@ -175,14 +193,14 @@ class Leg(Intake):
         self._cut(state)
         if state.subgroup is not None:
             last = state.previous if finished and not state.lossy else None
-            self.arrivals.feed_closed(state.subgroup, last, end_of_group=end_of_group)
+            self.filling.feed_closed(state.subgroup, last, end_of_group=end_of_group)
 
 
-class SubscribeLeg(Leg):
+class UpstreamSubscribe(UpstreamSubscription):
     """The SUBSCRIBE to one publisher."""
 
     def __init__(
-        self, track: UpstreamTrack, session: Session, *, replaces: Leg | None = None
+        self, track: Subscribed, session: Session, *, replaces: UpstreamSubscription | None = None
     ) -> None:
         """`replaces` is given up once this one is established (GOAWAY on a request)."""
         super().__init__(track, session)
@@ -195,18 +213,16 @@ class SubscribeLeg(Leg):
 
         Filters are applied downstream, so one subscription serves all
         (MOQT "Subscriber Interactions"). An upstream relay waits for a publisher as long
-        as this one would.
+        as this one would: `rendezvous_ms`.
         """
-        home = self.track.home
-        self.rendezvous = rendezvous_ms > 0 and self.session in home.upstreams
-        self.deadline = home.now + home.config.upstream_timeout
-        if self.rendezvous:
-            self.deadline += rendezvous_ms / 1000
+        track = self.track
+        self.rendezvous = rendezvous_ms > 0
+        self.deadline = track.clock.now + track.config.upstream_timeout + rendezvous_ms / 1000
         self.paused = not forward
         self.whole = forward
         try:
             self.request = self.session.subscribe(
-                self.track.name,
+                track.name,
                 self,
                 Parameters(
                     location_filter=LocationFilter.next_object(),
@@ -217,43 +233,43 @@ class SubscribeLeg(Leg):
             )
         except MoqtError as error:
             return error
-        home.counters.upstream_subscriptions += 1
+        track.counters.upstream_subscriptions += 1
         return None
 
     def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
         self.request = request
-        self.track.leg_accepted(self)
+        self.track.upstream_accepted(self)
 
     def tick(self, now: float) -> None:
         if self.established:
             super().tick(now)
             return
-        request, home = self.request, self.track.home
+        request, config = self.request, self.track.config
         if request is not None and request.state is RequestState.QUEUED:
             # the publisher grants no stream: that takes as long as streams may stall
-            late = now > self.deadline - home.config.upstream_timeout + home.config.stall_timeout
+            late = now > self.deadline - config.upstream_timeout + config.stall_timeout
         else:
             late = now > self.deadline
         if late:
-            home.counters.upstream_timeouts += 1
+            self.track.counters.upstream_timeouts += 1
             self.cancel()
-            self.track.leg_failed(self, timed_out("no answer in time"))
+            self.track.upstream_failed(self, timed_out("no answer in time"))
 
 
-class PublishLeg(Leg):
+class UpstreamPublish(UpstreamSubscription):
     """A PUBLISH that was accepted."""
 
     published = True
 
-    def __init__(self, track: UpstreamTrack, request: IncomingPublish) -> None:
+    def __init__(self, track: Subscribed, request: IncomingPublish) -> None:
         super().__init__(track, request.session)
         self.request: IncomingPublish = request
         self.paused = request.paused
         self.whole = not request.paused
 
     def accept(self) -> None:
-        """PUBLISH_OK; Objects that were held for it come at once."""
-        self.track.leg_accepted(self)
+        """PUBLISH_OK; Objects that waited for it come at once."""
+        self.track.upstream_accepted(self)
         self.request.accept(self)
         self.track.adjust()
 

@@ -8,7 +8,8 @@ from prometheus_client import generate_latest
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName
-from relay.config import Action, RelayConfig
+from relay.config import RelayConfig
+from relay.rights.policy import Action
 from relay.scopes import Scopes
 from relay.service.metrics import RelayMetrics
 from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Denying, SilentPublisher, Star, track

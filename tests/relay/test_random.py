@@ -230,8 +230,8 @@ class Scenario(RuleBasedStateMachine):
         assert not relay.waiting.pending and not relay.active
         assert relay.namespaces.publications == 0 and not relay.namespaces.listings
         for each in relay.tracks.values():
-            assert not each.legs and not each.requests and each.ranges.idle
-            assert not each.arrivals._feeds and not each.arrivals.bringing
+            assert not each.subscriptions and not each.requests and each.ranges.idle
+            assert not each.filling._feeds and not each.filling.bringing
 
 
 TestScenario = Scenario.TestCase

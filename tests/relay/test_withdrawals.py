@@ -6,7 +6,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, Location
 from relay import withdrawals as rights
-from relay.config import Action
+from relay.rights.policy import Action
 from relay.rights.tokens import TokenPolicy
 from tests.relay.rights.principals import NAME as SCOPED
 from tests.relay.rights.principals import NAMESPACE, READER, RECORDS, WRITER, parameters, write
@@ -27,7 +27,7 @@ class Permits:
 
 
 def withdraw(star, pair, *actions):
-    star.relay.desk.policy.withdrawn |= {(pair.server, action) for action in actions}
+    star.relay.refusals.policy.withdrawn |= {(pair.server, action) for action in actions}
     rights.recheck(star.relay)
     star.run()
 

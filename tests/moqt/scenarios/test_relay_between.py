@@ -25,7 +25,7 @@ class Network:
     def __init__(self, seed: int = 1, *, path: Path | None = None, **config):
         self.simulation = Simulation(seed, path=path)
         self.relay = Relay(RelayConfig(**config))
-        self.relay.now = self.simulation.now
+        self.relay.clock.now = self.simulation.now
         self.simulation.tickers.append(self.relay.tick)
         self.host = self.simulation.serve("relay", self.relay, idle_timeout=10.0)
         self.store = TrackStore(NAME)
@@ -153,6 +153,6 @@ def test_sessions_that_die_one_after_the_other_leave_the_relay_empty():
     assert not relay.sessions and not relay.waiting.pending and not relay.active
     assert relay.namespaces.publications == 0
     for track in relay.tracks.values():
-        assert not track.legs and not track.requests and track.ranges.idle
+        assert not track.subscriptions and not track.requests and track.ranges.idle
     for end in net.host.ends.values():
         assert end.session.state is SessionState.CLOSED

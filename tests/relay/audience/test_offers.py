@@ -6,7 +6,7 @@ from moqt.values.codes import GroupOrder, ParameterType, PublishDoneCode, Reques
 from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
-from relay.config import Action
+from relay.rights.policy import Action
 from tests.relay.peers import Wanting, offering, paused
 from tests.relay.star import (
     JOIN,

@@ -11,7 +11,7 @@ from moqt.session import SessionConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
-from relay.config import Action
+from relay.rights.policy import Action
 from relay.rights.tokens import RIGHTS, AuthFileError, TokenPolicy, load_principals
 from tests.relay.rights.principals import (
     NAME,

@@ -48,7 +48,7 @@ def test_a_growing_object_past_its_duration_goes_on_to_who_reads_it_and_is_begun
     assert reader.repeated == late.repeated == []
     [fresh] = relay.tracks[NAME].store.objects()
     assert relay.cache.billed == 1000 + OBJECT_OVERHEAD and fresh.complete
-    assert not relay.tracks[NAME].arrivals.bringing and relay.tracks[NAME].store.octets == 1000
+    assert not relay.tracks[NAME].filling.bringing and relay.tracks[NAME].store.octets == 1000
 
 
 def test_a_growing_object_past_its_duration_that_is_cut_leaves_nothing_behind():
