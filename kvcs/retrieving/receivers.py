@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, PAYLOAD_HEADER_OCTETS
 from kvcs.names.tracks import DataTrack, raw_octets
-from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
-from moqt.requests import OutgoingFetch, OutgoingSubscribe
+from moqt.receiving.receiver import (
+    AcceptedFetch,
+    AcceptedSubscribe,
+    IncomingStream,
+    ObjectReceiver,
+    ReceivedObject,
+    Via,
+)
 from moqt.track.stored import Buffer
 from moqt.values.codes import ObjectStatus, PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
@@ -101,7 +107,7 @@ class DataReceiver(ObjectReceiver):
 class LiveReceiver(DataReceiver):
     """The subscription to a data track, with its fill."""
 
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.retrieval.live_accepted(self.state, request.largest)
 
     def stream_opened(self, stream: IncomingStream) -> None:
@@ -143,7 +149,7 @@ class FetchReceiver(DataReceiver):
         self.answered = False
         self.opened = False
 
-    def fetch_accepted(self, request: OutgoingFetch) -> None:
+    def fetch_accepted(self, request: AcceptedFetch) -> None:
         self.answered = True
         self.retrieval.arrivals += 1
         self.retrieval.wake()

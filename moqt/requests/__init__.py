@@ -52,9 +52,6 @@ from moqt.values.messages import (
 if TYPE_CHECKING:
     from moqt.session import Session
 
-ObjectOwner = SubscriberSide | OutgoingFetch
-"""What a data stream can belong to."""
-
 __all__ = [
     "AFTER_OPENING",
     "FIRST_ANSWER",
@@ -69,7 +66,6 @@ __all__ = [
     "IncomingSubscribeTracks",
     "IncomingTrackRequest",
     "IncomingTrackStatus",
-    "ObjectOwner",
     "OutgoingFetch",
     "OutgoingPublish",
     "OutgoingPublishNamespace",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.receiving.receiver import Receiver
+from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.request import RequestOwner, check_track_properties, request_error
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import GroupOrder, MessageType, RequestErrorCode
@@ -210,11 +210,12 @@ class OutgoingFetch(OutgoingRequest):
         self._start = location_filter.resolve(None)[0] if location_filter else Location(0, 0)
         super().__init__(session, Fetch(-1, name.namespace, name.name, parameters))
 
+    via = Via.FETCH
     ready = True
     """Its data stream can be read as soon as it comes."""
 
     def opened(self) -> None:
-        self.session.fetch_receivers[self.request_id] = self
+        self.session.data_streams.expect(self.request_id, self)
 
     def answered(self, message: Message) -> None:
         if isinstance(message, FetchOk):
@@ -242,7 +243,7 @@ class OutgoingFetch(OutgoingRequest):
             super().peer_cancelled(code)
         elif not self.data_ended:
             self.drop_updates()
-            if not self.session.reset_streams(self, code):
+            if not self.session.data_streams.reset(self, code):
                 self.receiver.request_failed(StreamReset(code, "the fetch"))
         self._forget()
 
@@ -250,8 +251,7 @@ class OutgoingFetch(OutgoingRequest):
         self.receiver.request_failed(error)
 
     def _forget(self) -> None:
-        self.session.fetch_receivers.pop(self.request_id, None)
-        self.session.drop_streams(self)
+        self.session.data_streams.forget(self, (self.request_id,))
 
 
 class OutgoingTrackStatus(OutgoingRequest):

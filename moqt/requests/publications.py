@@ -56,7 +56,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.offered_for: OutgoingSubscribeTracks | None = session.tracks_request_for(self.name)
         """The SUBSCRIBE_TRACKS of ours that it answers, None when nobody asked."""
         self.expires(message.parameters)
-        session.aliases.add(message.track_alias, self)
+        session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(
             replace(
@@ -84,7 +84,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self.reject(RequestErrorCode(error.code), error.reason)
             return
         self.session.counters.publications_received += 1
-        if len(self.session.aliases) > self.session.config.max_track_aliases:
+        if len(self.session.data_streams.aliases) > self.session.config.max_track_aliases:
             self.session.counters.requests_over_limit += 1
             self.reject(
                 RequestErrorCode.EXCESSIVE_LOAD, "too many tracks are open", retry_after_ms=1000
@@ -121,7 +121,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self.update(update, lambda answer: None)
         self.apply_held_updates()
         if self.state is RequestState.ESTABLISHED:
-            self.session.place_waiting()
+            self.session.data_streams.place_waiting()
         if self.done is not None and self.state is RequestState.ESTABLISHED:
             self.finish_done()
 

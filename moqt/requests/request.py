@@ -85,6 +85,10 @@ class RequestOwner:
     def state(self) -> RequestState:
         return self.stream.state
 
+    @property
+    def over(self) -> bool:
+        return self.stream.state is RequestState.CLOSED
+
     # -- what the peer says ----------------------------------------------------------------
 
     def message(self, message: Message) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.receiving.receiver import Receiver
+from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.request import (
     RequestOwner,
@@ -44,6 +44,7 @@ class SubscriberSide(RequestOwner):
 
     name: FullTrackName
     receiver: Receiver
+    via = Via.FILL
 
     def init_subscriber(self, parameters: Parameters) -> None:
         """Set what both kinds need; before the base class, which may send the request."""
@@ -111,7 +112,7 @@ class SubscriberSide(RequestOwner):
     def expect_fill(self, request_id: int) -> None:
         """A fill fetch stream with this Request ID is ours."""
         self._fill_ids.append(request_id)
-        self.session.fetch_receivers[request_id] = self
+        self.session.data_streams.expect(request_id, self)
 
     def saw(self, largest: Location | None) -> None:
         if largest is not None and (self.largest is None or largest > self.largest):
@@ -141,7 +142,8 @@ class SubscriberSide(RequestOwner):
 
     def _out_of_patience(self) -> None:
         """Not while a stream still brings something: a slow path is no reason to give up."""
-        left = self.session.last_heard(self) + self.session.config.done_timeout - self.session.now
+        heard_at = self.session.data_streams.last_heard(self)
+        left = heard_at + self.session.config.done_timeout - self.session.now
         if left > 0:
             self._done_timer = self.session.call_later(left, self._out_of_patience)
         else:
@@ -200,11 +202,9 @@ class SubscriberSide(RequestOwner):
     def forget_subscription(self) -> None:
         """Drop what the session remembers for this subscription."""
         self.session.deadlines.cancel(self._done_timer)
-        for request_id in self._fill_ids:
-            self.session.fetch_receivers.pop(request_id, None)
         if self.track_alias is not None:
-            self.session.aliases.remove(self.track_alias, self, self.session.now)
-        self.session.drop_streams(self)
+            self.session.data_streams.remove_alias(self.track_alias, self)
+        self.session.data_streams.forget(self, self._fill_ids)
 
 
 class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
@@ -234,13 +234,13 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
             return
         self.saw(message.parameters.largest_object)
         self.expires(message.parameters)
-        self.session.aliases.add(message.track_alias, self)
+        self.session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(self.parameters, message.parameters.largest_object)
         self.stream.move(RequestState.ESTABLISHED)
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
-        self.session.place_waiting()
+        self.session.data_streams.place_waiting()
 
     @property
     def ready(self) -> bool:

@@ -15,9 +15,11 @@ from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.delivery.scheduler import Scheduler
 from moqt.log.event_log import LoggedTransport, event_log
 from moqt.quic.transport import Transport
-from moqt.receiving.aliases import TrackAliases
-from moqt.receiving.data_streams import ControlIn, DataIn, RequestIn, receive_datagram
+from moqt.receiving.control_streams import ControlIn, RequestIn
+from moqt.receiving.data_streams import DataIn, DataStreams
+from moqt.receiving.datagrams import receive_datagram
 from moqt.receiving.early import EarlyStreams
+from moqt.receiving.host import Recipient
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     IncomingFetch,
@@ -25,7 +27,6 @@ from moqt.requests import (
     IncomingRequest,
     IncomingSubscribeNamespace,
     IncomingSubscribeTracks,
-    ObjectOwner,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
@@ -129,14 +130,10 @@ class Session:
         self.scheduler = Scheduler()
         self.malformed = MalformedTracks()
         """Tracks of the peer's that contradicted themselves."""
-        self.aliases = TrackAliases()
-        self.waiting_for_alias: dict[int, DataIn] = {}
-        """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
-        self.fetch_receivers: dict[int, ObjectOwner] = {}
+        self.data_streams: DataStreams = DataStreams(self)
+        """The peer's, and for whom they are."""
         self.deadlines = Deadlines()
         self.counters = SessionCounters()
-        self.held_octets = 0
-        self.streams_dropped = 0
         self.peer_max_request_updates = 0
         self.authority: str | None = None
         self.path: str | None = None
@@ -153,8 +150,6 @@ class Session:
         self._draining = False
         self.rules = Rules(self)
         self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
-        self._reading: dict[ObjectOwner, dict[int, DataIn]] = {}
-        """The data streams of `_streams` that have an owner."""
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
@@ -340,9 +335,9 @@ class Session:
             match stream:
                 case ControlIn():
                     raise protocol_violation("the control stream was reset")
-                case None | RequestIn(stream=None):
+                case None | RequestIn(sink=None):
                     self._refuse_request_stream(stream_id)
-                case RequestIn(stream=RequestStream() as request):
+                case RequestIn(sink=RequestStream() as request):
                     request.peer_cancelled(code)
                 case DataIn():
                     stream.reset(code)
@@ -357,8 +352,8 @@ class Session:
                 raise protocol_violation("STOP_SENDING on the control stream")
             stream = self._streams.get(stream_id)
             delivery = self._sending.get(stream_id)
-            if isinstance(stream, RequestIn) and stream.stream is not None:
-                stream.stream.peer_cancelled(code)
+            if isinstance(stream, RequestIn) and stream.sink is not None:
+                stream.sink.peer_cancelled(code)
             elif delivery is not None:
                 delivery.stopped()
             else:
@@ -370,7 +365,7 @@ class Session:
         if self.state is not SessionState.ESTABLISHED:
             return
         try:
-            receive_datagram(self, data)
+            receive_datagram(self.data_streams, data)
         except SessionError as error:
             self._violated(error)
 
@@ -402,10 +397,7 @@ class Session:
             return
         self.queue.open()
         self._close_if_drained()
-        for stream in tuple(self.waiting_for_alias.values()):
-            if now - stream.held_since > self.config.alias_timeout and not stream.owner_pending:
-                self.streams_dropped += 1
-                stream.drop()
+        self.data_streams.tick(now)
 
     def _setup_timeout(self) -> None:
         self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
@@ -413,18 +405,6 @@ class Session:
     def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline:
         """Have `action` called by the first tick `seconds` from the last one or later."""
         return self.deadlines.at(self.now + seconds, action)
-
-    def last_heard(self, owner: SubscriberSide) -> float:
-        """When a stream of `owner`'s that is still open brought something: a slow path is no
-        reason to give up what is on its way."""
-        return max((reader.heard_at for reader in self._readers(owner)), default=0)
-
-    def _readers(self, owner: ObjectOwner) -> tuple[DataIn, ...]:
-        return tuple(self._reading.get(owner, {}).values())
-
-    def stream_owned(self, stream: DataIn, owner: ObjectOwner) -> None:
-        """What comes on `stream` is read for `owner`."""
-        self._reading.setdefault(owner, {})[stream.stream_id] = stream
 
     # -- Outlet, for deliveries ------------------------------------------------------------
 
@@ -506,13 +486,8 @@ class Session:
         return self.peer_max_request_updates
 
     def forget_stream(self, stream_id: int) -> None:
-        stream = self._streams.pop(stream_id, None)
+        self._streams.pop(stream_id, None)
         self._outgoing.pop(stream_id, None)
-        if isinstance(stream, DataIn) and stream.owner in self._reading:
-            readers = self._reading[stream.owner]
-            readers.pop(stream_id, None)
-            if not readers:
-                del self._reading[stream.owner]
 
     def request_closed(self, stream_id: int) -> None:
         self._outgoing.pop(stream_id, None)
@@ -520,33 +495,13 @@ class Session:
     def request_over(self, request: IncomingRequest) -> None:
         self._incoming.pop(request.stream.stream_id, None)
 
-    def place_waiting(self) -> None:
-        """SUBSCRIBE_OK came or PUBLISH was accepted: place the streams that waited for it."""
-        for stream in tuple(self.waiting_for_alias.values()):
-            if not stream.discard:
-                stream.place()
-
-    def reset_streams(self, owner: OutgoingFetch, code: int) -> bool:
-        """The peer gave `owner` up: its streams end as if reset; False when there is none."""
-        readers = self._readers(owner)
-        for reader in readers:
-            reader.drop()
-            reader.reset(code)
-        return bool(readers)
-
-    def drop_streams(self, owner: ObjectOwner) -> None:
-        """`owner` is over: STOP_SENDING on its streams that are still open."""
-        for reader in (*self._readers(owner), *self.waiting_for_alias.values()):
-            if reader.owner is owner or not reader.wanted:
-                reader.drop()
-
-    def track_malformed(self, owner: ObjectOwner, reason: str) -> None:
+    def track_malformed(self, recipient: Recipient, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
-        self.malformed.add(owner.name, reason, self.now)
+        self.malformed.add(recipient.name, reason, self.now)
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
-        for request in (owner, *self._outgoing.values(), *self._incoming.values()):
-            if isinstance(request, ObjectOwner) and (
-                request.name == owner.name and request.state is not RequestState.CLOSED
+        for request in (recipient, *self._outgoing.values(), *self._incoming.values()):
+            if isinstance(request, SubscriberSide | OutgoingFetch) and (
+                request.name == recipient.name and not request.over
             ):
                 request.give_up(error)
 
@@ -673,7 +628,7 @@ class Session:
     def _new_stream(self, stream_id: int) -> RequestIn | DataIn:
         stream: RequestIn | DataIn
         if stream_id & 2:
-            stream = DataIn(self, stream_id)
+            stream = DataIn(self.data_streams, stream_id)
         else:
             stream = RequestIn(self, stream_id)
         self._streams[stream_id] = stream
@@ -706,9 +661,7 @@ class Session:
             if isinstance(reader, DataIn):
                 reader.discard = True
         self._streams.clear()
-        self._reading.clear()
-        self.waiting_for_alias.clear()
-        self.held_octets = 0
+        self.data_streams.clear()
         for incoming in tuple(self._incoming.values()):
             incoming.session_closed(closed)
         for outgoing in (*self._outgoing.values(), *self.queue):

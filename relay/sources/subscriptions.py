@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from moqt.receiving.receiver import IncomingStream
+from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
@@ -220,8 +220,7 @@ class SubscribeLeg(Leg):
         home.counters.upstream_subscriptions += 1
         return None
 
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
-        self.request = request
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.track.leg_accepted(self)
 
     def tick(self, now: float) -> None:
