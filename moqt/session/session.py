@@ -13,7 +13,8 @@ from enum import IntEnum
 
 from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.delivery.scheduler import Scheduler
-from moqt.log.event_log import LoggedTransport, event_log
+from moqt.log.event_log import event_log
+from moqt.log.logged_transport import LoggedTransport
 from moqt.quic.transport import Transport
 from moqt.receiving.control_streams import ControlIn, RequestIn
 from moqt.receiving.data_streams import DataIn, DataStreams
@@ -118,13 +119,13 @@ class Session:
         *,
         now: float = 0.0,
     ) -> None:
-        self.event_log = event_log(self, transport)
+        self.event_log = event_log(self, transport.qlog)
         """None costs nothing but a look for each message."""
         if self.event_log is not None:
             transport = LoggedTransport(transport, self.event_log)
-        self.transport = transport
+        self.transport: Transport = transport
         self.handler = handler
-        self.config = config or SessionConfig()
+        self.config: SessionConfig = config or SessionConfig()
         self.state = SessionState.CONNECTING
         self.now = now
         self.scheduler = Scheduler()
