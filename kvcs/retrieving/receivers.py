@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
-from moqt.receiving.receiver import IncomingStream, ObjectReceiver
-from moqt.requests import OutgoingFetch, OutgoingSubscribe
+from moqt.receiving.receiver import (
+    AcceptedFetch,
+    AcceptedSubscribe,
+    IncomingStream,
+    ObjectReceiver,
+)
 from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
@@ -136,7 +140,7 @@ class DataReceiver(ObjectReceiver):
 class LiveReceiver(DataReceiver):
     """The subscription to a data track, with its fill."""
 
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.state.arrivals += 1
         self.retrieval.live_accepted(self.state, request.largest)
 
@@ -179,7 +183,7 @@ class FetchReceiver(DataReceiver):
         self.answered = False
         self.opened = False
 
-    def fetch_accepted(self, request: OutgoingFetch) -> None:
+    def fetch_accepted(self, request: AcceptedFetch) -> None:
         self.answered = True
         self.state.arrivals += 1
         self.retrieval.fetch_accepted(self)

@@ -11,16 +11,14 @@ takes for a secret.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 from moqt.log.describe import Fields, describe, line, location_fields
 from moqt.quic.qlog import QlogWriter
-from moqt.quic.transport import Transport
-from moqt.values.codes import ObjectStatus
-from moqt.values.errors import SessionError
+from moqt.values.codes import GroupOrder, ObjectStatus
 from moqt.values.messages import Message
-from moqt.wire.codec import FetchDecoder, SubgroupDecoder
+from moqt.wire.codec import Codec
 from moqt.wire.objects import (
     DatagramObject,
     FetchEvent,
@@ -33,9 +31,6 @@ from moqt.wire.objects import (
     SubgroupHeader,
 )
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-
 wire = logging.getLogger("moqt.wire")
 
 Side = Literal["created", "parsed"]
@@ -47,22 +42,39 @@ _STREAM_TYPES = {
 }
 
 
-def event_log(session: Session, transport: Transport) -> EventLog | None:
+class Logged(Protocol):
+    """A session, as its log sees it."""
+
+    @property
+    def codec(self) -> Codec:
+        """Known from the handshake on."""
+        ...
+
+    @property
+    def now(self) -> float: ...
+
+    def sending_order(self, stream_id: int) -> GroupOrder:
+        """In which order the groups of a fetch stream of ours go out."""
+        ...
+
+
+def event_log(session: Logged, writer: QlogWriter | None) -> EventLog | None:
     """The log of a new session, or None when nobody wants one.
 
-    That is decided once: the transport has a `qlog`, or `moqt.wire` is enabled for DEBUG.
+    That is decided once: there is a `writer` (the transport has a `qlog`), or `moqt.wire` is
+    enabled for DEBUG.
     """
     readable = wire.isEnabledFor(logging.DEBUG)
-    if transport.qlog is None and not readable:
+    if writer is None and not readable:
         return None
-    return EventLog(session, transport.qlog, readable=readable)
+    return EventLog(session, writer, readable=readable)
 
 
 class EventLog:
     """The events of one session. The session calls it for what it parses and for messages it
     creates; `LoggedTransport` for the data streams and datagrams it sends."""
 
-    def __init__(self, session: Session, writer: QlogWriter | None, *, readable: bool) -> None:
+    def __init__(self, session: Logged, writer: QlogWriter | None, *, readable: bool) -> None:
         self.session = session
         self.writer = writer
         self.readable = readable
@@ -165,110 +177,3 @@ def _subgroup(stream_id: int, header: SubgroupHeader) -> Fields:
     if header.priority is not None:
         data["publisher_priority"] = header.priority
     return data
-
-
-class _Sent:
-    """A data stream of ours, decoded again for the log."""
-
-    def __init__(self) -> None:
-        self.decoder: SubgroupDecoder | FetchDecoder | None = None
-        self.header: SubgroupHeader | FetchHeader | None = None
-        self.opening = b""
-        self.ignored = False
-
-
-class LoggedTransport:
-    """A `Transport` that reads along what is sent on data streams and in datagrams.
-
-    It stands before the real one only while there is a log, so that a session without one
-    pays nothing for each Object.
-    """
-
-    def __init__(self, transport: Transport, log: EventLog) -> None:
-        self._transport = transport
-        self._log = log
-        self._sent: dict[int, _Sent] = {}
-        self.is_client = transport.is_client
-        self.qlog = transport.qlog
-        self.authority = transport.authority
-        self.path = transport.path
-
-    def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
-        stream_id = self._transport.open_stream(bidirectional=bidirectional, urgent=urgent)
-        if stream_id is not None and not bidirectional and self._log.writer is not None:
-            self._sent[stream_id] = _Sent()
-        return stream_id
-
-    def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
-        sent = self._sent.get(stream_id)
-        if sent is not None:
-            if not sent.ignored:
-                self._read(stream_id, sent, bytes(data))
-            if fin:
-                del self._sent[stream_id]
-        self._transport.send(stream_id, data, fin)
-
-    def _read(self, stream_id: int, sent: _Sent, data: bytes) -> None:
-        codec = self._log.session.codec
-        if sent.decoder is None:
-            sent.opening += data
-            found = codec.data_stream_type(sent.opening)
-            if found is None:
-                return
-            kind, data, sent.opening = found[0], sent.opening, b""
-            self._log.stream_type("created", stream_id, kind)
-            if kind is StreamKind.SUBGROUP:
-                sent.decoder = codec.subgroup_decoder()
-            elif kind is StreamKind.FETCH:
-                sent.decoder = codec.fetch_decoder(self._log.session.sending_order(stream_id))
-            else:
-                sent.ignored = True
-                return
-        try:
-            events: Sequence[SubgroupEvent | FetchEvent] = sent.decoder.feed(data)
-        except SessionError as error:
-            sent.ignored = True
-            wire.error("what was sent on stream %d cannot be read: %s", stream_id, error)
-            return
-        if sent.header is None and events:
-            first = events[0]
-            assert isinstance(first, SubgroupHeader | FetchHeader)
-            sent.header = first
-        if sent.header is not None:
-            self._log.objects("created", stream_id, sent.header, events)
-
-    def reset(self, stream_id: int, code: int) -> None:
-        self._sent.pop(stream_id, None)
-        self._transport.reset(stream_id, code)
-
-    def stop_receiving(self, stream_id: int, code: int) -> None:
-        self._transport.stop_receiving(stream_id, code)
-
-    def send_datagram(self, data: bytes) -> bool:
-        sent = self._transport.send_datagram(data)
-        if sent:
-            self._log.datagram("created", self._log.session.codec.decode_datagram(data))
-        return sent
-
-    def pause_receiving(self, stream_id: int) -> None:
-        self._transport.pause_receiving(stream_id)
-
-    def resume_receiving(self, stream_id: int) -> None:
-        self._transport.resume_receiving(stream_id)
-
-    @property
-    def unsent(self) -> int:
-        return self._transport.unsent
-
-    def send_room(self, stream_id: int) -> int:
-        return self._transport.send_room(stream_id)
-
-    def take_credited(self) -> Iterable[int]:
-        return self._transport.take_credited()
-
-    def wake(self) -> None:
-        self._transport.wake()
-
-    def close(self, code: int, reason: str) -> None:
-        self._sent.clear()
-        self._transport.close(code, reason)

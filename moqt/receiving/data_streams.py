@@ -1,116 +1,198 @@
-"""Readers of the peer's streams: the control stream, request streams and data streams.
-
-Each is fed the octets of one stream and calls the session; none owns I/O.
-"""
+"""Data streams of the peer: which there are, for whom, and what waits to know for whom it is."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, cast
 
+from moqt.receiving.aliases import TrackAliases
+from moqt.receiving.host import Recipient, StreamHost, Subscriber
 from moqt.receiving.receiver import IncomingStream, Via
-from moqt.requests import (
-    ObjectOwner,
-    OutgoingFetch,
-    RequestState,
-    RequestStream,
-    SubscriberSide,
-)
-from moqt.values.codes import (
-    REQUEST_OPENERS,
-    GroupOrder,
-    MessageType,
-    ObjectStatus,
-    StreamErrorCode,
-)
+from moqt.values.codes import GroupOrder, StreamErrorCode
 from moqt.values.errors import MalformedTrack, protocol_violation
 from moqt.wire.codec import FetchDecoder, SubgroupDecoder
-from moqt.wire.objects import (
-    FetchHeader,
-    ObjectHeader,
-    PaddingDatagram,
-    RangeMarker,
-    StreamKind,
-    SubgroupHeader,
-)
+from moqt.wire.objects import FetchHeader, ObjectHeader, RangeMarker, StreamKind, SubgroupHeader
 
 if TYPE_CHECKING:
-    from moqt.session import Session
     from moqt.values.deadlines import Deadline
 
-_CONTROL_TYPES = frozenset({MessageType.SETUP})
 _PAYLOAD = (bytes, memoryview)
 
 
-class ControlIn:
-    """The peer's control stream."""
+class DataStreams:
+    """The data streams of one session and the tables they are placed by.
 
-    def __init__(self, session: Session, stream_id: int) -> None:
-        self.session = session
-        self.stream_id = stream_id
-        self.decoder = session.codec.message_decoder(_CONTROL_TYPES)
+    Requests say what is theirs, by Track Alias or Request ID. A stream of which nobody has said
+    so yet waits: all of them within `max_held_octets`, each for `alias_timeout`.
+    """
 
-    def data(self, data: bytes, fin: bool) -> None:
-        log = self.session.event_log
-        for message in self.decoder.feed(data):
-            if log is not None:
-                log.message("parsed", self.stream_id, message)
-            self.session.control_message(message)
-            if self.session.closed is not None:
-                return
-        if fin:
-            raise protocol_violation("the control stream ended")
+    def __init__(self, host: StreamHost) -> None:
+        self.host = host
+        self.aliases = TrackAliases()
+        self.expected: dict[int, Recipient] = {}
+        """For whom a fetch stream is to come, by its Request ID."""
+        self.waiting: dict[int, DataIn] = {}
+        """Streams, by id, that came before it is known for whom."""
+        self.reading: dict[Recipient, dict[int, DataIn]] = {}
+        """Streams, by id, that are read for a recipient."""
+        self.held_octets = 0
+        """What all that wait have brought."""
+        self.dropped = 0
+        """Streams given up because nobody said in time for whom they are, or for lack of room."""
 
+    # -- for requests ------------------------------------------------------------------------
 
-class RequestIn:
-    """A bidirectional stream, from its first octet."""
+    def add_alias(self, alias: int, subscriber: Subscriber) -> None:
+        """Subgroup streams and datagrams of `alias` are `subscriber`'s.
 
-    def __init__(
-        self, session: Session, stream_id: int, stream: RequestStream | None = None
-    ) -> None:
-        self.session = session
-        self.stream_id = stream_id
-        self.decoder = session.codec.message_decoder(None if stream else REQUEST_OPENERS)
-        self.stream = stream
+        Raises SessionError DUPLICATE_TRACK_ALIAS when it names another track.
+        """
+        self.aliases.add(alias, subscriber)
 
-    def data(self, data: bytes, fin: bool) -> None:
-        session = self.session
-        for message in self.decoder.feed(data):
-            if session.event_log is not None:
-                session.event_log.message("parsed", self.stream_id, message)
-            if self.stream is None:
-                self.stream = session.request_opened(self.stream_id, message)
-            else:
-                self.stream.receive(message)
-            if session.closed is not None:
-                return
-        if not fin:
-            return
-        if self.decoder.buffered:
-            raise protocol_violation("FIN inside a message")
-        if self.stream is not None:
-            self.stream.peer_finished()
-        else:
-            session.transport.send(self.stream_id, b"", fin=True)
-            session.forget_stream(self.stream_id)
+    def remove_alias(self, alias: int, subscriber: Subscriber) -> None:
+        """`subscriber` uses `alias` no more; `forget` follows."""
+        self.aliases.remove(alias, subscriber, self.host.now)
+
+    def expect(self, request_id: int, recipient: Recipient) -> None:
+        """A fetch stream with this Request ID is `recipient`'s."""
+        self.expected[request_id] = recipient
+
+    def place_waiting(self) -> None:
+        """A Track Alias was named, or a recipient is ready: place what waited for that."""
+        for stream in tuple(self.waiting.values()):
+            if not stream.discard:
+                stream.place()
+
+    def reset(self, recipient: Recipient, code: int) -> bool:
+        """The peer gave it up: its streams end as if reset; False when there is none."""
+        streams = self._streams_of(recipient)
+        for stream in streams:
+            stream.drop()
+            stream.reset(code)
+        return bool(streams)
+
+    def forget(self, recipient: Recipient, request_ids: Iterable[int]) -> None:
+        """It is over: no stream of these IDs is expected any more, and STOP_SENDING goes out on
+        those of its that are still open."""
+        for request_id in request_ids:
+            self.expected.pop(request_id, None)
+        for stream in (*self._streams_of(recipient), *self.waiting.values()):
+            if stream.recipient is recipient or not self.may_want(stream.header):
+                stream.drop()
+
+    def last_heard(self, recipient: Recipient) -> float:
+        """When a stream of its that is still open brought something: a slow path is no reason
+        to give up what is on its way."""
+        return max((stream.heard_at for stream in self._streams_of(recipient)), default=0)
+
+    # -- for the session ---------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Drop what has waited for too long; not what only has to be accepted."""
+        for stream in tuple(self.waiting.values()):
+            if now - stream.held_since > self.host.config.alias_timeout and not self.knows(
+                stream.header
+            ):
+                self.dropped += 1
+                stream.drop()
+
+    def clear(self) -> None:
+        """The session is over. What requests expect, they take back themselves."""
+        self.reading.clear()
+        self.waiting.clear()
+        self.held_octets = 0
+
+    # -- for the streams ---------------------------------------------------------------------
+
+    def knows(self, header: SubgroupHeader | FetchHeader | None) -> bool:
+        """Whether it is known for whom a stream is that begins so."""
+        if isinstance(header, SubgroupHeader):
+            return header.track_alias in self.aliases
+        return header is not None and header.request_id in self.expected
+
+    def may_want(self, header: SubgroupHeader | FetchHeader | None) -> bool:
+        """Whether somebody wants a stream that begins so, or may still come who does."""
+        host = self.host
+        if isinstance(header, SubgroupHeader):
+            died = self.aliases.dead.get(header.track_alias)
+            # an alias may be used again once nothing of its old track is on its way
+            return died is None or host.now - died > host.config.alias_timeout
+        return header is not None and (
+            header.request_id in self.expected or host.may_be_fill(header.request_id)
+        )
+
+    def hold(self, stream: DataIn, data: bytes) -> None:
+        """What came on `stream` waits; its credit is held back."""
+        if stream.stream_id not in self.waiting:
+            stream.held_since = self.host.now
+            self.waiting[stream.stream_id] = stream
+            self.host.transport.pause_receiving(stream.stream_id)
+        stream.held += data
+        self.held_octets += len(data)
+        if self.held_octets > self.host.config.max_held_octets:
+            self._make_room()
+
+    def release(self, stream: DataIn) -> bytes:
+        """What was held of `stream`, which waits no more."""
+        if self.waiting.pop(stream.stream_id, None) is None:
+            return b""
+        held, stream.held = bytes(stream.held), bytearray()
+        self.held_octets -= len(held)
+        self.host.transport.resume_receiving(stream.stream_id)
+        return held
+
+    def started(self, stream: DataIn, recipient: Recipient) -> None:
+        """What comes on `stream` is read for `recipient`."""
+        self.reading.setdefault(recipient, {})[stream.stream_id] = stream
+        if isinstance(stream.header, FetchHeader):
+            # There is one stream for each request: another one of this ID is unwanted.
+            del self.expected[stream.header.request_id]
+
+    def ended(self, stream: DataIn) -> None:
+        """Nothing more is read from `stream`."""
+        self.host.forget_stream(stream.stream_id)
+        streams = self.reading.get(stream.recipient) if stream.recipient is not None else None
+        if streams is not None:
+            streams.pop(stream.stream_id, None)
+            if not streams:
+                del self.reading[cast(Recipient, stream.recipient)]
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _streams_of(self, recipient: Recipient) -> tuple[DataIn, ...]:
+        return tuple(self.reading.get(recipient, {}).values())
+
+    def _make_room(self) -> None:
+        """Drop what is held until it is within `max_held_octets`, from whoever holds most: a
+        publication that nobody answers takes no room from the others."""
+        while self.held_octets > self.host.config.max_held_octets:
+            held: dict[tuple[bool, int], int] = defaultdict(int)
+            newest_first = tuple(reversed(self.waiting.values()))
+            for stream in newest_first:
+                held[stream.holder] += len(stream.held)
+            greediest = max(held, key=held.__getitem__)
+            self.dropped += 1
+            next(s for s in newest_first if s.held and s.holder == greediest).drop()
 
 
 class DataIn:
-    """A unidirectional stream: placed by its header, then decoded for its owner.
+    """A unidirectional stream: placed by its header, then decoded for its recipient.
 
-    What comes before the owner is known (its Track Alias, or the group order of a fill) is
-    held as octets, bounded over all streams, and the stream's credit is held back.
+    What comes before the recipient is known (its Track Alias, or the group order of a fill) is
+    held as octets.
     """
 
-    def __init__(self, session: Session, stream_id: int) -> None:
-        self.session = session
+    def __init__(self, streams: DataStreams, stream_id: int) -> None:
+        self.streams = streams
+        self.host = streams.host
         self.stream_id = stream_id
         self.decoder: SubgroupDecoder | FetchDecoder | None = None
         self.header: SubgroupHeader | FetchHeader | None = None
         self.incoming: IncomingStream | None = None
-        self.owner: ObjectOwner | None = None
-        self.chosen: SubscriberSide | None = None
+        self.recipient: Recipient | None = None
+        self.chosen: Subscriber | None = None
         """Of the subscriptions that share its Track Alias, the one it is for."""
         self.held = bytearray()
         self.held_since = 0.0
@@ -122,27 +204,27 @@ class DataIn:
         self.discard = False
 
     def data(self, data: bytes, fin: bool) -> None:
-        self.heard_at = self.session.now
+        self.heard_at = self.host.now
         self.ended = self.ended or fin
         if self.discard:  # padding
             if fin:
-                self.session.forget_stream(self.stream_id)
-        elif self.owner is not None:
+                self._forget()
+        elif self.recipient is not None:
             self._decode(data)
         elif self.header is not None:
             if self._on_shared_alias:
                 self.place(data)
             else:
-                self._hold(data)
+                self.streams.hold(self, data)
         else:
             self._begin(data)
 
     def _begin(self, data: bytes) -> None:
         """Read the header, octet by octet so that nothing after it is decoded yet."""
-        session, decoder = self.session, self.decoder
+        host, decoder = self.host, self.decoder
         if decoder is None:
             data = bytes(self.held) + data
-            found = session.codec.data_stream_type(data)
+            found = host.codec.data_stream_type(data)
             if found is None:
                 if self.ended and data:
                     raise protocol_violation("a stream ended inside its type")
@@ -153,23 +235,23 @@ class DataIn:
                 self.held[:] = data
                 return
             self.held.clear()
-            if session.event_log is not None:
-                session.event_log.stream_type("parsed", self.stream_id, found[0])
+            if host.event_log is not None:
+                host.event_log.stream_type("parsed", self.stream_id, found[0])
             match found[0]:
                 case StreamKind.CONTROL:
-                    session.deadlines.cancel(self._headless)
-                    session.control_opened(self.stream_id, data, self.ended)
+                    host.deadlines.cancel(self._headless)
+                    host.control_opened(self.stream_id, data, self.ended)
                     return
                 case StreamKind.PADDING:
                     self.discard = True
-                    session.deadlines.cancel(self._headless)
+                    host.deadlines.cancel(self._headless)
                     if self.ended:
-                        session.forget_stream(self.stream_id)
+                        self._forget()
                     return
                 case StreamKind.SUBGROUP:
-                    decoder = session.codec.subgroup_decoder()
+                    decoder = host.codec.subgroup_decoder()
                 case StreamKind.FETCH:
-                    decoder = session.codec.fetch_decoder(GroupOrder.ASCENDING)
+                    decoder = host.codec.fetch_decoder(GroupOrder.ASCENDING)
             self.decoder = decoder
         for position in range(len(data)):
             events = decoder.feed(data[position : position + 1])
@@ -177,9 +259,9 @@ class DataIn:
                 header = events[0]
                 assert isinstance(header, SubgroupHeader | FetchHeader)
                 self.header = header
-                session.deadlines.cancel(self._headless)
-                if session.event_log is not None:
-                    session.event_log.objects("parsed", self.stream_id, header, events)
+                host.deadlines.cancel(self._headless)
+                if host.event_log is not None:
+                    host.event_log.objects("parsed", self.stream_id, header, events)
                 self.place(data[position + 1 :])
                 return
         if self.ended:
@@ -189,72 +271,50 @@ class DataIn:
     def _expect_header(self) -> None:
         """It has begun: its header is to follow in as long as an unknown alias may wait."""
         if self._headless is None:
-            timeout = self.session.config.alias_timeout
-            self._headless = self.session.call_later(timeout, self._without_header)
+            timeout = self.host.config.alias_timeout
+            self._headless = self.host.call_later(timeout, self._without_header)
 
     def _without_header(self) -> None:
-        self.session.streams_dropped += 1
+        self.streams.dropped += 1
         self.drop()
 
-    @property
-    def waiting(self) -> bool:
-        return self.stream_id in self.session.waiting_for_alias
-
-    @property
-    def wanted(self) -> bool:
-        """Whether an owner is there or may still come."""
-        if isinstance(self.header, SubgroupHeader):
-            died = self.session.aliases.dead.get(self.header.track_alias)
-            # an alias may be used again once nothing of its old track is on its way
-            return died is None or self.session.now - died > self.session.config.alias_timeout
-        return self.header is not None and (
-            self.header.request_id in self.session.fetch_receivers
-            or self.session.may_be_fill(self.header.request_id)
-        )
-
-    @property
-    def owner_pending(self) -> bool:
-        """Whether its owner is known and only has to be accepted."""
-        if isinstance(self.header, SubgroupHeader):
-            return self.header.track_alias in self.session.aliases
-        return self.header is not None and self.header.request_id in self.session.fetch_receivers
-
     def place(self, data: bytes = b"") -> None:
-        """Start for the owner, wait for it, or drop what nobody wants."""
-        session, header = self.session, self.header
-        owner: ObjectOwner | None
+        """Start for the recipient, wait for it, or drop what nobody wants."""
+        streams, header = self.streams, self.header
+        recipient: Recipient | None
         if isinstance(header, SubgroupHeader):
-            owner = self._subscription(header, data)
+            recipient = self._subscriber(header, data)
             incoming = IncomingStream(self.stream_id, Via.SUBSCRIPTION, subgroup=header)
         else:
             assert header is not None
-            owner = session.fetch_receivers.get(header.request_id)
-            via = Via.FETCH if isinstance(owner, OutgoingFetch) else Via.FILL
+            recipient = streams.expected.get(header.request_id)
+            via = recipient.via if recipient is not None else Via.FETCH
             incoming = IncomingStream(self.stream_id, via, request_id=header.request_id)
-        if owner is not None and owner.ready:
-            self._start(owner, incoming, data)
-        elif self.wanted:
-            self._hold(data)
+        if recipient is not None and recipient.ready:
+            self._start(recipient, incoming, data)
+        elif streams.may_want(header):
+            streams.hold(self, data)
         else:
             self.drop()
 
     @property
     def _on_shared_alias(self) -> bool:
         header = self.header
-        return isinstance(header, SubgroupHeader) and self.session.aliases.is_shared(
+        return isinstance(header, SubgroupHeader) and self.streams.aliases.is_shared(
             header.track_alias
         )
 
-    def _subscription(self, header: SubgroupHeader, data: bytes) -> SubscriberSide | None:
+    def _subscriber(self, header: SubgroupHeader, data: bytes) -> Subscriber | None:
         """Whose the stream is; None when that cannot be said yet."""
-        aliases = self.session.aliases
+        aliases = self.streams.aliases
         if not aliases.is_shared(header.track_alias):
-            return aliases.owner(header.track_alias)
-        if self.chosen is None or self.chosen.state is RequestState.CLOSED:
-            events = deepcopy(self.decoder).feed(bytes(self.held) + data)  # type: ignore[union-attr]
+            return aliases.subscriber(header.track_alias)
+        if self.chosen is None or self.chosen.over:
+            assert self.decoder is not None
+            events = deepcopy(self.decoder).feed(bytes(self.held) + data)
             first = next((event for event in events if isinstance(event, ObjectHeader)), None)
             if first is not None or self.ended:
-                self.chosen = aliases.owner(header.track_alias, first)
+                self.chosen = aliases.subscriber(header.track_alias, first)
         return self.chosen
 
     @property
@@ -264,49 +324,26 @@ class DataIn:
             return True, self.header.track_alias
         return False, self.header.request_id if self.header is not None else -1
 
-    def _hold(self, data: bytes) -> None:
-        session = self.session
-        if not self.waiting:
-            self.held_since = session.now
-            session.waiting_for_alias[self.stream_id] = self
-            session.transport.pause_receiving(self.stream_id)
-        self.held += data
-        session.held_octets += len(data)
-        if session.held_octets > session.config.max_held_octets:
-            make_room(session)
-
-    def _release(self) -> bytes:
-        """Leave the waiting room with what was held."""
-        session = self.session
-        held, self.held = bytes(self.held), bytearray()
-        if session.waiting_for_alias.pop(self.stream_id, None) is not None:
-            session.held_octets -= len(held)
-        return held
-
-    def _start(self, owner: ObjectOwner, incoming: IncomingStream, data: bytes) -> None:
-        if self.waiting:
-            data = self._release() + data
-            self.session.transport.resume_receiving(self.stream_id)
-        self.owner, self.incoming = owner, incoming
-        self.session.stream_owned(self, owner)
+    def _start(self, recipient: Recipient, incoming: IncomingStream, data: bytes) -> None:
+        data = self.streams.release(self) + data
+        self.recipient, self.incoming = recipient, incoming
+        self.streams.started(self, recipient)
         if isinstance(self.header, FetchHeader):
-            cast(FetchDecoder, self.decoder).group_order = owner.group_order
-            # There is one stream for each request: another one of this ID is unwanted.
-            del self.session.fetch_receivers[self.header.request_id]
-        owner.receiver.stream_opened(incoming)
+            cast(FetchDecoder, self.decoder).group_order = recipient.group_order
+        recipient.receiver.stream_opened(incoming)
         if not self.discard:
             self._decode(data)
 
     def _decode(self, data: bytes) -> None:
-        decoder, owner, incoming = self.decoder, self.owner, self.incoming
-        assert decoder is not None and owner is not None and incoming is not None
+        decoder, recipient, incoming = self.decoder, self.recipient, self.incoming
+        assert decoder is not None and recipient is not None and incoming is not None
         events = decoder.feed(data)
-        if self.session.event_log is not None:
+        if self.host.event_log is not None:
             assert self.header is not None
-            self.session.event_log.objects("parsed", self.stream_id, self.header, events)
+            self.host.event_log.objects("parsed", self.stream_id, self.header, events)
         if self.ended and self.error is None and decoder.mid_object:
             raise protocol_violation("a data stream ended inside an object")
-        receiver = owner.receiver
+        receiver = recipient.receiver
         try:
             for event in events:
                 if isinstance(event, _PAYLOAD):
@@ -329,97 +366,43 @@ class DataIn:
                 if self.discard:  # a callback gave the request up, or closed the session
                     return
         except MalformedTrack as malformed:
-            self.session.track_malformed(owner, str(malformed))
+            self.host.track_malformed(recipient, str(malformed))
             return
         if self.ended:
             self._over()
 
     def reset(self, code: int) -> None:
         self.ended, self.error = True, code
-        if self.owner is not None:
+        if self.recipient is not None:
             self._over()
-        elif not self.waiting:
+        elif self.stream_id not in self.streams.waiting:
             self.discard = True
             self._forget()
         elif self._on_shared_alias:
             self.place()
 
     def _over(self) -> None:
-        owner, incoming = self.owner, self.incoming
-        assert owner is not None and incoming is not None
+        recipient, incoming = self.recipient, self.incoming
+        assert recipient is not None and incoming is not None
         self.discard = True
-        self.session.forget_stream(self.stream_id)
+        self._forget()
         try:
-            owner.receiver.stream_ended(incoming, self.error)
+            recipient.receiver.stream_ended(incoming, self.error)
         except MalformedTrack as malformed:
-            self.session.track_malformed(owner, str(malformed))
+            self.host.track_malformed(recipient, str(malformed))
             return
-        owner.stream_ended()
+        recipient.stream_ended()
 
     def drop(self) -> None:
         """Nobody wants what comes on this stream."""
         if self.discard:
             return
         self.discard = True
-        if self.waiting:
-            self._release()
-            self.session.transport.resume_receiving(self.stream_id)
+        self.streams.release(self)
         if not self.ended:
-            self.session.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
+            self.host.transport.stop_receiving(self.stream_id, StreamErrorCode.CANCELLED)
         self._forget()
 
     def _forget(self) -> None:
-        self.session.deadlines.cancel(self._headless)
-        self.session.forget_stream(self.stream_id)
-
-
-def make_room(session: Session) -> None:
-    """Drop what is held until it is within `max_held_octets`, from whoever holds most: a
-    publication that nobody answers takes no room from the others."""
-    while session.held_octets > session.config.max_held_octets:
-        held: dict[tuple[bool, int], int] = defaultdict(int)
-        newest_first = tuple(reversed(session.waiting_for_alias.values()))
-        for stream in newest_first:
-            held[stream.holder] += len(stream.held)
-        greediest = max(held, key=held.__getitem__)
-        session.streams_dropped += 1
-        next(s for s in newest_first if s.held and s.holder == greediest).drop()
-
-
-def receive_datagram(session: Session, data: bytes) -> None:
-    """One QUIC DATAGRAM: an Object for the owner of its Track Alias, or padding."""
-    decoded = session.codec.decode_datagram(data)
-    if session.event_log is not None:
-        session.event_log.datagram("parsed", decoded)
-    if isinstance(decoded, PaddingDatagram):
-        return
-    if decoded.track_alias not in session.aliases:
-        return
-    incoming = IncomingStream(
-        -1,
-        Via.DATAGRAM,
-        subgroup=SubgroupHeader(
-            decoded.track_alias, decoded.group, None, decoded.priority, decoded.end_of_group
-        ),
-    )
-    header = ObjectHeader(
-        group=decoded.group,
-        object=decoded.object,
-        subgroup=None,
-        priority=decoded.priority,
-        properties=decoded.properties,
-        length=len(decoded.payload),
-        status=ObjectStatus(decoded.status),
-    )
-    owner = session.aliases.owner(decoded.track_alias, header)
-    if owner is None or not owner.ready:
-        return
-    receiver = owner.receiver
-    try:
-        receiver.object_begun(incoming, header)
-        if decoded.payload and owner.state is RequestState.ESTABLISHED:
-            receiver.object_part(incoming, decoded.payload)
-        if owner.state is RequestState.ESTABLISHED:
-            receiver.object_ended(incoming, header)
-    except MalformedTrack as malformed:
-        session.track_malformed(owner, str(malformed))
+        self.host.deadlines.cancel(self._headless)
+        self.streams.ended(self)

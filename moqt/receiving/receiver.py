@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from moqt.track.malformed import TrackChecker
 from moqt.track.stored import Buffer, buffer_length
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MoqtError
+from moqt.values.messages import Properties
 from moqt.values.names import Location
-
-if TYPE_CHECKING:
-    from moqt.requests import OutgoingFetch, OutgoingSubscribe
-    from moqt.wire.objects import ObjectHeader, RangeMarker, SubgroupHeader
+from moqt.wire.objects import ObjectHeader, RangeMarker, SubgroupHeader
 
 
 class Via(IntEnum):
@@ -41,6 +39,33 @@ class IncomingStream:
     """The Object that began last, once an `ObjectReceiver` has checked it."""
 
 
+class AcceptedSubscribe(Protocol):
+    """A SUBSCRIBE, as SUBSCRIBE_OK has answered it."""
+
+    @property
+    def largest(self) -> Location | None:
+        """Largest Object when the publisher processed it; None when there was none."""
+        ...
+
+    @property
+    def properties(self) -> Properties: ...
+
+
+class AcceptedFetch(Protocol):
+    """A FETCH, as FETCH_OK has answered it."""
+
+    @property
+    def end_location(self) -> Location | None: ...
+
+    @property
+    def end_of_track(self) -> bool:
+        """Whether nothing exists beyond `end_location`."""
+        ...
+
+    @property
+    def properties(self) -> Properties: ...
+
+
 class Receiver:
     """Takes what one SUBSCRIBE or FETCH brings. Every method is optional.
 
@@ -48,9 +73,9 @@ class Receiver:
     except `moqt.values.errors.MalformedTrack`, which cancels the request.
     """
 
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None: ...
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None: ...
 
-    def fetch_accepted(self, request: OutgoingFetch) -> None: ...
+    def fetch_accepted(self, request: AcceptedFetch) -> None: ...
 
     def request_failed(self, error: MoqtError) -> None:
         """REQUEST_ERROR, or the session ended: nothing more will come."""

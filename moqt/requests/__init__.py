@@ -30,9 +30,6 @@ from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubs
 from moqt.requests.subscriber_side import IncomingPublish, OutgoingSubscribe, SubscriberSide
 from moqt.requests.updates import UpdateAnswer
 
-ObjectOwner = SubscriberSide | OutgoingFetch
-"""What a data stream can belong to."""
-
 __all__ = [
     "REQUEST_TABLE",
     "IncomingFetch",
@@ -44,7 +41,6 @@ __all__ = [
     "IncomingSubscribeTracks",
     "IncomingTrackRequest",
     "IncomingTrackStatus",
-    "ObjectOwner",
     "OutgoingFetch",
     "OutgoingPublish",
     "OutgoingPublishNamespace",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moqt.delivery import FetchDelivery
 from moqt.delivery.scheduler import Flow
-from moqt.receiving.receiver import Receiver
+from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.stream import RequestState, RequestStream
@@ -52,11 +52,12 @@ class OutgoingFetch(OutgoingRequest):
         location_filter = parameters.location_filter
         self._start = location_filter.resolve(None)[0] if location_filter else Location(0, 0)
 
+    via = Via.FETCH
     ready = True
     """Its data stream can be read as soon as it comes."""
 
     def opened(self) -> None:
-        self.session.fetch_receivers[self.request_id] = self
+        self.session.data_streams.expect(self.request_id, self)
 
     def answered(self, message: Message) -> None:
         if isinstance(message, FetchOk):
@@ -83,7 +84,7 @@ class OutgoingFetch(OutgoingRequest):
             super().peer_cancelled(code)
         elif not self.data_ended:
             self.updates.settle_all()
-            if not self.session.reset_streams(self, code):
+            if not self.session.data_streams.reset(self, code):
                 self.receiver.request_failed(StreamReset(code, "the fetch"))
         self._forget()
 
@@ -91,8 +92,7 @@ class OutgoingFetch(OutgoingRequest):
         self.receiver.request_failed(error)
 
     def _forget(self) -> None:
-        self.session.fetch_receivers.pop(self.request_id, None)
-        self.session.drop_streams(self)
+        self.session.data_streams.forget(self, (self.request_id,))
 
 
 class IncomingFetch(IncomingTrackRequest):

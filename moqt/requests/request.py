@@ -54,6 +54,10 @@ class RequestOwner:
     def state(self) -> RequestState:
         return self.stream.state
 
+    @property
+    def over(self) -> bool:
+        return self.stream.over
+
     # -- what the peer says ----------------------------------------------------------------
 
     def message(self, message: Message) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moqt.receiving.receiver import Receiver
+from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.request import RequestOwner
@@ -52,6 +52,7 @@ class SubscriberSide(RequestOwner):
 
     name: FullTrackName
     receiver: Receiver
+    via = Via.FILL
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class SubscriberSide(RequestOwner):
     def expect_fill(self, request_id: int) -> None:
         """A fill fetch stream with this Request ID is ours."""
         self._fill_ids.append(request_id)
-        self.session.fetch_receivers[request_id] = self
+        self.session.data_streams.expect(request_id, self)
 
     def saw(self, largest: Location | None) -> None:
         if largest is not None and (self.largest is None or largest > self.largest):
@@ -149,7 +150,8 @@ class SubscriberSide(RequestOwner):
 
     def _out_of_patience(self) -> None:
         """Not while a stream still brings something: a slow path is no reason to give up."""
-        left = self.session.last_heard(self) + self.session.config.done_timeout - self.session.now
+        heard_at = self.session.data_streams.last_heard(self)
+        left = heard_at + self.session.config.done_timeout - self.session.now
         if left > 0:
             self._done_timer = self.session.call_later(left, self._out_of_patience)
         else:
@@ -208,11 +210,9 @@ class SubscriberSide(RequestOwner):
     def forget_subscription(self) -> None:
         """Drop what the session remembers for this subscription."""
         self.session.deadlines.cancel(self._done_timer)
-        for request_id in self._fill_ids:
-            self.session.fetch_receivers.pop(request_id, None)
         if self.track_alias is not None:
-            self.session.aliases.remove(self.track_alias, self, self.session.now)
-        self.session.drop_streams(self)
+            self.session.data_streams.remove_alias(self.track_alias, self)
+        self.session.data_streams.forget(self, self._fill_ids)
 
 
 class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
@@ -239,12 +239,12 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
             return
         self.saw(message.parameters.largest_object)
         self.expires(message.parameters)
-        self.session.aliases.add(message.track_alias, self)
+        self.session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(self.parameters, message.parameters.largest_object)
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
-        self.session.place_waiting()
+        self.session.data_streams.place_waiting()
 
     @property
     def ready(self) -> bool:
@@ -296,7 +296,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         )
         """The SUBSCRIBE_TRACKS of ours that it answers, None when nobody asked."""
         self.expires(message.parameters)
-        session.aliases.add(message.track_alias, self)
+        session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(
             replace(
@@ -324,7 +324,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self.reject(RequestErrorCode(error.code), error.reason)
             return False
         self.session.counters.publications_received += 1
-        if len(self.session.aliases) > self.session.config.max_track_aliases:
+        if len(self.session.data_streams.aliases) > self.session.config.max_track_aliases:
             self.session.counters.requests_over_limit += 1
             self.reject(
                 RequestErrorCode.EXCESSIVE_LOAD, "too many tracks are open", retry_after_ms=1000
@@ -362,7 +362,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self.update(update, lambda answer: None)
         self.apply_held_updates()
         if self.state is RequestState.ESTABLISHED:
-            self.session.place_waiting()
+            self.session.data_streams.place_waiting()
         if self.done is not None and self.state is RequestState.ESTABLISHED:
             self.finish_done()
 

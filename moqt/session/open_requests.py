@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from moqt.receiving.data_streams import RequestIn
+from moqt.receiving.control_streams import RequestIn
+from moqt.receiving.host import Recipient
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
@@ -234,11 +235,11 @@ class OpenRequests:
         """The peer's request is over."""
         self.incoming.pop(request.stream.stream_id, None)
 
-    def give_up_track(self, owner: RequestOwner, name: FullTrackName, error: RequestError) -> None:
-        """End `owner` and whatever else takes Objects of the track."""
-        for request in (owner, *self.outgoing.values(), *self.incoming.values()):
+    def give_up_track(self, recipient: Recipient, error: RequestError) -> None:
+        """End `recipient` and whatever else takes Objects of its track."""
+        for request in (recipient, *self.outgoing.values(), *self.incoming.values()):
             if isinstance(request, SubscriberSide | OutgoingFetch) and (
-                request.name == name and request.state is not RequestState.CLOSED
+                request.name == recipient.name and not request.over
             ):
                 request.give_up(error)
 

@@ -13,15 +13,17 @@ from enum import IntEnum
 
 from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.delivery.scheduler import Scheduler
-from moqt.log.event_log import LoggedTransport, event_log
+from moqt.log.event_log import event_log
+from moqt.log.logged_transport import LoggedTransport
 from moqt.quic.transport import Transport
-from moqt.receiving.aliases import TrackAliases
-from moqt.receiving.data_streams import ControlIn, DataIn, RequestIn, receive_datagram
+from moqt.receiving.control_streams import ControlIn, RequestIn
+from moqt.receiving.data_streams import DataIn, DataStreams
+from moqt.receiving.datagrams import receive_datagram
 from moqt.receiving.early import EarlyStreams
+from moqt.receiving.host import Recipient
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     IncomingPublish,
-    ObjectOwner,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
@@ -30,7 +32,6 @@ from moqt.requests import (
     OutgoingSubscribeTracks,
     OutgoingTrackStatus,
     RequestStream,
-    SubscriberSide,
 )
 from moqt.requests.rules import Rules
 from moqt.session.handler import SessionHandler
@@ -107,26 +108,22 @@ class Session:
         *,
         now: float = 0.0,
     ) -> None:
-        self.event_log = event_log(self, transport)
+        self.event_log = event_log(self, transport.qlog)
         """None costs nothing but a look for each message."""
         if self.event_log is not None:
             transport = LoggedTransport(transport, self.event_log)
-        self.transport = transport
+        self.transport: Transport = transport
         self.handler = handler
-        self.config = config or SessionConfig()
+        self.config: SessionConfig = config or SessionConfig()
         self.state = SessionState.CONNECTING
         self.now = now
         self.scheduler = Scheduler()
         self.malformed = MalformedTracks()
         """Tracks of the peer's that contradicted themselves."""
-        self.aliases = TrackAliases()
-        self.waiting_for_alias: dict[int, DataIn] = {}
-        """Data streams, by id, that came before the SUBSCRIBE_OK they belong to."""
-        self.fetch_receivers: dict[int, ObjectOwner] = {}
+        self.data_streams: DataStreams = DataStreams(self)
+        """The peer's, and for whom they are."""
         self.deadlines = Deadlines()
         self.counters = SessionCounters()
-        self.held_octets = 0
-        self.streams_dropped = 0
         self.peer_max_request_updates = 0
         self.authority: str | None = None
         self.path: str | None = None
@@ -143,13 +140,11 @@ class Session:
         self._draining = False
         self.rules = Rules(self)
         self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
-        self._reading: dict[ObjectOwner, dict[int, DataIn]] = {}
-        """The data streams of `_streams` that have an owner."""
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
         self._early = EarlyStreams(transport, self.config.max_held_octets)
-        self.requests = OpenRequests(self)
+        self.requests: OpenRequests = OpenRequests(self)
         self._next_alias = 0
         self._setup_deadline: Deadline | None = None
 
@@ -337,9 +332,9 @@ class Session:
             match stream:
                 case ControlIn():
                     raise protocol_violation("the control stream was reset")
-                case None | RequestIn(stream=None):
+                case None | RequestIn(sink=None):
                     self._refuse_request_stream(stream_id)
-                case RequestIn(stream=RequestStream() as request):
+                case RequestIn(sink=RequestStream() as request):
                     request.peer_cancelled(code)
                 case DataIn():
                     stream.reset(code)
@@ -354,8 +349,8 @@ class Session:
                 raise protocol_violation("STOP_SENDING on the control stream")
             stream = self._streams.get(stream_id)
             delivery = self._sending.get(stream_id)
-            if isinstance(stream, RequestIn) and stream.stream is not None:
-                stream.stream.peer_cancelled(code)
+            if isinstance(stream, RequestIn) and stream.sink is not None:
+                stream.sink.peer_cancelled(code)
             elif delivery is not None:
                 delivery.stopped()
             else:
@@ -367,7 +362,7 @@ class Session:
         if self.state is not SessionState.ESTABLISHED:
             return
         try:
-            receive_datagram(self, data)
+            receive_datagram(self.data_streams, data)
         except SessionError as error:
             self._violated(error)
 
@@ -399,10 +394,7 @@ class Session:
             return
         self.requests.open_queued()
         self._close_if_drained()
-        for stream in tuple(self.waiting_for_alias.values()):
-            if now - stream.held_since > self.config.alias_timeout and not stream.owner_pending:
-                self.streams_dropped += 1
-                stream.drop()
+        self.data_streams.tick(now)
 
     def _setup_timeout(self) -> None:
         self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
@@ -410,18 +402,6 @@ class Session:
     def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline:
         """Have `action` called by the first tick `seconds` from the last one or later."""
         return self.deadlines.at(self.now + seconds, action)
-
-    def last_heard(self, owner: SubscriberSide) -> float:
-        """When a stream of `owner`'s that is still open brought something: a slow path is no
-        reason to give up what is on its way."""
-        return max((reader.heard_at for reader in self._readers(owner)), default=0)
-
-    def _readers(self, owner: ObjectOwner) -> tuple[DataIn, ...]:
-        return tuple(self._reading.get(owner, {}).values())
-
-    def stream_owned(self, stream: DataIn, owner: ObjectOwner) -> None:
-        """What comes on `stream` is read for `owner`."""
-        self._reading.setdefault(owner, {})[stream.stream_id] = stream
 
     # -- Outlet, for deliveries ------------------------------------------------------------
 
@@ -475,39 +455,14 @@ class Session:
         return self.peer_max_request_updates
 
     def forget_stream(self, stream_id: int) -> None:
-        stream = self._streams.pop(stream_id, None)
+        self._streams.pop(stream_id, None)
         self.requests.forget(stream_id)
-        if isinstance(stream, DataIn) and stream.owner in self._reading:
-            readers = self._reading[stream.owner]
-            readers.pop(stream_id, None)
-            if not readers:
-                del self._reading[stream.owner]
 
-    def place_waiting(self) -> None:
-        """SUBSCRIBE_OK came or PUBLISH was accepted: place the streams that waited for it."""
-        for stream in tuple(self.waiting_for_alias.values()):
-            if not stream.discard:
-                stream.place()
-
-    def reset_streams(self, owner: OutgoingFetch, code: int) -> bool:
-        """The peer gave `owner` up: its streams end as if reset; False when there is none."""
-        readers = self._readers(owner)
-        for reader in readers:
-            reader.drop()
-            reader.reset(code)
-        return bool(readers)
-
-    def drop_streams(self, owner: ObjectOwner) -> None:
-        """`owner` is over: STOP_SENDING on its streams that are still open."""
-        for reader in (*self._readers(owner), *self.waiting_for_alias.values()):
-            if reader.owner is owner or not reader.wanted:
-                reader.drop()
-
-    def track_malformed(self, owner: ObjectOwner, reason: str) -> None:
+    def track_malformed(self, recipient: Recipient, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
-        self.malformed.add(owner.name, reason, self.now)
+        self.malformed.add(recipient.name, reason, self.now)
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
-        self.requests.give_up_track(owner, owner.name, error)
+        self.requests.give_up_track(recipient, error)
 
     def may_be_fill(self, request_id: int) -> bool:
         """Whether a PUBLISH with this ID may still come whose fill was asked for."""
@@ -578,7 +533,7 @@ class Session:
     def _new_stream(self, stream_id: int) -> RequestIn | DataIn:
         stream: RequestIn | DataIn
         if stream_id & 2:
-            stream = DataIn(self, stream_id)
+            stream = DataIn(self.data_streams, stream_id)
         else:
             stream = RequestIn(self, stream_id)
         self._streams[stream_id] = stream
@@ -611,9 +566,7 @@ class Session:
             if isinstance(reader, DataIn):
                 reader.discard = True
         self._streams.clear()
-        self._reading.clear()
-        self.waiting_for_alias.clear()
-        self.held_octets = 0
+        self.data_streams.clear()
         self.requests.session_closed(closed)
         self._sending.clear()
         self.deadlines = Deadlines()

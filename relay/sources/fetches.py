@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from moqt.receiving.receiver import IncomingStream
+from moqt.receiving.receiver import AcceptedFetch, IncomingStream
 from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer, StoredObject
@@ -80,7 +80,7 @@ class UpstreamFetch(UpstreamReceiver):
         self._gaps: list[tuple[Location, Location]] = []
         self._unknown: list[Unknown] = []
         self._rejected: list[tuple[Location, Location]] = []
-        self._accepted: OutgoingFetch | None = None
+        self._accepted: AcceptedFetch | None = None
         self._finished = False
         self._ahead: dict[StoredObject, None] = {}
         self._ahead_octets = 0
@@ -148,7 +148,7 @@ class UpstreamFetch(UpstreamReceiver):
 
     # -- Receiver ------------------------------------------------------------------------
 
-    def fetch_accepted(self, request: OutgoingFetch) -> None:
+    def fetch_accepted(self, request: AcceptedFetch) -> None:
         self._accepted = request
         self.progress = self.track.clock.now
         self._check_over()

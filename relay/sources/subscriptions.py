@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from moqt.receiving.receiver import IncomingStream
+from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
@@ -236,8 +236,7 @@ class UpstreamSubscribe(UpstreamSubscription):
         track.counters.upstream_subscriptions += 1
         return None
 
-    def subscribe_accepted(self, request: OutgoingSubscribe) -> None:
-        self.request = request
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.track.upstream_accepted(self)
 
     def tick(self, now: float) -> None:

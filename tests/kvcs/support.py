@@ -13,7 +13,7 @@ from kvcs.retrieving.consumer import Consumer
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
-from moqt.receiving.data_streams import ControlIn
+from moqt.receiving.control_streams import ControlIn
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
@@ -193,9 +193,9 @@ class Link:
         await self.settle()
         client, server = self.pair.client, self.pair.server
         assert client.requests.outgoing == {}
-        assert client.fetch_receivers == {}
-        assert len(client.aliases) == 0
-        assert client.waiting_for_alias == {}
+        assert client.data_streams.expected == {}
+        assert len(client.data_streams.aliases) == 0
+        assert client.data_streams.waiting == {}
         assert server.requests.incoming == {}
         assert server._sending == {}
         for session in (client, server):

@@ -117,7 +117,7 @@ class Lone:
     def check(self) -> None:
         """What holds at any time, whatever the peer did."""
         session = self.session
-        assert session.held_octets <= session.config.max_held_octets
+        assert session.data_streams.held_octets <= session.config.max_held_octets
         assert len(session.requests.incoming) <= session.config.max_requests + 1
 
     def end(self) -> None:

@@ -225,11 +225,11 @@ def assert_clean(session: Session) -> None:
     assert len(session.deadlines) == 0
     assert session.requests.incoming == {}
     assert session._sending == {}
-    assert session._reading == {}
-    assert len(session.aliases) == 0
-    assert session.fetch_receivers == {}
-    assert session.waiting_for_alias == {}
-    assert session.held_octets == 0
+    assert session.data_streams.reading == {}
+    assert len(session.data_streams.aliases) == 0
+    assert session.data_streams.expected == {}
+    assert session.data_streams.waiting == {}
+    assert session.data_streams.held_octets == 0
     assert len(session._early) == 0
     assert session._early.octets == 0
     assert [type(s).__name__ for s in session._streams.values()] in ([], ["ControlIn"])

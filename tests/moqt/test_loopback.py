@@ -127,7 +127,7 @@ async def test_cancelling_a_subscribe_leaves_nothing_behind(certificate):
             await task
         await asyncio.wait_for(ended.wait(), 5)
         assert not session.session.requests.outgoing
-        assert not session.session.fetch_receivers
+        assert not session.session.data_streams.expected
 
 
 async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(certificate):

@@ -454,7 +454,7 @@ def test_a_fill_started_by_an_update_carries_the_updates_request_id():
         world.update(fill_parameters=Parameters(location_filter=LocationFilter.groups(0, 0)))
     assert [s.request_id for s in world.got.opened if s.via is Via.FILL] == [2, 4, 6]
     assert world.got.filled() == [(0, o) for o in range(4)] * 3
-    assert world.pair.client.fetch_receivers == {}
+    assert world.pair.client.data_streams.expected == {}
     world.end()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moqt.log.describe import describe, line, without_secrets
-from moqt.log.event_log import LoggedTransport
+from moqt.log.logged_transport import LoggedTransport
 from moqt.publisher import Publisher
 from moqt.quic.qlog import QlogWriter
 from moqt.session import Session, SessionConfig, SessionHandler

@@ -92,7 +92,7 @@ def test_a_stream_waits_for_its_first_object_to_say_whose_it_is():
         client.session.stream_data(stream, bytes([octet]), False)
     client.session.stream_data(stream, b"", True)
     assert late.locations == [(9, 0)] and len(late.streams) == 1
-    assert client.session.held_octets == 0 and stream not in client.transport.paused
+    assert client.session.data_streams.held_octets == 0 and stream not in client.transport.paused
 
 
 @pytest.mark.parametrize("how", ["fin", "reset"])
@@ -173,7 +173,7 @@ def test_what_is_remembered_of_shared_objects_is_bounded():
         client.session.datagram(
             CODEC.encode_datagram(DatagramObject(7, group, 0, 128, payload=b"x"))
         )
-    assert len(client.session.aliases._copies) == MAX_COPIES
+    assert len(client.session.data_streams.aliases._copies) == MAX_COPIES
     assert len(collectors[0].locations) == MAX_COPIES + 100
 
 
@@ -188,7 +188,9 @@ def test_one_publication_nobody_answers_does_not_take_the_room_of_others():
     collector = client.subscribe()
     small = client.send_uni(subgroup(8, 0, b"x" * 500))
     assert small not in client.stopped and greedy[-1] in client.stopped
-    assert client.session.held_octets <= 2000 and client.session.streams_dropped == 1
+    assert (
+        client.session.data_streams.held_octets <= 2000 and client.session.data_streams.dropped == 1
+    )
     client.accept(collector, alias=8)
     assert collector.locations == [(0, 0)]
     offered = Collector()

@@ -297,7 +297,7 @@ def test_the_objects_of_a_fetch_may_come_before_fetch_ok():
     assert collector.locations == locations((0, 0), (0, 1)) and collector.accepted is None
     client.say(collector.request, FetchOk(False, Location(0, 1)))
     assert collector.accepted.end_location == Location(0, 1)
-    assert not client.session.requests.outgoing and not client.session.fetch_receivers
+    assert not client.session.requests.outgoing and not client.session.data_streams.expected
 
 
 # -- Objects and datagrams ---------------------------------------------------------------

@@ -377,7 +377,7 @@ class Moves(RuleBasedStateMachine):
             return
         for side in ("client", "server"):
             session = self.session(side)
-            assert session.held_octets <= LIMITS.max_held_octets
+            assert session.data_streams.held_octets <= LIMITS.max_held_octets
             assert len(session.requests.incoming) <= LIMITS.max_requests + 1
             self.check_open(side)
 

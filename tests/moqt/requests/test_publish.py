@@ -98,12 +98,12 @@ def test_objects_go_out_before_the_answer_unless_forward_is_0():
         pair.run()
         (offer,) = handler.offers
         assert offer.paused is (forward == 0)
-        assert bool(pair.server.held_octets) is (forward != 0)
+        assert bool(pair.server.data_streams.held_octets) is (forward != 0)
         collector = Collector()
         offer.accept(collector)
         pair.run()
         assert collector.locations == ([] if forward == 0 else [Location(1, 0)])
-        assert pair.server.held_octets == 0
+        assert pair.server.data_streams.held_octets == 0
 
 
 def test_a_paused_publication_is_joined_exactly_once_by_an_update_with_a_fill():
@@ -512,7 +512,7 @@ def test_publications_beyond_the_limit_of_aliases_are_refused_with_excessive_loa
     assert {m.code for m in answers[2:]} == {RequestErrorCode.EXCESSIVE_LOAD}
     assert all(m.retry_interval for m in answers[2:])
     assert client.session.counters.requests_over_limit == 2
-    assert len(client.session.aliases) == 2
+    assert len(client.session.data_streams.aliases) == 2
 
 
 def test_expires_of_a_publish_and_its_answer_are_known_to_both_ends():

@@ -629,7 +629,7 @@ def test_the_end_of_a_request_looks_at_no_stream_of_the_others():
     for store in stores:
         store.append(0, 0, b"x")
     pair.run()
-    assert len(pair.client._reading) == 50
+    assert len(pair.client.data_streams.reading) == 50
     pair.client._streams = Counted(pair.client._streams)
     for request in requests:
         request.cancel()

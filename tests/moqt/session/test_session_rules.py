@@ -216,7 +216,7 @@ def test_a_request_that_gets_no_stream_uses_no_request_id():
     queued.request.cancel()
     del client.transport.open_stream
     assert client.subscribe().request.request_id == 0
-    assert client.session.fetch_receivers == {}
+    assert client.session.data_streams.expected == {}
 
 
 # -- request streams ---------------------------------------------------------------------
@@ -506,7 +506,7 @@ def test_cancelling_in_subscribe_accepted_drops_the_streams_that_waited():
     client = Client()
     quitter = client.subscribe(collector=Quitter())
     data = client.send_uni(subgroup(7, 0, b"abc"))
-    assert client.session.held_octets
+    assert client.session.data_streams.held_octets
     client.accept(quitter)
     assert quitter.objects == [] and data in client.stopped
     assert_clean(client.session)
@@ -558,10 +558,10 @@ def test_data_that_overtakes_subscribe_ok_is_held_with_its_credit_and_delivered(
     collector = client.subscribe()
     data = subgroup(7, 0, b"abc", b"def")
     streams = [client.send_uni(data[:n]) for n in (3, 6, len(data))]
-    assert len(client.session.waiting_for_alias) == 2  # one header is incomplete
+    assert len(client.session.data_streams.waiting) == 2  # one header is incomplete
     assert client.transport.paused == set(streams[1:])
     client.accept(collector)
-    assert client.transport.paused == set() and client.session.held_octets == 0
+    assert client.transport.paused == set() and client.session.data_streams.held_octets == 0
     for stream, n in zip(streams, (3, 6, len(data)), strict=True):
         client.session.stream_data(stream, data[n:], True)
     assert collector.locations == [(0, 0), (0, 1)] * 3
@@ -586,8 +586,8 @@ def test_what_is_held_for_unknown_aliases_is_bounded_in_octets():
     client = Client(config=SessionConfig(max_held_octets=1000))
     for alias in range(5):
         client.send_uni(subgroup(alias, 0, b"x" * 400))
-    assert client.session.held_octets <= 1000
-    assert client.session.streams_dropped == 3
+    assert client.session.data_streams.held_octets <= 1000
+    assert client.session.data_streams.dropped == 3
     assert client.session.state is SessionState.ESTABLISHED
 
 
@@ -596,7 +596,7 @@ def test_empty_objects_of_an_unknown_alias_are_bounded_too():
     stream = client.send_uni(subgroup(1, 0))
     for _ in range(100):
         client.session.stream_data(stream, b"\x00\x00\x00" * 500, False)
-    assert client.session.held_octets == 0 and stream in client.stopped
+    assert client.session.data_streams.held_octets == 0 and stream in client.stopped
 
 
 def test_a_stream_whose_alias_never_becomes_known_is_dropped_after_a_while():
@@ -628,7 +628,7 @@ def test_dead_aliases_are_remembered_up_to_a_limit():
         collector = client.subscribe()
         client.accept(collector, alias)
         collector.request.cancel()
-    assert len(client.session.aliases.dead) == 1024
+    assert len(client.session.data_streams.aliases.dead) == 1024
 
 
 def test_an_alias_may_be_used_again_when_its_subscription_is_over():

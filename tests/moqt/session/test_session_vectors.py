@@ -202,4 +202,4 @@ def test_an_alias_may_name_another_track_once_nothing_of_its_old_one_is_on_its_w
     raw.session.subscribe(VIDEO, Listener())
     raw.session.stream_data(4, bytes.fromhex("0400020100"), False)
     assert waiting not in raw.transport.refused
-    assert not raw.session.waiting_for_alias
+    assert not raw.session.data_streams.waiting

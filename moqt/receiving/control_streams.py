@@ -1,0 +1,61 @@
+"""Readers of the streams that carry messages: the control stream and request streams."""
+
+from __future__ import annotations
+
+from moqt.receiving.host import MessageSink, StreamHost
+from moqt.values.codes import REQUEST_OPENERS, MessageType
+from moqt.values.errors import protocol_violation
+
+_CONTROL_TYPES = frozenset({MessageType.SETUP})
+
+
+class ControlIn:
+    """The peer's control stream."""
+
+    def __init__(self, host: StreamHost, stream_id: int) -> None:
+        self.host = host
+        self.stream_id = stream_id
+        self.decoder = host.codec.message_decoder(_CONTROL_TYPES)
+
+    def data(self, data: bytes, fin: bool) -> None:
+        log = self.host.event_log
+        for message in self.decoder.feed(data):
+            if log is not None:
+                log.message("parsed", self.stream_id, message)
+            self.host.control_message(message)
+            if self.host.closed is not None:
+                return
+        if fin:
+            raise protocol_violation("the control stream ended")
+
+
+class RequestIn:
+    """A bidirectional stream, from its first octet."""
+
+    def __init__(self, host: StreamHost, stream_id: int, sink: MessageSink | None = None) -> None:
+        self.host = host
+        self.stream_id = stream_id
+        self.decoder = host.codec.message_decoder(None if sink else REQUEST_OPENERS)
+        self.sink = sink
+        """None while the peer's first message has not come."""
+
+    def data(self, data: bytes, fin: bool) -> None:
+        host = self.host
+        for message in self.decoder.feed(data):
+            if host.event_log is not None:
+                host.event_log.message("parsed", self.stream_id, message)
+            if self.sink is None:
+                self.sink = host.request_opened(self.stream_id, message)
+            else:
+                self.sink.receive(message)
+            if host.closed is not None:
+                return
+        if not fin:
+            return
+        if self.decoder.buffered:
+            raise protocol_violation("FIN inside a message")
+        if self.sink is not None:
+            self.sink.peer_finished()
+        else:
+            host.transport.send(self.stream_id, b"", fin=True)
+            host.forget_stream(self.stream_id)
