@@ -9,7 +9,7 @@ from moqt.requests import (
     IncomingSubscribeTracks,
     IncomingTrackStatus,
 )
-from moqt.session.handler import SessionHandler
+from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode
 from moqt.values.deadlines import Deadline
@@ -99,7 +99,7 @@ class Publisher(SessionHandler):
                 RequestErrorCode.EXCESSIVE_LOAD, "too many requests wait", retry_after_ms=1000
             )
             return
-        deadline = request.session.call_later(
+        deadline = request.session.clock.after(
             min(seconds, self.max_rendezvous), lambda: self._give_up(request)
         )
         self._waiting.setdefault(request.name, {})[request] = deadline
@@ -113,7 +113,7 @@ class Publisher(SessionHandler):
         requests = self._waiting.get(request.name, {})
         if request not in requests:
             return
-        request.session.deadlines.cancel(requests.pop(request))
+        request.session.clock.cancel(requests.pop(request))
         self._waiting_count -= 1
         if not requests:
             del self._waiting[request.name]

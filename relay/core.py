@@ -25,7 +25,7 @@ from moqt.requests import (
     RequestState,
     SubscriberSide,
 )
-from moqt.session import Session, SessionHandler
+from moqt.session import Session, SessionHandler, session_of
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
@@ -276,13 +276,13 @@ class Relay(SessionHandler):
             track is not None
             and track.servable(request)
             and not track.stale
-            and not self._comes_from(track, request.session)
+            and not self._comes_from(track, session_of(request))
         ):
             self._serve(track, request)
             return
         publishers: list[Session] = []
-        if track is None or not track.subscriptions or self._comes_from(track, request.session):
-            publishers = self.publishers(name.namespace, request.session)
+        if track is None or not track.subscriptions or self._comes_from(track, session_of(request)):
+            publishers = self.publishers(name.namespace, session_of(request))
             if not publishers:
                 self._no_publisher(request)
                 return

@@ -13,7 +13,7 @@ from moqt.requests import (
     IncomingSubscribe,
     IncomingTrackStatus,
 )
-from moqt.session import Session
+from moqt.session import Session, session_of
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import RequestError
 from relay.audience.downstream import TrackRequest
@@ -61,8 +61,8 @@ def _publishers(relay: Relay) -> None:
         relay.counters.requests_revoked += 1
         request.revoke(StreamErrorCode.EXPIRED_AUTH_TOKEN)
         for track in relay.tracks_by_namespace.under(request.namespace):
-            if not _publishes(relay, request.session, track):
-                track.dismiss(request.session, _withdrawn())
+            if not _publishes(relay, session_of(request), track):
+                track.dismiss(session_of(request), _withdrawn())
 
 
 def _publishes(relay: Relay, session: Session, track: UpstreamTrack) -> bool:

@@ -53,7 +53,7 @@ class DataStreams:
 
     def remove_alias(self, alias: int, subscriber: Subscriber) -> None:
         """`subscriber` uses `alias` no more; `forget` follows."""
-        self.aliases.remove(alias, subscriber, self.host.now)
+        self.aliases.remove(alias, subscriber, self.host.clock.now)
 
     def expect(self, request_id: int, recipient: Recipient) -> None:
         """A fetch stream with this Request ID is `recipient`'s."""
@@ -118,7 +118,7 @@ class DataStreams:
         if isinstance(header, SubgroupHeader):
             died = self.aliases.dead.get(header.track_alias)
             # an alias may be used again once nothing of its old track is on its way
-            return died is None or host.now - died > host.config.alias_timeout
+            return died is None or host.clock.now - died > host.config.alias_timeout
         return header is not None and (
             header.request_id in self.expected or host.may_be_fill(header.request_id)
         )
@@ -126,7 +126,7 @@ class DataStreams:
     def hold(self, stream: DataIn, data: bytes) -> None:
         """What came on `stream` waits; its credit is held back."""
         if stream.stream_id not in self.waiting:
-            stream.held_since = self.host.now
+            stream.held_since = self.host.clock.now
             self.waiting[stream.stream_id] = stream
             self.host.transport.pause_receiving(stream.stream_id)
         stream.held += data
@@ -204,7 +204,7 @@ class DataIn:
         self.discard = False
 
     def data(self, data: bytes, fin: bool) -> None:
-        self.heard_at = self.host.now
+        self.heard_at = self.host.clock.now
         self.ended = self.ended or fin
         if self.discard:  # padding
             if fin:
@@ -239,12 +239,12 @@ class DataIn:
                 host.event_log.stream_type("parsed", self.stream_id, found[0])
             match found[0]:
                 case StreamKind.CONTROL:
-                    host.deadlines.cancel(self._headless)
+                    host.clock.cancel(self._headless)
                     host.control_opened(self.stream_id, data, self.ended)
                     return
                 case StreamKind.PADDING:
                     self.discard = True
-                    host.deadlines.cancel(self._headless)
+                    host.clock.cancel(self._headless)
                     if self.ended:
                         self._forget()
                     return
@@ -259,7 +259,7 @@ class DataIn:
                 header = events[0]
                 assert isinstance(header, SubgroupHeader | FetchHeader)
                 self.header = header
-                host.deadlines.cancel(self._headless)
+                host.clock.cancel(self._headless)
                 if host.event_log is not None:
                     host.event_log.objects("parsed", self.stream_id, header, events)
                 self.place(data[position + 1 :])
@@ -272,7 +272,7 @@ class DataIn:
         """It has begun: its header is to follow in as long as an unknown alias may wait."""
         if self._headless is None:
             timeout = self.host.config.alias_timeout
-            self._headless = self.host.call_later(timeout, self._without_header)
+            self._headless = self.host.clock.after(timeout, self._without_header)
 
     def _without_header(self) -> None:
         self.streams.dropped += 1
@@ -404,5 +404,5 @@ class DataIn:
         self._forget()
 
     def _forget(self) -> None:
-        self.host.deadlines.cancel(self._headless)
+        self.host.clock.cancel(self._headless)
         self.streams.ended(self)

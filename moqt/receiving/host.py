@@ -6,7 +6,6 @@ and nothing in here knows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from moqt.log.event_log import EventLog
@@ -14,7 +13,7 @@ from moqt.quic.transport import Transport
 from moqt.receiving.receiver import Receiver, Via
 from moqt.values.codes import GroupOrder
 from moqt.values.config import SessionConfig
-from moqt.values.deadlines import Deadline, Deadlines
+from moqt.values.deadlines import Deadlines
 from moqt.values.errors import SessionClosed
 from moqt.values.messages import Message
 from moqt.values.names import FullTrackName
@@ -90,18 +89,13 @@ class StreamHost(Protocol):
     def config(self) -> SessionConfig: ...
 
     @property
-    def now(self) -> float: ...
-
-    @property
-    def deadlines(self) -> Deadlines: ...
+    def clock(self) -> Deadlines: ...
 
     @property
     def event_log(self) -> EventLog | None: ...
 
     @property
     def closed(self) -> SessionClosed | None: ...
-
-    def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline: ...
 
     def control_opened(self, stream_id: int, data: bytes, fin: bool) -> None:
         """A unidirectional stream is the control stream; `data` is all that came of it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moqt.delivery import FetchDelivery
 from moqt.delivery.scheduler import Flow
 from moqt.receiving.receiver import Receiver, Via
+from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.stream import RequestState, RequestStream
@@ -27,16 +26,13 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location, location_after
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-
 
 class OutgoingFetch(OutgoingRequest):
     """FETCH. Over when its data stream and its answer have both come."""
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         name: FullTrackName,
         parameters: Parameters,
         receiver: Receiver,
@@ -99,7 +95,7 @@ class IncomingFetch(IncomingTrackRequest):
     """FETCH from a peer."""
 
     def __init__(
-        self, session: Session, message: Fetch, stream: RequestStream | None = None
+        self, session: RequestHost, message: Fetch, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self.delivery: FetchDelivery | None = None
@@ -179,7 +175,7 @@ class IncomingFetch(IncomingTrackRequest):
 class OutgoingTrackStatus(OutgoingRequest):
     """TRACK_STATUS; answered once."""
 
-    def __init__(self, session: Session, name: FullTrackName, parameters: Parameters) -> None:
+    def __init__(self, session: RequestHost, name: FullTrackName, parameters: Parameters) -> None:
         super().__init__(session, TrackStatus(-1, name.namespace, name.name, parameters))
         self.name = name
         self.largest: Location | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from moqt.requests.host import RequestHost
 from moqt.requests.request import RequestOwner
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import RequestErrorCode, StreamErrorCode
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     Fetch,
@@ -24,16 +25,12 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, TrackNamespace
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-    from moqt.values.deadlines import Deadline
-
 
 class IncomingRequest(RequestOwner):
     """A peer's request. Answer it once, with `reject` or the subclass's `accept`."""
 
     def __init__(
-        self, session: Session, message: Request, stream: RequestStream | None = None
+        self, session: RequestHost, message: Request, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self._when_ended: list[Callable[[], None]] = []
@@ -119,9 +116,9 @@ class IncomingRequest(RequestOwner):
     def live_for(self, lifetime_ms: int | None) -> None:
         """Cancel it that long from now (MOQT "EXPIRES Parameter"); None or 0 for no such end."""
         self.lifetime_ms = lifetime_ms
-        self.session.deadlines.cancel(self._expiry)
+        self.session.clock.cancel(self._expiry)
         if lifetime_ms and self.state is RequestState.ESTABLISHED:
-            self._expiry = self.session.call_later(lifetime_ms / 1000, self._expired)
+            self._expiry = self.session.clock.after(lifetime_ms / 1000, self._expired)
 
     def _expired(self) -> None:
         self.give_up(RequestError(RequestErrorCode.TIMEOUT, "its lifetime was not extended"))
@@ -143,7 +140,7 @@ class IncomingRequest(RequestOwner):
             self.stream.send(message)
         else:
             self._stalled = True  # later, as the caller may be going through its requests
-            self.session.call_later(0, lambda: self.revoke(StreamErrorCode.EXCESSIVE_LOAD))
+            self.session.clock.after(0, lambda: self.revoke(StreamErrorCode.EXCESSIVE_LOAD))
 
     def _end(self) -> None:
         self.stream.closed()
@@ -163,8 +160,8 @@ class IncomingRequest(RequestOwner):
         self.revoke()
 
     def ended(self) -> None:
-        self.session.deadlines.cancel(self._expiry)
-        self.session.requests.over(self)
+        self.session.clock.cancel(self._expiry)
+        self.session.requests.over(self.stream.stream_id)
         actions, self._when_ended = self._when_ended, []
         for action in actions:
             action()
@@ -186,7 +183,7 @@ class IncomingTrackRequest(IncomingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         message: Subscribe | Fetch | TrackStatus | Publish,
         stream: RequestStream | None = None,
     ) -> None:

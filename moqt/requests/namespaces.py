@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.stream import RequestState, RequestStream
@@ -28,9 +28,6 @@ from moqt.values.messages import (
 )
 from moqt.values.names import TrackNamespace, is_prefix, is_reserved
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-
 OVERLAP = "overlaps a subscription of this kind in this session"
 
 
@@ -48,7 +45,7 @@ class OutgoingPublishNamespace(OutgoingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         namespace: TrackNamespace,
         parameters: Parameters,
         *,
@@ -75,7 +72,7 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         prefix: TrackNamespace,
         parameters: Parameters,
         *,
@@ -142,7 +139,7 @@ class IncomingPublishNamespace(IncomingRequest):
     """PUBLISH_NAMESPACE from a peer."""
 
     def __init__(
-        self, session: Session, message: PublishNamespace, stream: RequestStream | None = None
+        self, session: RequestHost, message: PublishNamespace, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self._namespace = message.namespace
@@ -160,7 +157,7 @@ class IncomingSubscribeNamespace(IncomingRequest):
     """SUBSCRIBE_NAMESPACE from a peer."""
 
     def __init__(
-        self, session: Session, message: SubscribeNamespace, stream: RequestStream | None = None
+        self, session: RequestHost, message: SubscribeNamespace, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self.prefix = message.prefix

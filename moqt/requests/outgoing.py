@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from moqt.requests.host import RequestHost
 from moqt.requests.request import RequestOwner, request_error
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import RequestErrorCode
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     Message,
     Request,
     RequestErrorMessage,
 )
-
-if TYPE_CHECKING:
-    from moqt.session import Session
-    from moqt.values.deadlines import Deadline
 
 
 class OutgoingRequest(RequestOwner):
@@ -29,7 +26,7 @@ class OutgoingRequest(RequestOwner):
     """
 
     def __init__(
-        self, session: Session, message: Request, stream: RequestStream | None = None
+        self, session: RequestHost, message: Request, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self.message_sent = message
@@ -50,7 +47,7 @@ class OutgoingRequest(RequestOwner):
         self.stream.open(stream_id, self.message_sent)
         timeout = self.session.config.request_timeout
         if timeout is not None:
-            self._answer_timer = self.session.call_later(timeout + self.patience, self._unanswered)
+            self._answer_timer = self.session.clock.after(timeout + self.patience, self._unanswered)
         self.opened()
         self.updates.flush()
 
@@ -120,7 +117,7 @@ class OutgoingRequest(RequestOwner):
 
     def notify(self, error: MoqtError | None) -> None:
         """The answer has come, or never will."""
-        self.session.deadlines.cancel(self._answer_timer)
+        self.session.clock.cancel(self._answer_timer)
         if self.on_answer is not None:
             on_answer, self.on_answer = self.on_answer, None
             on_answer(error)
@@ -128,7 +125,7 @@ class OutgoingRequest(RequestOwner):
     def cancel(self) -> None:
         """Give the request up; the receiver hears nothing more of it."""
         self.updates.settle_all(tell=False)
-        self.session.deadlines.cancel(self._answer_timer)
+        self.session.clock.cancel(self._answer_timer)
         self._forget()
         self.stream.cancel()
 

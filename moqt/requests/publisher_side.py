@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from moqt.delivery import FetchDelivery, Selection, SubscriptionDelivery, Timeouts
 from moqt.delivery.scheduler import Flow
+from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.request import RequestOwner
@@ -23,6 +23,7 @@ from moqt.values.codes import (
     PropertyType,
     PublishDoneCode,
 )
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     LocationFilter,
@@ -40,17 +41,13 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-    from moqt.values.deadlines import Deadline
-
 
 class PublisherSide(RequestOwner):
     """What delivers Objects: a peer's SUBSCRIBE, or a PUBLISH of ours."""
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         message: Subscribe | Publish,
         stream: RequestStream | None = None,
     ) -> None:
@@ -263,7 +260,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         store: TrackStore,
         parameters: Parameters,
         *,
@@ -309,7 +306,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
         if isinstance(message, RequestOk):
             self.session.codec.check_request_ok(message, MessageType.PUBLISH)
             self.expires(message.parameters)
-            self._linger = self.session.call_later(
+            self._linger = self.session.clock.after(
                 self.session.config.publish_linger, self._lingered
             )
 
@@ -346,7 +343,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
             on_ended(error)
 
     def _forget(self) -> None:
-        self.session.deadlines.cancel(self._linger)
+        self.session.clock.cancel(self._linger)
         self.stop_delivery()
 
     def withdraw(self, code: int = PublishDoneCode.TRACK_ENDED, reason: str = "") -> None:

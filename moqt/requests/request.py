@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from moqt.requests.host import RequestHost
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.requests.updates import UpdateAnswer, Updates
 from moqt.values.errors import MoqtError, RequestError
@@ -19,9 +19,6 @@ from moqt.values.messages import (
 )
 from moqt.values.tokens import CARRIES_NOTHING, Token
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-
 
 class RequestOwner:
     """What stands behind a request stream, on either side of it.
@@ -30,7 +27,7 @@ class RequestOwner:
     """
 
     def __init__(
-        self, session: Session, message: Request, stream: RequestStream | None = None
+        self, session: RequestHost, message: Request, stream: RequestStream | None = None
     ) -> None:
         """`stream` is the one that the peer opened with `message`; None for a request of ours."""
         self.session = session
@@ -113,7 +110,7 @@ class RequestOwner:
         """EXPIRES of an answer: absent leaves what was known, 0 means no known expiry."""
         if parameters.expires is not None:
             after = parameters.expires / 1000
-            self.expires_at = self.session.now + after if after else None
+            self.expires_at = self.session.clock.now + after if after else None
 
     def settle_tokens(self, answer: Message | None = None) -> None:
         """The opening message was answered, or (None) never will be."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from moqt.track.filters import RangeFilters, check_range_filters
 from moqt.values.codes import MessageType, RequestErrorCode, SessionErrorCode
+from moqt.values.config import SessionConfig
 from moqt.values.errors import MisuseError, RequestError, SessionError, protocol_violation
 from moqt.values.intervals import IntervalSet
 from moqt.values.messages import (
@@ -18,9 +19,6 @@ from moqt.values.messages import (
 from moqt.values.names import Location
 from moqt.values.tokens import Carried, SentTokens, Token, TokenCache
 
-if TYPE_CHECKING:
-    from moqt.session import Session
-
 MAX_REQUEST_ID_GAPS = 4096
 """Runs of the peer's Request IDs told apart; beyond it the oldest gap counts as used."""
 
@@ -30,13 +28,26 @@ _TOKEN_REFUSED = {
 }
 
 
+class Judge(Protocol):
+    """Who decides what no rule of the draft does: the application, for this session."""
+
+    def check_token(self, token: Token) -> RequestErrorCode | None:
+        """Why the token cannot be accepted, None when it can."""
+        ...
+
+    def check_scope(self, authority: str | None, path: str | None) -> SessionErrorCode | None:
+        """Why what the client dialled is not served, None when it is."""
+        ...
+
+
 class Rules:
     """The rules of one session, and the memory they need of both ends."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._is_client = session.transport.is_client
-        self.token_cache = TokenCache(session.config.max_auth_token_cache_size)
+    def __init__(self, config: SessionConfig, judge: Judge, *, is_client: bool) -> None:
+        self._config = config
+        self._judge = judge
+        self._is_client = is_client
+        self.token_cache = TokenCache(config.max_auth_token_cache_size)
         """What the peer registered here."""
         self.sent_tokens = SentTokens()
         self.used_request_ids = IntervalSet()
@@ -64,7 +75,7 @@ class Rules:
 
     def check_filters(self, parameters: Parameters) -> None:
         """Raise RequestError INVALID_FILTER; MAX_FILTER_RANGES counts a request and its fill."""
-        limit = self._session.config.max_filter_ranges
+        limit = self._config.max_filter_ranges
         check_range_filters(parameters.range_filters, limit)
         fill = parameters.fill_parameters
         if fill is not None:
@@ -75,7 +86,7 @@ class Rules:
         """The tokens a message carries. Raises RequestError when one cannot be accepted."""
         tokens = self.token_cache.resolve(parameters.authorization_tokens)
         for token in tokens:
-            refused = self._session.handler.check_token(self._session, token)
+            refused = self._judge.check_token(token)
             if refused is not None:
                 raise RequestError(refused, "an Authorization Token is not accepted")
         return tokens
@@ -100,7 +111,7 @@ class Rules:
 
     def check_scope(self, authority: str | None, path: str | None) -> None:
         """Raise SessionError for an authority or path that is not served here."""
-        refused = self._session.handler.check_scope(self._session, authority, path)
+        refused = self._judge.check_scope(authority, path)
         if refused is not None:
             raise SessionError(refused, "what the client dialled is not served here")
 
@@ -108,7 +119,7 @@ class Rules:
         """The tokens of SETUP. Raises SessionError when one cannot be accepted."""
         resolved = self.token_cache.resolve(tokens, setup=True)
         for token in resolved:
-            refused = self._session.handler.check_token(self._session, token)
+            refused = self._judge.check_token(token)
             if refused is not None:
                 raise SessionError(
                     _TOKEN_REFUSED.get(refused, SessionErrorCode.UNAUTHORIZED),

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from moqt.requests.host import RequestHost
 from moqt.values.codes import MessageType, StreamErrorCode
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MisuseError, protocol_violation
 from moqt.values.messages import Goaway, Message
-
-if TYPE_CHECKING:
-    from moqt.requests.request import RequestOwner
-    from moqt.session import Session
-    from moqt.values.deadlines import Deadline
 
 
 class Stage(IntEnum):
@@ -138,11 +135,33 @@ class Side:
         """Its direction is over: by FIN or, with the request, by a reset."""
 
 
+class StreamOwner(Protocol):
+    """The request behind a request stream."""
+
+    def message(self, message: Message) -> None:
+        """What the peer says, but for the first answer."""
+
+    def first_answer(self, message: Message) -> None:
+        """The answer to the message that opened the stream."""
+
+    def peer_finished(self) -> None:
+        """FIN is not cancellation: the peer only has no more to say."""
+
+    def peer_cancelled(self, code: int) -> None:
+        """RESET_STREAM or STOP_SENDING came; the stream is over already."""
+
+    def peer_overstayed(self) -> None:
+        """Our GOAWAY ran out and the stream was reset."""
+
+    def settle_tokens(self) -> None:
+        """The opening message will not be answered any more."""
+
+
 class RequestStream:
     """One request stream: framing, the table above, FIN, cancel and reject."""
 
     def __init__(
-        self, session: Session, opening: MessageType, *, requester: bool, stream_id: int = -1
+        self, session: RequestHost, opening: MessageType, *, requester: bool, stream_id: int = -1
     ) -> None:
         self.session = session
         self.stream_id = stream_id
@@ -156,7 +175,7 @@ class RequestStream:
         self._we_say, self._they_say = sides if requester else (sides.answering, sides.requester)
         self.over = False
         """The request has ended, whatever may still come on the stream."""
-        self.owner: RequestOwner
+        self.owner: StreamOwner
         self._goaway_timer: Deadline | None = None
 
     @property
@@ -171,7 +190,7 @@ class RequestStream:
     def end(self) -> None:
         """The request is over; the directions that are open are ended by the caller."""
         self.over = True
-        self.session.deadlines.cancel(self._goaway_timer)
+        self.session.clock.cancel(self._goaway_timer)
         self.owner.settle_tokens()
 
     def open(self, stream_id: int, message: Message) -> None:
@@ -225,7 +244,7 @@ class RequestStream:
         self.ours.goaway = True
         self.send(Goaway(uri, timeout_ms))
         if timeout_ms:
-            self._goaway_timer = self.session.call_later(timeout_ms / 1000, self._goaway_timeout)
+            self._goaway_timer = self.session.clock.after(timeout_ms / 1000, self._goaway_timeout)
 
     def _goaway_timeout(self) -> None:
         if not self.over:

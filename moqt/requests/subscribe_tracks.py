@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingRequest
 from moqt.requests.namespaces import OVERLAP, check_full_name
 from moqt.requests.outgoing import OutgoingRequest
@@ -28,7 +29,6 @@ from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, is_reser
 
 if TYPE_CHECKING:
     from moqt.requests.subscriber_side import IncomingPublish
-    from moqt.session import Session
 
 
 class OutgoingSubscribeTracks(OutgoingRequest):
@@ -39,7 +39,7 @@ class OutgoingSubscribeTracks(OutgoingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         prefix: TrackNamespace,
         parameters: Parameters,
         *,
@@ -108,7 +108,7 @@ class IncomingSubscribeTracks(IncomingRequest):
     """
 
     def __init__(
-        self, session: Session, message: SubscribeTracks, stream: RequestStream | None = None
+        self, session: RequestHost, message: SubscribeTracks, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self.prefix = message.prefix
@@ -153,7 +153,7 @@ class IncomingSubscribeTracks(IncomingRequest):
         self._offered.add(store.name)
         asked = self.parameters
         try:
-            return self.session.publish(
+            publication: OutgoingPublish = self.session.publish(
                 store,
                 replace(asked, authorization_tokens=(), track_namespace_prefix=None),
                 include_properties=asked.include_properties != 0,
@@ -162,6 +162,7 @@ class IncomingSubscribeTracks(IncomingRequest):
         except RequestError:
             self._skip(store.name)
             return None
+        return publication
 
     def skip(self, name: FullTrackName) -> None:
         """PUBLISH_SKIPPED: no PUBLISH comes for the track, which can still be subscribed to."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moqt.receiving.receiver import Receiver, Via
+from moqt.requests.host import Offers, RequestHost
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.request import RequestOwner
@@ -38,8 +39,6 @@ from moqt.values.messages import (
 from moqt.values.names import MAX_LOCATION, FullTrackName, Location
 
 if TYPE_CHECKING:
-    from moqt.requests.subscribe_tracks import OutgoingSubscribeTracks
-    from moqt.session import Session
     from moqt.values.deadlines import Deadline
     from moqt.wire.objects import ObjectHeader
 
@@ -56,7 +55,7 @@ class SubscriberSide(RequestOwner):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         message: Subscribe | Publish,
         stream: RequestStream | None = None,
     ) -> None:
@@ -145,15 +144,15 @@ class SubscriberSide(RequestOwner):
     def finish_done(self) -> None:
         """PUBLISH_DONE has come: wait for the streams it counts, but not for ever."""
         self.stream.finish()
-        self._done_timer = self.session.call_later(self._patience(), self._out_of_patience)
+        self._done_timer = self.session.clock.after(self._patience(), self._out_of_patience)
         self.check_done()
 
     def _out_of_patience(self) -> None:
         """Not while a stream still brings something: a slow path is no reason to give up."""
         heard_at = self.session.data_streams.last_heard(self)
-        left = heard_at + self.session.config.done_timeout - self.session.now
+        left = heard_at + self.session.config.done_timeout - self.session.clock.now
         if left > 0:
-            self._done_timer = self.session.call_later(left, self._out_of_patience)
+            self._done_timer = self.session.clock.after(left, self._out_of_patience)
         else:
             self.check_done(expired=True)
 
@@ -209,7 +208,7 @@ class SubscriberSide(RequestOwner):
 
     def forget_subscription(self) -> None:
         """Drop what the session remembers for this subscription."""
-        self.session.deadlines.cancel(self._done_timer)
+        self.session.clock.cancel(self._done_timer)
         if self.track_alias is not None:
             self.session.data_streams.remove_alias(self.track_alias, self)
         self.session.data_streams.forget(self, self._fill_ids)
@@ -220,7 +219,7 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
 
     def __init__(
         self,
-        session: Session,
+        session: RequestHost,
         name: FullTrackName,
         parameters: Parameters,
         receiver: Receiver,
@@ -285,15 +284,13 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
     """
 
     def __init__(
-        self, session: Session, message: Publish, stream: RequestStream | None = None
+        self, session: RequestHost, message: Publish, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
         self.receiver = Receiver()
         self._offered_properties = message.properties
         self.largest = message.parameters.largest_object
-        self.offered_for: OutgoingSubscribeTracks | None = session.requests.tracks_request_for(
-            self.name
-        )
+        self.offered_for: Offers | None = session.requests.tracks_request_for(self.name)
         """The SUBSCRIBE_TRACKS of ours that it answers, None when nobody asked."""
         self.expires(message.parameters)
         session.data_streams.add_alias(message.track_alias, self)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from moqt.requests.host import RequestHost
+from moqt.requests.stream import RequestStream
 from moqt.track.filters import RangeFilters, merge_update
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MisuseError, RequestError, SessionError, protocol_violation
 from moqt.values.messages import Message, Parameters, RequestOk, RequestUpdate
 from moqt.values.tokens import CARRIES_NOTHING
-
-if TYPE_CHECKING:
-    from moqt.requests.request import RequestOwner
-    from moqt.values.deadlines import Deadline
 
 UpdateAnswer = Callable[[RequestOk | RequestError], None]
 
@@ -37,6 +36,21 @@ class SentUpdate:
         self.timer: Deadline | None = None
 
 
+class Updated(Protocol):
+    """The request whose updates they are."""
+
+    @property
+    def session(self) -> RequestHost: ...
+
+    @property
+    def stream(self) -> RequestStream: ...
+
+    def update_sent(self, message: RequestUpdate) -> None:
+        """One of ours goes out now, under its Request ID."""
+
+    def give_up(self, error: RequestError) -> None: ...
+
+
 class Updates:
     """What both sides ask to change of one request, and what is still to be answered."""
 
@@ -52,7 +66,7 @@ class Updates:
         "gate",
     )
 
-    def __init__(self, request: RequestOwner, filters: RangeFilters) -> None:
+    def __init__(self, request: Updated, filters: RangeFilters) -> None:
         self._request = request
         self._session = request.session
         self._stream = request.stream
@@ -82,7 +96,7 @@ class Updates:
     # -- ours ------------------------------------------------------------------------------
 
     def ask(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
-        """Send it, or hold it back. Raises as `RequestOwner.update` says."""
+        """Send it, or hold it back. Raises as the request's `update` says."""
         stream, rules = self._stream, self._session.rules
         if stream.over or stream.ours.fin:
             raise MisuseError("the request is over, or FIN was sent: it cannot be updated")
@@ -111,7 +125,7 @@ class Updates:
             self._request.update_sent(message)
             timeout = session.config.request_timeout
             if timeout is not None:
-                update.timer = session.call_later(timeout, self._unanswered)
+                update.timer = session.clock.after(timeout, self._unanswered)
             stream.send(message)
 
     def _unanswered(self) -> None:
@@ -124,7 +138,7 @@ class Updates:
         if not self._sent:
             raise protocol_violation("a second answer to one request")
         update = self._sent.popleft()
-        self._session.deadlines.cancel(update.timer)
+        self._session.clock.cancel(update.timer)
         self._session.rules.settle_tokens(update.carried, answer)
         self.flush()
         return update
@@ -133,7 +147,7 @@ class Updates:
         """The request is over: none of ours will be answered any more."""
         while waiting := self._sent or self._unsent:
             update = waiting.popleft()
-            self._session.deadlines.cancel(update.timer)
+            self._session.clock.cancel(update.timer)
             self._session.rules.sent_tokens.release(update.carried)
             if tell:
                 update.on_answer(RequestError(RequestErrorCode.INTERNAL_ERROR, REFUSED_BY_END))

@@ -5,8 +5,8 @@ and of `moqt.quic` only the seam, `moqt.quic.transport`. Never asyncio, never wh
 publisher, responses, aio, client, server.
 """
 
-from moqt.session.handler import SessionHandler
-from moqt.session.session import SESSION_MOVES, WRITE_QUANTUM, Session, SessionState
+from moqt.session.handshake import SESSION_MOVES, SessionState
+from moqt.session.session import WRITE_QUANTUM, Session, SessionHandler, session_of
 from moqt.values.config import SessionConfig
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "SessionConfig",
     "SessionHandler",
     "SessionState",
+    "session_of",
 ]

@@ -1,8 +1,9 @@
-"""SETUP: what is announced in it, and what the peer's means."""
+"""The states of a session, and SETUP: what is announced in it, and what the peer's means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from moqt.quic.transport import Transport
 from moqt.values.codes import SessionErrorCode, SetupOptionType
@@ -12,6 +13,24 @@ from moqt.values.messages import AuthorizationToken, KeyValue, Properties, Setup
 from moqt.wire.codec import Codec
 
 IMPLEMENTATION = b"kvcs/0"
+
+
+class SessionState(IntEnum):
+    CONNECTING = 0
+    """The QUIC handshake runs."""
+    SETUP = 1
+    """Our SETUP is sent, the peer's has not come."""
+    ESTABLISHED = 2
+    CLOSED = 3
+
+
+_S = SessionState
+SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
+    _S.CONNECTING: frozenset({_S.SETUP, _S.CLOSED}),
+    _S.SETUP: frozenset({_S.ESTABLISHED, _S.CLOSED}),
+    _S.ESTABLISHED: frozenset({_S.CLOSED}),
+    _S.CLOSED: frozenset(),
+}
 
 
 def setup_options(config: SessionConfig, transport: Transport) -> Properties:

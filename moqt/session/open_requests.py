@@ -8,10 +8,10 @@ stream for it, in the order in which they were submitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from moqt.receiving.control_streams import RequestIn
-from moqt.receiving.host import Recipient
+from moqt.receiving.host import Recipient, StreamHost
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
@@ -30,6 +30,7 @@ from moqt.requests import (
     RequestStream,
     SubscriberSide,
 )
+from moqt.requests.host import RequestHost
 from moqt.values.codes import REQUEST_OPENERS, RequestErrorCode
 from moqt.values.errors import (
     MisuseError,
@@ -51,10 +52,19 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, TrackNamespace, is_reserved, overlap
 
-if TYPE_CHECKING:
-    from moqt.session.session import Session
-
 R = TypeVar("R", bound=OutgoingRequest)
+
+
+class Host(RequestHost, StreamHost, Protocol):
+    """The session, as the table of its requests sees it."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the QUIC handshake is over."""
+        ...
+
+    def read_stream(self, reader: RequestIn) -> None:
+        """What comes on a stream that was opened here goes to `reader`."""
 
 
 class Opening(NamedTuple):
@@ -78,7 +88,7 @@ OPENINGS: dict[type[Request], Opening] = {
 class OpenRequests:
     """Every request of one session until it is over."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Host) -> None:
         self._session = session
         self.incoming: dict[int, IncomingRequest] = {}
         """The peer's, by stream."""
@@ -231,9 +241,9 @@ class OpenRequests:
         """Ours on that stream is over."""
         self.outgoing.pop(stream_id, None)
 
-    def over(self, request: IncomingRequest) -> None:
+    def over(self, stream_id: int) -> None:
         """The peer's request is over."""
-        self.incoming.pop(request.stream.stream_id, None)
+        self.incoming.pop(stream_id, None)
 
     def give_up_track(self, recipient: Recipient, error: RequestError) -> None:
         """End `recipient` and whatever else takes Objects of its track."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import IntEnum
 
 from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.delivery.scheduler import Scheduler
@@ -23,7 +22,13 @@ from moqt.receiving.early import EarlyStreams
 from moqt.receiving.host import Recipient
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
+    IncomingFetch,
     IncomingPublish,
+    IncomingPublishNamespace,
+    IncomingSubscribe,
+    IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
+    IncomingTrackStatus,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
@@ -31,11 +36,11 @@ from moqt.requests import (
     OutgoingSubscribeNamespace,
     OutgoingSubscribeTracks,
     OutgoingTrackStatus,
+    RequestOwner,
     RequestStream,
 )
 from moqt.requests.rules import Rules
-from moqt.session.handler import SessionHandler
-from moqt.session.handshake import read_setup, setup_options
+from moqt.session.handshake import SESSION_MOVES, SessionState, read_setup, setup_options
 from moqt.session.open_requests import OpenRequests
 from moqt.track.malformed import MalformedTracks
 from moqt.track.store import TrackStore
@@ -69,30 +74,88 @@ from moqt.wire.objects import (
     StreamKind,
 )
 
-__all__ = ["SESSION_MOVES", "Session", "SessionConfig", "SessionHandler", "SessionState"]
-
 logger = logging.getLogger("moqt.session")
 
 WRITE_QUANTUM = 64 * 1024
 """Octets one delivery may hand over before the priorities are looked at again."""
 
 
-class SessionState(IntEnum):
-    CONNECTING = 0
-    """The QUIC handshake runs."""
-    SETUP = 1
-    """Our SETUP is sent, the peer's has not come."""
-    ESTABLISHED = 2
-    CLOSED = 3
+class SessionHandler:
+    """What an application (publisher, relay) does with a session's events.
 
+    The defaults refuse every request with NOT_SUPPORTED. Methods are called
+    synchronously and must not block; a request may be answered later.
+    """
 
-_S = SessionState
-SESSION_MOVES: dict[SessionState, frozenset[SessionState]] = {
-    _S.CONNECTING: frozenset({_S.SETUP, _S.CLOSED}),
-    _S.SETUP: frozenset({_S.ESTABLISHED, _S.CLOSED}),
-    _S.ESTABLISHED: frozenset({_S.CLOSED}),
-    _S.CLOSED: frozenset(),
-}
+    def session_established(self, session: Session) -> None: ...
+
+    def session_closed(self, session: Session, error: SessionClosed) -> None: ...
+
+    def subscribe_received(self, request: IncomingSubscribe) -> None:
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
+
+    def fetch_received(self, request: IncomingFetch) -> None:
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
+
+    def track_status_received(self, request: IncomingTrackStatus) -> None:
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
+
+    def publish_received(self, request: IncomingPublish) -> None:
+        """PUBLISH for which no SUBSCRIBE_TRACKS of ours asked; those go to its `on_publish`.
+
+        `request.accept(receiver)`, now or later, or `request.reject`. Unless FORWARD is 0,
+        Objects may be on their way already; they are held meanwhile.
+        """
+        request.reject(RequestErrorCode.UNINTERESTED, "nobody here asked for the track")
+
+    def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint accepts no publishers")
+
+    def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
+
+    def check_prefix(
+        self,
+        request: IncomingSubscribeNamespace | IncomingSubscribeTracks,
+        prefix: TrackNamespace,
+    ) -> RequestErrorCode | None:
+        """Why an update may not move `request` to `prefix`, None when it may; asked before it
+        is answered, and with the update's tokens in `request.tokens`."""
+        return None
+
+    def namespace_prefix_changed(self, request: IncomingSubscribeNamespace) -> None:
+        """An update has changed `request.prefix`: `add` what is under the new one."""
+
+    def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
+        """SUBSCRIBE_TRACKS: `accept` it, then `offer` each track under `request.prefix`, also
+        those that come later, except what the subscriber publishes or may not have."""
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "this endpoint publishes nothing")
+
+    def subscribe_tracks_changed(self, request: IncomingSubscribeTracks) -> None:
+        """An update has changed its prefix or filters: `offer` the tracks that match now."""
+
+    def check_scope(
+        self, session: Session, authority: str | None, path: str | None
+    ) -> SessionErrorCode | None:
+        """At a server: why what the client dialled is not served, INVALID_AUTHORITY or
+        INVALID_PATH; None when it is. None for either: the client did not name it."""
+        return None
+
+    def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
+        """Why the token cannot be accepted, before the request it came with is looked at.
+
+        EXPIRED_AUTH_TOKEN, MALFORMED_AUTH_TOKEN or UNAUTHORIZED; None when it can. Asked for
+        each use, also through an alias, as a token may expire while it is registered. In
+        SETUP the session is closed instead.
+        """
+        return None
+
+    def goaway_received(self, session: Session, goaway: Goaway) -> None:
+        """The peer is going to end the session: move to `goaway.uri` ("" = the same) and
+        `session.drain()`. No request has changed by it."""
+
+    def request_goaway_received(self, request: RequestOwner, goaway: Goaway) -> None:
+        """The peer asks to move this one request, which may be of either side."""
 
 
 class Session:
@@ -116,13 +179,12 @@ class Session:
         self.handler = handler
         self.config: SessionConfig = config or SessionConfig()
         self.state = SessionState.CONNECTING
-        self.now = now
+        self.clock = Deadlines(now)
         self.scheduler = Scheduler()
         self.malformed = MalformedTracks()
         """Tracks of the peer's that contradicted themselves."""
         self.data_streams: DataStreams = DataStreams(self)
         """The peer's, and for whom they are."""
-        self.deadlines = Deadlines()
         self.counters = SessionCounters()
         self.peer_max_request_updates = 0
         self.authority: str | None = None
@@ -138,7 +200,7 @@ class Session:
         """Called with the peer's GOAWAY, after the handler."""
         self._goaway_sent = False
         self._draining = False
-        self.rules = Rules(self)
+        self.rules = Rules(self.config, self, is_client=transport.is_client)
         self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
         self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
@@ -147,6 +209,11 @@ class Session:
         self.requests: OpenRequests = OpenRequests(self)
         self._next_alias = 0
         self._setup_deadline: Deadline | None = None
+
+    @property
+    def now(self) -> float:
+        """The time of the last `tick`, in seconds."""
+        return self.clock.now
 
     @property
     def connected(self) -> bool:
@@ -165,14 +232,14 @@ class Session:
 
         Raises RequestError MALFORMED_TRACK for a while after it was found to be malformed.
         """
-        self.malformed.refuse(name, self.now)
+        self.malformed.refuse(name, self.clock.now)
         return self.requests.submit(OutgoingSubscribe(self, name, parameters, receiver))
 
     def fetch(
         self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingFetch:
         """FETCH a range of a track; refused like `subscribe`."""
-        self.malformed.refuse(name, self.now)
+        self.malformed.refuse(name, self.clock.now)
         return self.requests.submit(OutgoingFetch(self, name, parameters, receiver))
 
     def publish_namespace(
@@ -260,7 +327,7 @@ class Session:
         self.rules.check_uri_to_peer(uri, "GOAWAY")
         self._goaway_sent = True
         if timeout_ms:
-            self.call_later(timeout_ms / 1000, self._goaway_timeout)
+            self.clock.after(timeout_ms / 1000, self._goaway_timeout)
         self.send_message(self._control_out, Goaway(uri, timeout_ms), False)
 
     def _goaway_timeout(self) -> None:
@@ -383,13 +450,13 @@ class Session:
     def tick(self, now: float) -> None:
         """Time has passed: deadlines are looked at. Once a second is enough for the session's
         own; the deliveries' are in `scheduler.deadlines`, which says when the next one is."""
-        self.now = now
+        self.clock.now = now
         if self.state is SessionState.CLOSED:
             return
         self.scheduler.tick(now)
         if self.state is SessionState.SETUP and self._setup_deadline is None:
-            self._setup_deadline = self.call_later(self.config.setup_timeout, self._setup_timeout)
-        self.deadlines.run(now)
+            self._setup_deadline = self.clock.after(self.config.setup_timeout, self._setup_timeout)
+        self.clock.run(now)
         if self.closed is not None:
             return
         self.requests.open_queued()
@@ -398,10 +465,6 @@ class Session:
 
     def _setup_timeout(self) -> None:
         self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
-
-    def call_later(self, seconds: float, action: Callable[[], None]) -> Deadline:
-        """Have `action` called by the first tick `seconds` from the last one or later."""
-        return self.deadlines.at(self.now + seconds, action)
 
     # -- Outlet, for deliveries ------------------------------------------------------------
 
@@ -418,6 +481,14 @@ class Session:
         """In which order the groups of a fetch stream of ours go out."""
         delivery = self._sending.get(stream_id)
         return delivery.group_order if isinstance(delivery, FetchDelivery) else GroupOrder.ASCENDING
+
+    # -- Judge, for the rules --------------------------------------------------------------
+
+    def check_token(self, token: Token) -> RequestErrorCode | None:
+        return self.handler.check_token(self, token)
+
+    def check_scope(self, authority: str | None, path: str | None) -> SessionErrorCode | None:
+        return self.handler.check_scope(self, authority, path)
 
     # -- used by the request objects -------------------------------------------------------
 
@@ -460,7 +531,7 @@ class Session:
 
     def track_malformed(self, recipient: Recipient, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
-        self.malformed.add(recipient.name, reason, self.now)
+        self.malformed.add(recipient.name, reason, self.clock.now)
         error = RequestError(RequestErrorCode.MALFORMED_TRACK, reason)
         self.requests.give_up_track(recipient, error)
 
@@ -518,7 +589,7 @@ class Session:
         self.rules.peer_max_filter_ranges = peer.max_filter_ranges
         self.peer_max_request_updates = peer.max_request_updates
         self.move(SessionState.ESTABLISHED)
-        self.deadlines.cancel(self._setup_deadline)
+        self.clock.cancel(self._setup_deadline)
         self.handler.session_established(self)
         if self.closed is not None:
             return
@@ -569,7 +640,14 @@ class Session:
         self.data_streams.clear()
         self.requests.session_closed(closed)
         self._sending.clear()
-        self.deadlines = Deadlines()
+        self.clock.clear()
         self.handler.session_closed(self, closed)
         for observer in tuple(self.observers):
             observer(closed)
+
+
+def session_of(request: RequestOwner) -> Session:
+    """The session of a request, for who needs all of it: requests see a `RequestHost`."""
+    session = request.session
+    assert isinstance(session, Session)
+    return session

@@ -19,7 +19,9 @@ class Deadline:
 class Deadlines:
     """Actions by time. Times are seconds of whatever clock the caller uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        """The time of the last `run`."""
         self._heap: list[tuple[float, int, Deadline]] = []
         self._number = 0
         self._pending = 0
@@ -38,6 +40,17 @@ class Deadlines:
         if self.on_sooner is not None and self._heap[0][2] is deadline:
             self.on_sooner()
         return deadline
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Deadline:
+        """Have `action` called by the first `run` that long from the last one, or later."""
+        return self.at(self.now + seconds, action)
+
+    def clear(self) -> None:
+        """Nothing of it is to happen any more."""
+        for _, _, deadline in self._heap:
+            deadline.action = None
+        self._heap.clear()
+        self._pending = 0
 
     def cancel(self, deadline: Deadline | None) -> None:
         """`deadline` is not to happen any more; a no-op when it has, or is None."""
@@ -58,6 +71,7 @@ class Deadlines:
 
     def run(self, now: float) -> None:
         """Do what is due at `now`, in order; what an action adds waits for the next call."""
+        self.now = now
         due: list[Deadline] = []
         while (when := self.next) is not None and when <= now:
             due.append(heapq.heappop(self._heap)[2])

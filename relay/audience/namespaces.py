@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
-from moqt.session import Session
+from moqt.session import Session, session_of
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.rights.policy import Action
@@ -68,7 +68,7 @@ class Namespaces:
 
     def publish(self, request: IncomingPublishNamespace) -> None:
         """PUBLISH_NAMESPACE (MOQT "Publisher Interactions")."""
-        session, namespace, config = request.session, request.namespace, self._refusals.config
+        session, namespace, config = session_of(request), request.namespace, self._refusals.config
         if not self._refusals.admits(request, Action.PUBLISH_NAMESPACE, namespace):
             return
         count = self._published_by.get(session, 0)
@@ -87,7 +87,7 @@ class Namespaces:
 
     def _withdrawn(self, request: IncomingPublishNamespace) -> None:
         """Cancelled, or the session was lost."""
-        session, namespace = request.session, request.namespace
+        session, namespace = session_of(request), request.namespace
         self.published.remove(namespace, request)
         self.publications -= 1
         self._published_by[session] -= 1
@@ -105,7 +105,7 @@ class Namespaces:
         that said GOAWAY only when there is nobody else.
         """
         requests = self.published.at(namespace) or list(self.published.above(namespace))
-        sessions = list(dict.fromkeys(request.session for request in requests))
+        sessions = list(dict.fromkeys(session_of(request) for request in requests))
         return [session for session in sessions if session.goaway is None] or sessions
 
     # -- subscribers -----------------------------------------------------------------------
@@ -131,18 +131,18 @@ class Namespaces:
         self._by_prefix.add(request.prefix, request)
         self.listings[request] = request.prefix
         for listed in self.events.listed:
-            listed(request.session, request.prefix, request, True)
+            listed(session_of(request), request.prefix, request, True)
 
     def _unlist(self, request: IncomingSubscribeNamespace) -> None:
         prefix = self.listings.pop(request, None)
         if prefix is not None:
             self._by_prefix.remove(prefix, request)
             for listed in self.events.listed:
-                listed(request.session, prefix, request, False)
+                listed(session_of(request), prefix, request, False)
 
     def _list(self, request: IncomingSubscribeNamespace) -> None:
         found: dict[TrackNamespace, None] = {}
-        for known in self._sources(request.session):
+        for known in self._sources(session_of(request)):
             found.update(dict.fromkeys(known.namespaces_under(request.prefix)))
         for namespace in found:
             request.add(namespace)
@@ -150,7 +150,7 @@ class Namespaces:
     def tell(self, namespace: TrackNamespace) -> None:
         """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches, where it is new."""
         for listing in list(self._by_prefix.above(namespace)):
-            if any(namespace in known for known in self._sources(listing.session)):
+            if any(namespace in known for known in self._sources(session_of(listing))):
                 listing.add(namespace)
             else:
                 listing.remove(namespace)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from moqt.requests import IncomingSubscribeTracks, OutgoingPublish
-from moqt.session import Session
+from moqt.session import Session, session_of
 from moqt.track.store import TrackStore
 from moqt.values.codes import PublishDoneCode
 from moqt.values.errors import MoqtError
@@ -77,14 +77,14 @@ class Offers:
         self.wanted[request] = request.prefix
         self.by_prefix.add(request.prefix, request)
         if self.on_wanted is not None:
-            self.on_wanted(request.session, request.prefix, request, True)
+            self.on_wanted(session_of(request), request.prefix, request, True)
 
     def _forget(self, request: IncomingSubscribeTracks) -> None:
         prefix = self.wanted.pop(request, None)
         if prefix is not None:
             self.by_prefix.remove(prefix, request)
             if self.on_wanted is not None:
-                self.on_wanted(request.session, prefix, request, False)
+                self.on_wanted(session_of(request), prefix, request, False)
 
     def _offer_all(self, request: IncomingSubscribeTracks) -> None:
         for track in self._tracks_under(request.prefix):
@@ -102,7 +102,7 @@ class Offers:
             request.withdrawn(track.name)
 
     def _offer(self, request: IncomingSubscribeTracks, track: Offered) -> None:
-        session = request.session
+        session = session_of(request)
         if (
             track.publishes(session)
             # a SUBSCRIBE that waits is answered instead

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moqt.requests import IncomingRequest, RequestOwner
-from moqt.session import Session
+from moqt.session import Session, session_of
 from moqt.track.malformed import MalformedTracks
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Redirect
@@ -26,8 +26,8 @@ class Refusals:
 
     def may(self, request: RequestOwner, action: Action, namespace: TrackNamespace) -> bool:
         """Whether the session may, by the tokens of `request` and of its SETUP."""
-        return request.session in self.trusted or self.policy.allow(
-            request.session, action, namespace, request.tokens
+        return session_of(request) in self.trusted or self.policy.allow(
+            session_of(request), action, namespace, request.tokens
         )
 
     def admits(self, request: IncomingRequest, action: Action, namespace: TrackNamespace) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
-from moqt.session import Session
+from moqt.session import Session, session_of
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
@@ -261,7 +261,7 @@ class UpstreamPublish(UpstreamSubscription):
     published = True
 
     def __init__(self, track: Subscribed, request: IncomingPublish) -> None:
-        super().__init__(track, request.session)
+        super().__init__(track, session_of(request))
         self.request: IncomingPublish = request
         self.paused = request.paused
         self.whole = not request.paused

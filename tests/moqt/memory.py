@@ -222,7 +222,7 @@ def assert_clean(session: Session) -> None:
     """Nothing of any request or data stream is left in `session`."""
     assert session.requests.outgoing == {}
     assert not session.requests.queued
-    assert len(session.deadlines) == 0
+    assert len(session.clock) == 0
     assert session.requests.incoming == {}
     assert session._sending == {}
     assert session.data_streams.reading == {}

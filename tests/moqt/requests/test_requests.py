@@ -179,7 +179,7 @@ def test_an_answered_request_has_no_deadline():
     collector = client.subscribe()
     client.accept(collector)
     client.session.tick(100)
-    assert collector.failed is None and len(client.session.deadlines) == 0
+    assert collector.failed is None and len(client.session.clock) == 0
 
 
 def test_an_update_that_is_not_answered_in_time_fails_the_request():

@@ -525,7 +525,7 @@ def test_a_data_stream_whose_header_does_not_come_is_stopped_after_a_while(data)
     assert stream not in client.stopped
     client.session.tick(6)
     assert stream in client.stopped and client.session.data_streams.dropped == 1
-    assert client.session.state is SessionState.ESTABLISHED and len(client.session.deadlines) == 0
+    assert client.session.state is SessionState.ESTABLISHED and len(client.session.clock) == 0
 
 
 def test_a_header_in_pieces_leaves_no_deadline():
@@ -541,7 +541,7 @@ def test_a_header_in_pieces_leaves_no_deadline():
     other = client.send_uni(padding[:3])
     client.session.stream_data(other, padding[3:], False)
     client.session.tick(200)
-    assert other not in client.stopped and len(client.session.deadlines) == 0
+    assert other not in client.stopped and len(client.session.clock) == 0
 
 
 # -- subscriptions -----------------------------------------------------------------------
