@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Protocol
 
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
-from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
+from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
@@ -18,6 +17,10 @@ from relay.sources.receiver import StreamState, UpstreamReceiver
 
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
+
+
+def _ignore(answer: RequestOk | RequestError) -> None:
+    """An answer that changes nothing: a refusal ends the request, and that is told by itself."""
 
 
 class Subscribed(Filled, Protocol):
@@ -80,14 +83,14 @@ class UpstreamSubscription(UpstreamReceiver):
         """Pause or resume it (MOQT "Paused Subscription Handling")."""
         if not self.established or wanted is not self.paused:
             return
-        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else None):
+        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else _ignore):
             self.paused = not wanted
             self._resuming += wanted
             self.whole = False
 
-    def _resumed(self, accepted: bool) -> None:
+    def _resumed(self, answer: RequestOk | RequestError) -> None:
         self._resuming -= 1
-        if accepted:
+        if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
@@ -97,18 +100,16 @@ class UpstreamSubscription(UpstreamReceiver):
         if not self._refreshing:
             self._refreshing = self.update(Parameters(), self._refreshed)
 
-    def _refreshed(self, accepted: bool) -> None:
+    def _refreshed(self, answer: RequestOk | RequestError) -> None:
         self._refreshing = False
-        if accepted:
+        if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
 
     def ask_new_group(self, value: int) -> None:
         """NEW_GROUP_REQUEST of somebody downstream (MOQT "NEW GROUP REQUEST")."""
         self.update(Parameters(new_group_request=value))
 
-    def update(
-        self, parameters: Parameters, answered: Callable[[bool], None] | None = None
-    ) -> bool:
+    def update(self, parameters: Parameters, answered: UpdateAnswer = _ignore) -> bool:
         """REQUEST_UPDATE; False when the subscription takes none any more."""
         request = self.request
         if (
@@ -118,12 +119,8 @@ class UpstreamSubscription(UpstreamReceiver):
         ):
             return False
 
-        def heard(answer: RequestOk | RequestError) -> None:
-            if answered is not None:
-                answered(isinstance(answer, RequestOk))
-
         try:
-            request.update(parameters, heard)
+            request.update(parameters, answered)
         except MoqtError:
             return False
         return True
