@@ -166,13 +166,11 @@ class Cache:
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""
         self._used[stored] = store
-        if not stored.length:
+        if not stored.length and store.max_cache_duration is not None:
             self.age(store, stored)
 
     def age(self, store: TrackStore, stored: StoredObject) -> None:
-        """It has arrived, or begun to, once: MAX_CACHE_DURATION counts from then."""
-        if store.max_cache_duration is None:
-            return
+        """It has arrived, or begun to: the track's MAX_CACHE_DURATION counts from then."""
         ages = self._aging.get(store)
         if ages is None:
             ages = self._aging[store] = _Ages()

@@ -11,7 +11,6 @@ from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
-from moqt.wire.objects import ObjectHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
@@ -61,7 +60,6 @@ class UpstreamSubscription(UpstreamReceiver):
         self.paused = False
         """FORWARD 0 is in force: the publisher said so, or we asked for it."""
         self.whole = True
-        """No stream was reset: what came is all there was."""
         self.used = False
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
@@ -161,11 +159,6 @@ class UpstreamSubscription(UpstreamReceiver):
             self.whole = False  # given up waiting: the rest was lost on the way
         self._end_streams()
         self.track.upstream_done(self, code, reason)
-
-    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        if header.subgroup is None:
-            self.whole = False  # others like it may have been lost
-        super().object_begun(stream, header)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         state = self.streams.pop(stream.stream_id, None)
