@@ -25,7 +25,7 @@ from moqt.values.codes import EndOfRange, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import MisuseError, MoqtError, RequestError, StreamReset
 from moqt.values.messages import Parameters, Properties, RequestOk
 from moqt.values.names import FullTrackName, Location, TrackNamespace
-from moqt.wire.objects import ObjectHeader, RangeMarker
+from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 
 QUEUE_OCTETS = 8 << 20
 """Octets an unread Subscription or Fetch holds before it stops granting credit."""
@@ -135,8 +135,18 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
         self._octets += _size(received)
         self._wake()
 
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        taken = super().object_arrived(stream, header, payload)
+        self._hold_back(stream)
+        return taken
+
     def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
         super().object_ended(stream, header)
+        self._hold_back(stream)
+
+    def _hold_back(self, stream: IncomingStream) -> None:
         if self._octets > self._max_octets and stream.via is not Via.DATAGRAM:
             self._paused.add(stream.stream_id)
             self.request.session.transport.pause_receiving(stream.stream_id)

@@ -13,10 +13,8 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-from moqt.track.properties import track_property
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
-from moqt.values.codes import PropertyType
 from moqt.values.deadlines import Deadline, Deadlines
 from moqt.values.names import Location
 
@@ -78,7 +76,7 @@ class Cache:
 
     def reserve(self, octets: int, *, payload: bool = True) -> bool:
         """Make room for `octets` more; False when what is growing leaves none."""
-        if not self._make_room(octets):
+        if self.billed + octets > self.budget and not self._make_room(octets):
             return False
         self.billed += octets
         if payload:
@@ -124,7 +122,7 @@ class Cache:
         self._expiries.run(self._horizon)
 
     def _expire(self, store: TrackStore, ages: _Ages) -> None:
-        duration = max_cache_duration(store)
+        duration = store.max_cache_duration
         came = ages.came
         while came and duration is not None and self._horizon > came[0][0] + duration:
             stored = _aged(store, heapq.heappop(came))
@@ -148,7 +146,7 @@ class Cache:
             return
         self._expiries.cancel(ages.deadline)
         ages.deadline = None
-        duration = max_cache_duration(store)
+        duration = store.max_cache_duration
         if duration is not None:
             due = ages.came[0][0] + duration
             ages.deadline = self._expiries.at(due, lambda: self._expire(store, ages))
@@ -168,13 +166,11 @@ class Cache:
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""
         self._used[stored] = store
-        if not stored.length:
+        if not stored.length and store.max_cache_duration is not None:
             self.age(store, stored)
 
     def age(self, store: TrackStore, stored: StoredObject) -> None:
-        """It has arrived, or begun to, once: MAX_CACHE_DURATION counts from then."""
-        if max_cache_duration(store) is None:
-            return
+        """It has arrived, or begun to: the track's MAX_CACHE_DURATION counts from then."""
         ages = self._aging.get(store)
         if ages is None:
             ages = self._aging[store] = _Ages()
@@ -198,9 +194,3 @@ def _aged(store: TrackStore, entry: tuple[float, Location]) -> StoredObject | No
     arrived, location = entry
     stored = store.get(location)
     return stored if stored is not None and stored.arrived == arrived else None
-
-
-def max_cache_duration(store: TrackStore) -> float | None:
-    """The track's MAX_CACHE_DURATION in seconds."""
-    value = track_property(store.properties, PropertyType.MAX_CACHE_DURATION)
-    return value / 1000 if isinstance(value, int) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 
 from moqt.delivery.scheduler import DeliveryCounters, DeliveryLimits
@@ -344,7 +345,7 @@ class Relay(SessionHandler):
             return
         if isinstance(request, IncomingSubscribe):
             self.counters.downstream_subscriptions += 1
-            request.updates.gate = lambda update: track.update_received(request, update)
+            request.updates.gate = partial(track.update_received, request)
         else:
             self.counters.downstream_fetches += 1
         track.requests[request] = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 from moqt.requests import IncomingFetch, OutgoingPublish, PublisherSide
@@ -117,11 +118,6 @@ class UpstreamTrack:
         )
 
     @property
-    def current(self) -> bool:
-        """What is known as its Largest Object is up to date."""
-        return any(each.current for each in self.subscriptions)
-
-    @property
     def track_ended(self) -> bool:
         return self.store.ended and self.store.end_code == PublishDoneCode.TRACK_ENDED
 
@@ -149,7 +145,12 @@ class UpstreamTrack:
     @property
     def stale(self) -> bool:
         """Whether upstream is paused, and knows better what the Largest Object is."""
-        return self.established and not self.current
+        established = False
+        for each in self.subscriptions:
+            if each.current:
+                return False
+            established |= each.established
+        return established
 
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
@@ -293,13 +294,14 @@ class UpstreamTrack:
 
     def _ready(self, subscription: UpstreamSubscription) -> None:
         """Who waited can go on; who wants Objects, only when they come."""
-        if subscription.current:
+        current = subscription.current
+        if current:
             self._patience = None
         for request in tuple(self.waiting):
-            if subscription.current or not live(request):
+            if current or not live(request):
                 self.home.track_serve(self, request)
-        if subscription.current:
-            self.downstream.let_go_all()
+        if current:
+            self.downstream.let_go()
 
     def upstream_failed(self, subscription: UpstreamSubscription, error: MoqtError) -> None:
         """Refused, cancelled by the publisher, or its session ended."""
@@ -373,7 +375,7 @@ class UpstreamTrack:
         self._lost = None
         if self.store.is_complete():
             code, reason = PublishDoneCode.TRACK_ENDED, ""
-        self.downstream.let_go_all()
+        self.downstream.let_go()
         self.store.finish(code, reason)
         self.home.track_ended(self)
 
@@ -417,16 +419,14 @@ class UpstreamTrack:
         """Have upstream resume, or at least say what the Largest Object is."""
         if self._patience is None:
             self._patience = self.clock.now + self.config.upstream_timeout
-        self.home.track_busy(self)
-        if self.wanted:
-            self.adjust()
+        if self.downstream.wants:
+            self._direct(True)
         else:
             for subscription in self.subscriptions:
                 subscription.refresh()
 
     def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
         """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
-        self.home.track_busy(self)
         if update.parameters.forward != 1 or not self.stale:
             return True
         self.downstream.deferred[request] = None
@@ -436,27 +436,26 @@ class UpstreamTrack:
     def offered(self, publication: OutgoingPublish) -> None:
         """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
         self.offers[publication] = None
-        publication.updates.gate = lambda update: self.update_received(publication, update)
+        publication.updates.gate = partial(self.update_received, publication)
         self.idle_since = None
         self.home.track_busy(self)
         self.adjust()
 
     @property
-    def wanted(self) -> bool:
-        """Whether somebody downstream is to get Objects as they are published."""
-        return self.downstream.wants
-
-    @property
     def _subscribe_forward(self) -> bool:
         """FORWARD of a SUBSCRIBE of ours: fetches alone leave it running, too."""
-        return self.wanted or not self.downstream.subscribes
+        return self.downstream.wants or not self.downstream.subscribes
 
     def adjust(self) -> None:
         """Resume upstream at once when it is wanted; pause it when it has not been for long.
 
         A publication that nobody has asked for yet is paused at once.
         """
-        wanted, now = self.wanted, self.clock.now
+        self._direct(self.downstream.wants)
+
+    def _direct(self, wanted: bool) -> None:
+        """`adjust`, knowing whether it is `wanted`."""
+        now = self.clock.now
         if wanted:
             self._unwanted_since = None
         elif self._unwanted_since is None:
@@ -506,13 +505,15 @@ class UpstreamTrack:
         counters.objects_out += 1
         counters.octets_out += stored.length
         self.cache.use(stored)
-        self.ranges.read(stored)
+        for fetch in self.ranges.fetches:
+            fetch.read(stored)
 
     def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
         """The cache dropped `stored`."""
         if self.home.tracks.get(self.name) is not self:
             return
-        self.ranges.read(stored)
+        for fetch in self.ranges.fetches:
+            fetch.read(stored)
         if self.published_here:
             self.home.track_ended(self)
         if not store.octets:
@@ -542,7 +543,7 @@ class UpstreamTrack:
         self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)
-        self.downstream.let_go_all()
+        self.downstream.let_go()
 
     @property
     def settled(self) -> bool:

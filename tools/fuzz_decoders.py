@@ -19,7 +19,7 @@ from moqt.uri import parse_uri
 from moqt.values.codes import REQUEST_OPENERS, GroupOrder, MessageType, SessionErrorCode
 from moqt.values.errors import MisuseError, RequestError, SessionError
 from moqt.values.messages import Parameters
-from moqt.wire.objects import PaddingDatagram
+from moqt.wire.objects import PaddingDatagram, WholeObject
 from tools.fuzz_base import CODEC, KVCS, Case, Target, vectors
 
 
@@ -84,7 +84,11 @@ class Data(Target):
         try:
             for part in parts:
                 for event in decoder.feed(part):
-                    if isinstance(event, bytes | memoryview):
+                    if isinstance(event, WholeObject):
+                        events.append(event.header)
+                        if event.payload:
+                            events.append(bytes(event.payload))
+                    elif isinstance(event, bytes | memoryview):
                         if events and isinstance(events[-1], bytes):
                             events[-1] += bytes(event)
                         else:

@@ -19,7 +19,7 @@ from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
 from moqt.values.names import FullTrackName, Location
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, Payload
 
 
 class DataNeeds(Protocol):
@@ -122,6 +122,13 @@ class DataReceiver(ObjectReceiver):
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.retrieval.object_too_large(self.state, header.location)
+
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        if header.length:
+            self.state.arrivals += 1
+        return super().object_arrived(stream, header, payload)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         super().object_part(stream, part)

@@ -29,6 +29,7 @@ from moqt.wire.objects import (
     StreamKind,
     SubgroupEvent,
     SubgroupHeader,
+    WholeObject,
 )
 
 wire = logging.getLogger("moqt.wire")
@@ -113,8 +114,8 @@ class EventLog:
         kind = "subgroup" if isinstance(header, SubgroupHeader) else "fetch"
         for event in events:
             match event:
-                case ObjectHeader():
-                    data = _object(event, {"stream_id": stream_id})
+                case WholeObject(header=each) | (ObjectHeader() as each):
+                    data = _object(each, {"stream_id": stream_id})
                     if isinstance(header, SubgroupHeader):
                         data.pop("publisher_priority", None)
                         data["group_id"] = header.group

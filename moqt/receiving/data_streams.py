@@ -13,7 +13,15 @@ from moqt.receiving.receiver import IncomingStream, Via
 from moqt.values.codes import GroupOrder, StreamErrorCode
 from moqt.values.errors import MalformedTrack, protocol_violation
 from moqt.wire.codec import FetchDecoder, SubgroupDecoder
-from moqt.wire.objects import FetchHeader, ObjectHeader, RangeMarker, StreamKind, SubgroupHeader
+from moqt.wire.objects import (
+    FetchHeader,
+    ObjectHeader,
+    Payload,
+    RangeMarker,
+    StreamKind,
+    SubgroupHeader,
+    WholeObject,
+)
 
 if TYPE_CHECKING:
     from moqt.values.deadlines import Deadline
@@ -312,7 +320,8 @@ class DataIn:
         if self.chosen is None or self.chosen.over:
             assert self.decoder is not None
             events = deepcopy(self.decoder).feed(bytes(self.held) + data)
-            first = next((event for event in events if isinstance(event, ObjectHeader)), None)
+            headers = (e.header if isinstance(e, WholeObject) else e for e in events)
+            first = next((each for each in headers if isinstance(each, ObjectHeader)), None)
             if first is not None or self.ended:
                 self.chosen = aliases.subscriber(header.track_alias, first)
         return self.chosen
@@ -346,21 +355,21 @@ class DataIn:
         receiver = recipient.receiver
         try:
             for event in events:
-                if isinstance(event, _PAYLOAD):
-                    header = incoming.header
-                    assert header is not None
+                if isinstance(event, WholeObject):
+                    header, payload = event
+                    if not receiver.object_arrived(incoming, header, payload):
+                        tell_in_steps(recipient, incoming, header, payload)
+                elif isinstance(event, _PAYLOAD):
+                    begun = incoming.header
+                    assert begun is not None
                     receiver.object_part(incoming, event)
                     incoming.remaining -= len(event)
                     if not incoming.remaining and not self.discard:
                         incoming.header = None
-                        receiver.object_ended(incoming, header)
+                        receiver.object_ended(incoming, begun)
                 elif isinstance(event, ObjectHeader):
                     receiver.object_begun(incoming, event)
-                    incoming.remaining = event.length
-                    if event.length:
-                        incoming.header = event
-                    elif not self.discard:
-                        receiver.object_ended(incoming, event)
+                    incoming.header, incoming.remaining = event, event.length
                 elif isinstance(event, RangeMarker):
                     receiver.range_marker(incoming, event)
                 if self.discard:  # a callback gave the request up, or closed the session
@@ -406,3 +415,15 @@ class DataIn:
     def _forget(self) -> None:
         self.host.clock.cancel(self._headless)
         self.streams.ended(self)
+
+
+def tell_in_steps(
+    recipient: Recipient, incoming: IncomingStream, header: ObjectHeader, payload: Payload
+) -> None:
+    """Tell of a whole Object as of one that comes bit by bit, until somebody gives it up."""
+    receiver = recipient.receiver
+    receiver.object_begun(incoming, header)
+    if payload and not recipient.over:
+        receiver.object_part(incoming, payload)
+    if not recipient.over:
+        receiver.object_ended(incoming, header)

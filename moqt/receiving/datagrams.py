@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moqt.receiving.data_streams import DataStreams
+from moqt.receiving.data_streams import DataStreams, tell_in_steps
 from moqt.receiving.receiver import IncomingStream, Via
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
@@ -38,12 +38,8 @@ def receive_datagram(streams: DataStreams, data: bytes) -> None:
     subscriber = aliases.subscriber(decoded.track_alias, header)
     if subscriber is None or not subscriber.ready:
         return
-    receiver = subscriber.receiver
     try:
-        receiver.object_begun(incoming, header)
-        if decoded.payload and not subscriber.over:
-            receiver.object_part(incoming, decoded.payload)
-        if not subscriber.over:
-            receiver.object_ended(incoming, header)
+        if not subscriber.receiver.object_arrived(incoming, header, decoded.payload):
+            tell_in_steps(subscriber, incoming, header, decoded.payload)
     except MalformedTrack as malformed:
         host.track_malformed(subscriber, str(malformed))

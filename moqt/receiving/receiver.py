@@ -12,7 +12,7 @@ from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MoqtError
 from moqt.values.messages import Properties
 from moqt.values.names import Location
-from moqt.wire.objects import ObjectHeader, RangeMarker, SubgroupHeader
+from moqt.wire.objects import ObjectHeader, Payload, RangeMarker, SubgroupHeader
 
 
 class Via(IntEnum):
@@ -85,6 +85,16 @@ class Receiver:
 
     def stream_opened(self, stream: IncomingStream) -> None: ...
 
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        """All of an Object is there at once: whether it was taken.
+
+        If not, it is told in steps as one that comes bit by bit: `object_begun`, `object_part`
+        unless it is empty, `object_ended`.
+        """
+        return False
+
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None: ...
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None: ...
@@ -120,6 +130,8 @@ class ReceivedObject(NamedTuple):
         )
 
 
+_STEPS = frozenset({"object_begun", "object_part", "object_ended"})
+
 MAX_OBJECT_OCTETS = 64 << 20
 """Payload that is assembled at the most, unless a receiver says otherwise."""
 
@@ -127,13 +139,40 @@ MAX_OBJECT_OCTETS = 64 << 20
 class ObjectReceiver(Receiver):
     """Assembles each Object and hands it over whole, through `object_received`.
 
-    It checks that the Objects do not contradict each other (MOQT "Malformed Tracks").
+    It checks that the Objects do not contradict each other (MOQT "Malformed Tracks"). A
+    subclass that has its own `object_begun`, `object_part` or `object_ended` is told of every
+    Object in steps, unless it has its own `object_arrived`, too.
     """
 
     max_object_octets = MAX_OBJECT_OCTETS
     """A longer Object is thrown away as it comes, after `object_too_large`."""
     checker: TrackChecker | None = None
     """Receivers of one track from one publisher may share one; each makes its own otherwise."""
+
+    _in_steps = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "object_arrived" in vars(cls):
+            cls._in_steps = False
+        elif not _STEPS.isdisjoint(vars(cls)):
+            cls._in_steps = True
+
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        if self._in_steps:
+            return False
+        checker = self.checker
+        if checker is None:
+            checker = self.checker = TrackChecker()
+        checker.object(header)
+        stream.last = header
+        if header.length <= self.max_object_octets:
+            self.object_whole(stream, header, [payload] if payload else [])
+        else:
+            self.object_too_large(stream, header)
+        return True
 
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         checker = self.checker

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from moqt.track.gaps import Gaps, read_gaps, with_gaps
 from moqt.track.listeners import Source, StoreListener
+from moqt.track.properties import track_property
 from moqt.track.stored import Buffer, GroupLog, StoredObject, SubgroupLog, buffer_length
 from moqt.values.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
 from moqt.values.errors import MalformedTrack, MisuseError
@@ -76,6 +77,8 @@ class TrackStore:
         self.properties: Properties = ()
         self.default_priority = DEFAULT_PRIORITY
         self.dynamic_groups = False
+        self.max_cache_duration: float | None = None
+        """MAX_CACHE_DURATION, in seconds."""
         self.set_properties(properties)
 
     def set_properties(self, properties: Properties) -> None:
@@ -87,6 +90,8 @@ class TrackStore:
         value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
         self.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
         self.dynamic_groups = property_value(properties, PropertyType.DYNAMIC_GROUPS) == 1
+        value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
+        self.max_cache_duration = value / 1000 if isinstance(value, int) else None
 
     def request_new_group(self, value: int) -> bool:
         """A subscriber's NEW_GROUP_REQUEST: tell the application, when the rule says so.

@@ -39,7 +39,8 @@ class MessageDecoder(Protocol):
 
 
 class SubgroupDecoder(Protocol):
-    """Events: one SubgroupHeader, then per Object its ObjectHeader and its payload in parts."""
+    """Events: one SubgroupHeader, then per Object a WholeObject when all of it is in what is fed
+    at once (or it has no payload), else its ObjectHeader and its payload in parts."""
 
     max_properties: int
 
@@ -52,11 +53,11 @@ class SubgroupDecoder(Protocol):
         """Whether a FIN here would cut the stream's header or an Object."""
 
     def feed(self, data: bytes) -> list[SubgroupEvent]:
-        """What `data` brings. Payload parts are `data` itself or views into it, not copies."""
+        """What `data` brings. Payloads are `data` itself or views into it, not copies."""
 
 
 class FetchDecoder(Protocol):
-    """Events: one FetchHeader, then ObjectHeader and payload parts, or RangeMarkers."""
+    """Events: one FetchHeader, then Objects as on a subgroup stream, or RangeMarkers."""
 
     max_properties: int
     group_order: GroupOrderOf

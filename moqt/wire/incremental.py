@@ -44,8 +44,7 @@ class Incremental(ABC, Generic[T]):
             try:
                 return self._parse(data, position)
             except Truncated as cut:
-                pending += data[position:]
-                self._need = cut.need - position
+                self._hold(data, position, cut.need)
                 return None, len(data)
         while True:
             missing = self._need - len(pending)
@@ -61,3 +60,8 @@ class Incremental(ABC, Generic[T]):
                 continue
             pending.clear()
             return unit, position
+
+    def _hold(self, data: bytes, position: int, need: int) -> None:
+        """Keep `data[position:]`, of a unit that ends at `need` of `data` or later."""
+        self._pending += data[position:]
+        self._need = need - position

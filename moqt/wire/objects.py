@@ -47,6 +47,9 @@ class FetchHeader:
     request_id: int
 
 
+Payload = bytes | memoryview
+
+
 class ObjectHeader(NamedTuple):
     """One Object up to its payload of `length` octets, on a subgroup or a fetch stream.
 
@@ -67,6 +70,13 @@ class ObjectHeader(NamedTuple):
     @property
     def location(self) -> Location:
         return Location(self.group, self.object)
+
+
+class WholeObject(NamedTuple):
+    """An Object all of which came at once; `payload` has `header.length` octets."""
+
+    header: ObjectHeader
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,7 @@ class PaddingDatagram:
     length: int
 
 
-Payload = bytes | memoryview
-SubgroupEvent = SubgroupHeader | ObjectHeader | Payload
-FetchEvent = FetchHeader | ObjectHeader | RangeMarker | Payload
+SubgroupEvent = SubgroupHeader | WholeObject | ObjectHeader | Payload
+FetchEvent = FetchHeader | WholeObject | ObjectHeader | RangeMarker | Payload
 GroupOrderOf = GroupOrder | Callable[[int], GroupOrder]
 """A group order, or how to find it from the Request ID a fetch stream begins with."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
@@ -38,7 +36,12 @@ class Downstream:
     @property
     def listens(self) -> bool:
         """Whether some subscription is not paused."""
-        return any(True for _ in self._listening())
+        for request in (*self.requests, *self.offers):
+            if isinstance(request, PublisherSide) and request.state is not RequestState.CLOSED:
+                delivery = request.delivery
+                if request.parameters.forward != 0 if delivery is None else not delivery.paused:
+                    return True
+        return False
 
     @property
     def wants(self) -> bool:
@@ -68,19 +71,6 @@ class Downstream:
         """The longest RENDEZVOUS_TIMEOUT of those who wait."""
         return max((r.parameters.rendezvous_timeout or 0 for r in self.waiting), default=0)
 
-    def _listening(self) -> Iterator[PublisherSide]:
-        for request in (*self.requests, *self.offers):
-            if (
-                isinstance(request, PublisherSide)
-                and request.state is not RequestState.CLOSED
-                and (
-                    not request.delivery.paused
-                    if request.delivery is not None
-                    else request.parameters.forward != 0
-                )
-            ):
-                yield request
-
     def subscriptions(self) -> list[PublisherSide]:
         """The established ones."""
         return [
@@ -89,14 +79,11 @@ class Downstream:
             if isinstance(request, PublisherSide) and request.state is RequestState.ESTABLISHED
         ]
 
-    def let_go(self, request: PublisherSide) -> None:
+    def let_go(self) -> None:
         """Apply the updates that waited for upstream."""
-        self.deferred.pop(request, None)
-        request.apply_held_updates()
-
-    def let_go_all(self) -> None:
         for request in tuple(self.deferred):
-            self.let_go(request)
+            self.deferred.pop(request, None)
+            request.apply_held_updates()
 
     def prune(self) -> None:
         """Forget what is over."""

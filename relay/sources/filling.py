@@ -76,10 +76,10 @@ class Filling:
                 if not log.finished and (header.group, header.subgroup) not in self._feeds:
                     # No live stream feeds it, so nobody will ever say that it ends.
                     log.broken = True
-            if stored.length:
-                cache.age(store, stored)
-            else:
+            if not stored.length:
                 store.complete(stored)
+            elif store.max_cache_duration is not None:
+                cache.age(store, stored)
         if not stored.complete:
             self.bringing[stored] = self.bringing.get(stored, 0) + 1
         return Arrival(stored)

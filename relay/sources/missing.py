@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 
 from moqt.session import Session
-from moqt.track.stored import StoredObject
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after
@@ -34,11 +33,6 @@ class Ranges:
     @property
     def idle(self) -> bool:
         return not self.fetches and not self.queue
-
-    def read(self, stored: StoredObject) -> None:
-        """`stored` was sent to somebody, or evicted."""
-        for fetch in self.fetches:
-            fetch.read(stored)
 
     def stop(self) -> None:
         """Nobody reads any more: cancel everything."""

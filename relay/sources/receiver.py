@@ -30,6 +30,9 @@ class UpstreamReceiver(Receiver):
     """Objects of one upstream request, on their way into the store."""
 
     live: bool
+    """It is a subscription: what it brings is new."""
+    whole: bool
+    """What came on a live one is all there was: nothing was reset, or a datagram."""
 
     def __init__(self, filling: Filling, session: Session) -> None:
         self.filling = filling
@@ -50,9 +53,12 @@ class UpstreamReceiver(Receiver):
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         state = self._stream(stream)
         follows, state.previous = state.previous, header.object
-        if self.live and header.subgroup is not None and state.subgroup is None:
-            state.subgroup = (header.group, header.subgroup)
-            self.filling.feed_opened(state.subgroup)
+        if self.live:
+            if header.subgroup is None:
+                self.whole = False  # others like it may have been lost
+            elif state.subgroup is None:
+                state.subgroup = (header.group, header.subgroup)
+                self.filling.feed_opened(state.subgroup)
         if header.status is not ObjectStatus.NORMAL:
             self.filling.status(header)
             return

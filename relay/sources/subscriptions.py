@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Protocol
 
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
-from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState
+from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
-from moqt.wire.objects import ObjectHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
+
+
+def _ignore(answer: RequestOk | RequestError) -> None:
+    """An answer that changes nothing: a refusal ends the request, and that is told by itself."""
 
 
 class Subscribed(Filled, Protocol):
@@ -58,7 +60,6 @@ class UpstreamSubscription(UpstreamReceiver):
         self.paused = False
         """FORWARD 0 is in force: the publisher said so, or we asked for it."""
         self.whole = True
-        """No stream was reset: what came is all there was."""
         self.used = False
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
@@ -80,14 +81,14 @@ class UpstreamSubscription(UpstreamReceiver):
         """Pause or resume it (MOQT "Paused Subscription Handling")."""
         if not self.established or wanted is not self.paused:
             return
-        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else None):
+        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else _ignore):
             self.paused = not wanted
             self._resuming += wanted
             self.whole = False
 
-    def _resumed(self, accepted: bool) -> None:
+    def _resumed(self, answer: RequestOk | RequestError) -> None:
         self._resuming -= 1
-        if accepted:
+        if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
@@ -97,18 +98,16 @@ class UpstreamSubscription(UpstreamReceiver):
         if not self._refreshing:
             self._refreshing = self.update(Parameters(), self._refreshed)
 
-    def _refreshed(self, accepted: bool) -> None:
+    def _refreshed(self, answer: RequestOk | RequestError) -> None:
         self._refreshing = False
-        if accepted:
+        if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
 
     def ask_new_group(self, value: int) -> None:
         """NEW_GROUP_REQUEST of somebody downstream (MOQT "NEW GROUP REQUEST")."""
         self.update(Parameters(new_group_request=value))
 
-    def update(
-        self, parameters: Parameters, answered: Callable[[bool], None] | None = None
-    ) -> bool:
+    def update(self, parameters: Parameters, answered: UpdateAnswer = _ignore) -> bool:
         """REQUEST_UPDATE; False when the subscription takes none any more."""
         request = self.request
         if (
@@ -118,12 +117,8 @@ class UpstreamSubscription(UpstreamReceiver):
         ):
             return False
 
-        def heard(answer: RequestOk | RequestError) -> None:
-            if answered is not None:
-                answered(isinstance(answer, RequestOk))
-
         try:
-            request.update(parameters, heard)
+            request.update(parameters, answered)
         except MoqtError:
             return False
         return True
@@ -164,11 +159,6 @@ class UpstreamSubscription(UpstreamReceiver):
             self.whole = False  # given up waiting: the rest was lost on the way
         self._end_streams()
         self.track.upstream_done(self, code, reason)
-
-    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        if header.subgroup is None:
-            self.whole = False  # others like it may have been lost
-        super().object_begun(stream, header)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         state = self.streams.pop(stream.stream_id, None)

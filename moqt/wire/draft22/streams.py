@@ -29,6 +29,7 @@ from moqt.wire.objects import (
     RangeMarker,
     StreamKind,
     SubgroupHeader,
+    WholeObject,
 )
 from moqt.wire.primitives import check_key_values, encode_octets
 from moqt.wire.vi64 import Buffer, Truncated, decode_vi64, encode_vi64
@@ -139,7 +140,7 @@ H = TypeVar("H")
 
 
 class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
-    """Objects of one stream, their payloads passed through in the parts they come in."""
+    """Objects of one stream: whole ones at once, others in the parts they come in."""
 
     __slots__ = ("_remaining", "_started", "max_properties")
 
@@ -154,29 +155,47 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
         """Whether a FIN here would cut the stream's header or an Object."""
         return not self._started or self._remaining > 0 or bool(self._pending)
 
-    def feed(self, data: bytes) -> list[H | ObjectHeader | Payload]:
+    def feed(self, data: bytes) -> list[H | WholeObject | ObjectHeader | Payload]:
         """What `data`, the next octets of the stream, brings.
 
-        A payload part is `data` itself or a view into it: nothing is copied.
+        A payload, or part of one, is `data` itself or a view into it: nothing is copied.
         Raises SessionError; the decoder is then of no further use.
         """
         size = len(data)
         if size <= self._remaining:  # the middle of a payload, nearly always
             self._remaining -= size
             return [data] if size else []
-        events: list[H | ObjectHeader | Payload] = []
+        events: list[H | WholeObject | ObjectHeader | Payload] = []
         view = memoryview(data)
-        position = 0
+        position = self._remaining
+        if position:
+            self._remaining = 0
+            events.append(view[:position])
         while position < size:
-            if self._remaining:
-                part = view[position : position + self._remaining]
-                self._remaining -= len(part)
-                position += len(part)
-                events.append(part)
-            else:
+            if self._pending:
                 event, position = self._take(data, position)
-                if event is not None:
-                    events.append(event)
+                if event is None:
+                    break
+            else:
+                try:
+                    event, position = self._parse(data, position)
+                except Truncated as cut:
+                    self._hold(data, position, cut.need)
+                    break
+            if not isinstance(event, ObjectHeader):
+                events.append(event)
+                continue
+            length = event.length
+            end = position + length
+            if end <= size:
+                events.append(WholeObject(event, view[position:end] if length else b""))
+                position = end
+            else:
+                events.append(event)
+                if position < size:
+                    events.append(view[position:])
+                self._remaining = end - size
+                break
         return events
 
 
@@ -197,14 +216,21 @@ class SubgroupDecoder(_ObjectStreamDecoder[SubgroupHeader]):
     def _parse(self, buffer: Buffer, position: int) -> tuple[SubgroupHeader | ObjectHeader, int]:
         if not self._started:
             return self._header(buffer, position)
-        delta, position = decode_vi64(buffer, position)
+        delta = buffer[position]
+        if delta < 0x80:  # nearly always
+            position += 1
+        else:
+            delta, position = decode_vi64(buffer, position)
         # The first delta is the Object ID itself, as "previous" -1 makes it.
         object_id = self._previous + delta + 1
         if object_id > MAX_VI64:
             raise _too_large("Object")
         properties = b""
         if self.flags & _SUBGROUP_PROPERTIES:
-            properties, position = _properties(buffer, position, self.max_properties)
+            if buffer[position : position + 1] == b"\0":  # none, nearly always
+                position += 1
+            else:
+                properties, position = _properties(buffer, position, self.max_properties)
         length, position = decode_vi64(buffer, position)
         status = ObjectStatus.NORMAL
         if not length:
@@ -212,7 +238,6 @@ class SubgroupDecoder(_ObjectStreamDecoder[SubgroupHeader]):
         if self._subgroup is None:
             self._subgroup = object_id
         self._previous = object_id
-        self._remaining = length
         header = ObjectHeader(
             self._group, object_id, self._subgroup, self._priority, properties, length, status
         )
@@ -335,7 +360,6 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
             length, position = decode_vi64(buffer, position)
             self._location = Location(group, object_id)
             self._subgroup = 0
-            self._remaining = length
             return ObjectHeader(group, object_id, 0, self._priority, b"", length), position
         if prior is None and flags & _FETCH_LOCATION != _FETCH_LOCATION:
             raise protocol_violation("first Object of a fetch stream without Group and Object ID")
@@ -372,7 +396,6 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
         self._priority = priority
         if subgroup is not None:
             self._subgroup = subgroup
-        self._remaining = length
         return ObjectHeader(group, object_id, subgroup, priority, properties, length), position
 
     def _header(self, buffer: Buffer, position: int) -> tuple[FetchHeader, int]:

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS
 from kvcs.names.errors import (
     MisuseError,
     NotAuthorized,
@@ -20,6 +19,7 @@ from kvcs.names.errors import (
 from kvcs.names.manifest import Manifest
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving.destinations import ArrayDestination, FileDestination
+from kvcs.retrieving.receivers import DataReceiver
 from kvcs.retrieving.retrieval import Retrieval
 from kvsp.blocks.kv_files import KvFile
 from kvsp.blocks.layout import allocate
@@ -27,7 +27,6 @@ from kvsp.names import ijson
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
-from moqt.receiving.receiver import ObjectReceiver
 from moqt.session import SessionConfig
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.names import Location
@@ -493,15 +492,15 @@ def longer(*locations):
 
 @pytest.mark.parametrize("mode", ["fetch", "live"])
 async def test_an_object_longer_than_a_block_can_be_is_thrown_away_as_it_comes(mode, monkeypatch):
-    begun = []
-    take = ObjectReceiver.object_part
+    thrown = []
+    tell = DataReceiver.object_too_large
 
-    def object_part(self, stream, part):
-        take(self, stream, part)
-        if stream.state is None and self.max_object_octets < MAX_MANIFEST_OCTETS:
-            begun.append(part)
+    def object_too_large(self, stream, header):
+        assert stream.state is None
+        thrown.append(header.location)
+        tell(self, stream, header)
 
-    monkeypatch.setattr(ObjectReceiver, "object_part", object_part)
+    monkeypatch.setattr(DataReceiver, "object_too_large", object_too_large)
     publication = produced()
     handler = publisher(publication)
     bad = altered(publication.tracks[1], longer((2, 1)))
@@ -509,7 +508,7 @@ async def test_an_object_longer_than_a_block_can_be_is_thrown_away_as_it_comes(m
     async with Link(handler) as link, link.consumer(mode=mode) as consumer:
         with pytest.raises(VerificationFailed, match="trailing-octets 4"):
             await collect(consumer)
-        assert begun
+        assert set(thrown) == {(2, 1)}
         await link.assert_clean()
 
 

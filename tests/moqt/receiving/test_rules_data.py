@@ -417,7 +417,7 @@ def test_a_subscription_that_joins_the_current_group_is_the_drafts_example_on_th
         (group_25, (25, 0), True),
         (end, (26, 0), True),
     ):
-        header, begun, *_ = CODEC.subgroup_decoder().feed(data)
+        header, whole, *_ = CODEC.subgroup_decoder().feed(data)
         assert (header.group, header.priority, header.first_object) == (group, 100, first)
-        assert begun.object == object_id
-    assert begun.status is ObjectStatus.END_OF_TRACK
+        assert whole.header.object == object_id
+    assert whole.header.status is ObjectStatus.END_OF_TRACK

@@ -23,6 +23,7 @@ from moqt.wire.objects import (
     RangeMarker,
     StreamKind,
     SubgroupHeader,
+    WholeObject,
 )
 from moqt.wire.primitives import encode_key_values
 from moqt.wire.vi64 import encode_vi64
@@ -46,11 +47,13 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def run(decoder: Any, parts: list[bytes]) -> list[Any]:
-    """All events, the parts of each payload joined."""
+    """All events, the parts of each payload joined; whole Objects as header and payload."""
     events: list[Any] = []
     for part in parts:
         for event in decoder.feed(part):
-            if not isinstance(event, bytes | memoryview):
+            if isinstance(event, WholeObject):
+                events += [event.header, bytes(event.payload)] if event.payload else [event.header]
+            elif not isinstance(event, bytes | memoryview):
                 events.append(event)
             elif isinstance(events[-1], bytes):
                 events[-1] += bytes(event)
@@ -180,9 +183,39 @@ def test_the_middle_of_a_payload_is_passed_on_without_a_copy() -> None:
     *_, part = decoder.feed(first)
     assert isinstance(part, memoryview) and part.obj is first and len(part) == 1000
     assert decoder.feed(middle)[0] is middle
-    part, header = decoder.feed(last)
+    part, end = decoder.feed(last)
     assert isinstance(part, memoryview) and part.obj is last and len(part) == 9000
-    assert header == ObjectHeader(2, 1, 0, 128, b"", 0, ObjectStatus.END_OF_GROUP)
+    assert end == (ObjectHeader(2, 1, 0, 128, b"", 0, ObjectStatus.END_OF_GROUP), b"")
+
+
+def test_an_object_that_is_all_there_is_one_event_and_its_payload_no_copy() -> None:
+    decoder = CODEC.subgroup_decoder()
+    data = b"\x10\x01\x02\x80" + b"\x00\x05hello" + b"\x00\x00\x00" + b"\x00\x05wo"
+    header, hello, empty, begun, part = decoder.feed(data)
+    assert header == SubgroupHeader(1, 2, 0, 128)
+    assert isinstance(hello, WholeObject) and isinstance(hello.payload, memoryview)
+    assert hello == (ObjectHeader(2, 0, 0, 128, b"", 5), b"hello") and hello.payload.obj is data
+    assert empty == WholeObject(ObjectHeader(2, 1, 0, 128, b"", 0), b"")
+    assert begun == ObjectHeader(2, 2, 0, 128, b"", 5) and bytes(part) == b"wo"  # type: ignore[arg-type]
+    assert decoder.feed(b"rld") == [b"rld"]
+
+
+@given(subgroup_streams())
+def test_every_object_of_a_stream_that_comes_at_once_is_whole(
+    stream: tuple[bytes, list[Any]],
+) -> None:
+    data, events = stream
+    _, *objects = CODEC.subgroup_decoder().feed(data)
+    assert [each.header for each in objects if isinstance(each, WholeObject)] == [
+        event for event in events if isinstance(event, ObjectHeader)
+    ]
+    assert all(isinstance(each, WholeObject) for each in objects)
+
+
+def test_an_object_whose_header_was_cut_is_whole_when_the_rest_comes_at_once() -> None:
+    decoder = CODEC.subgroup_decoder()
+    decoder.feed(b"\x10\x01\x02\x80\x00")
+    assert decoder.feed(b"\x05hello") == [WholeObject(ObjectHeader(2, 0, 0, 128, b"", 5), b"hello")]
 
 
 def test_a_payload_of_any_announced_length_reserves_nothing() -> None:
@@ -208,9 +241,8 @@ def test_a_header_that_is_not_complete_is_all_that_is_held() -> None:
     head = b"\x11\x01\x02\x80\x00" + encode_vi64(len(props)) + props
     decoder.feed(head)
     assert 40_000 < decoder.buffered <= len(head)
-    events = decoder.feed(b"\x05hello\x00")
-    assert events[0] == ObjectHeader(2, 0, 0, 128, props, 5)
-    assert bytes(events[1]) == b"hello"  # type: ignore[arg-type]
+    (event,) = decoder.feed(b"\x05hello\x00")
+    assert event == WholeObject(ObjectHeader(2, 0, 0, 128, props, 5), b"hello")
     assert decoder.buffered == 1
 
 
@@ -360,7 +392,7 @@ def test_the_group_order_can_be_found_by_request_id_or_set_before_the_second_obj
 def test_a_prior_subgroup_is_that_of_the_last_object_that_had_one() -> None:
     data = bytes.fromhex("05061f0105000a0040000200")
     *_, after = CODEC.fetch_decoder(GroupOrder.ASCENDING).feed(data)
-    assert after == ObjectHeader(1, 2, 6, 10, b"", 0)
+    assert after == WholeObject(ObjectHeader(1, 2, 6, 10, b"", 0), b"")
 
 
 @pytest.mark.parametrize(

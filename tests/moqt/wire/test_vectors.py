@@ -63,6 +63,7 @@ from moqt.wire.objects import (
     RangeMarker,
     StreamKind,
     SubgroupHeader,
+    WholeObject,
 )
 from moqt.wire.primitives import (
     Reader,
@@ -294,18 +295,30 @@ def decode_control(data: bytes, _: dict[str, Any]) -> Any:
     return decoded
 
 
+def in_steps(events: list[Any]) -> list[Any]:
+    """Objects, all of them whole, as their header and then their payload if there is any."""
+    steps: list[Any] = []
+    for event in events:
+        assert not isinstance(event, ObjectHeader | bytes | memoryview)
+        if isinstance(event, WholeObject):
+            steps += [event.header, event.payload] if event.payload else [event.header]
+        else:
+            steps.append(event)
+    return steps
+
+
 def decode_subgroup(data: bytes, _: dict[str, Any]) -> list[Any]:
     decoder = CODEC.subgroup_decoder()
     events = decoder.feed(data)
     assert not decoder.mid_object
-    return events
+    return in_steps(events)
 
 
 def decode_fetch(data: bytes, fields: dict[str, Any]) -> list[Any]:
     decoder = CODEC.fetch_decoder(GroupOrder(fields.get("group_order", 1)))
     events = decoder.feed(data)
     assert not decoder.mid_object
-    return events
+    return in_steps(events)
 
 
 def encode_subgroup(events: list[Any], fields: dict[str, Any]) -> bytes:
