@@ -7,11 +7,9 @@ import hmac
 import os
 import re
 import secrets
-import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import rfc8785
@@ -31,8 +29,9 @@ from kvsp.names.codes import (
     DecodeErrorName,
     ElementType,
 )
-from kvsp.names.errors import DecodeError, ScopeFileError
+from kvsp.names.errors import DecodeError, FileError, ScopeFileError
 from kvsp.names.prefix import complete_blocks
+from kvsp.names.private_files import create_private, read_private
 
 if TYPE_CHECKING:
     import numpy as np
@@ -371,28 +370,14 @@ class Scope:
         Raises ScopeFileError when it cannot be read or others have any access to it,
         DecodeError as `from_json` does, with the file's name in the detail.
         """
-        name = os.fspath(path)
         try:
-            # a pipe must not hold the caller up, so it is looked at before it is read
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise ScopeFileError(f"{name}: not a regular file")
-                if status.st_mode & 0o077:
-                    raise ScopeFileError(
-                        f"{name}: others than its owner have access "
-                        f"(mode {stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {name}"
-                    )
-                data = file.read(MAX_SCOPE_FILE_OCTETS + 1)
-        except OSError as error:
-            raise ScopeFileError(f"{name}: {error.strerror or error}") from error
-        if len(data) > MAX_SCOPE_FILE_OCTETS:
-            raise ScopeFileError(f"{name}: larger than {MAX_SCOPE_FILE_OCTETS} octets")
+            data = read_private(path, MAX_SCOPE_FILE_OCTETS)
+        except FileError as error:
+            raise ScopeFileError(str(error)) from error
         try:
             return cls.from_json(data)
         except DecodeError as error:
-            raise error.within(name) from None
+            raise error.within(os.fspath(path)) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new scope file with mode 0600, whole or not at all.
@@ -400,32 +385,10 @@ class Scope:
         Raises ScopeFileError when the file exists (it is never overwritten: whoever
         loses a scope key loses every cache named by it) or cannot be written.
         """
-        target = Path(path)
-        text = ijson.canonical({"scope_key": self._key.hex()}) + b"\n"
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    os.fchmod(descriptor, 0o600)
-                    file.write(text)
-                    file.flush()
-                    os.fsync(descriptor)
-                # unlike rename, link fails when the target exists
-                os.link(temporary, target)
-            finally:
-                temporary.unlink()
-            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except FileExistsError:
-            raise ScopeFileError(
-                f"{target}: exists already and is not overwritten; choose another name"
-            ) from None
-        except OSError as error:
-            raise ScopeFileError(f"{target}: {error.strerror or error}") from error
+            create_private(path, ijson.canonical({"scope_key": self._key.hex()}) + b"\n")
+        except FileError as error:
+            raise ScopeFileError(str(error)) from error
 
     def mac(self, message: bytes) -> bytes:
         """HMAC-SHA-256 of `message` under the Scope Key, 32 octets."""

@@ -1,0 +1,116 @@
+"""Files that only their owner may read, or only their owner may write: one rule for all of them.
+
+What is opened is what is judged: a symbolic link stands for the file it leads to (secrets are
+mounted as links), and a rename between the look and the reading changes nothing. Who the owner
+is, is not asked: the file was named by whoever started the process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from kvsp.names.errors import FileError
+
+_OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def read_private(
+    path: str | os.PathLike[str], limit: int, *, others_may_read: bool = False
+) -> bytes:
+    """The octets of a regular file, at most `limit`, that nobody but its owner may write
+    and, unless `others_may_read`, read.
+
+    Raises FileError, which names the file and what to run, never its content.
+    """
+    try:
+        # a pipe must not hold the caller up, so it is looked at before it is read
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise FileError(f"{path}: not a regular file")
+            if others_may_read and mode & _OTHERS_WRITE:
+                raise FileError(
+                    f"{path}: others than its owner may write it; run: chmod go-w {path}"
+                )
+            if not others_may_read and mode & _OTHERS_ACCESS:
+                raise FileError(
+                    f"{path}: others than its owner have access "
+                    f"(mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}"
+                )
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    if len(data) > limit:
+        raise FileError(f"{path}: larger than {limit} octets")
+    return data
+
+
+def create_private(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a new file of mode 0600, whole or not at all.
+
+    Raises FileError when it exists, which is never overwritten, or cannot be written.
+    """
+    target = Path(path)
+    try:
+        temporary = _written(target, data)
+        try:
+            # unlike rename, link fails when the target exists
+            os.link(temporary, target)
+        finally:
+            temporary.unlink()
+        try:
+            _sync_folder(target)
+        except OSError:
+            target.unlink()
+            raise
+    except FileExistsError:
+        raise FileError(
+            f"{target}: exists already and is not overwritten; choose another name"
+        ) from None
+    except OSError as error:
+        raise FileError(f"{target}: {error.strerror or error}") from error
+
+
+def replace_private(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file in the place of `path`, whole or not at all, with the mode that one has
+    (0600 where there is none). Raises FileError."""
+    target = Path(path)
+    try:
+        temporary = _written(target, data)
+        try:
+            if target.exists():
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) & 0o777)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"{target}: {error.strerror or error}") from error
+
+
+def _written(target: Path, data: bytes) -> Path:
+    """A file beside `target` that holds `data` on the disk."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        temporary.unlink()
+        raise
+    return temporary
+
+
+def _sync_folder(target: Path) -> None:
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
