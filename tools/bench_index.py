@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvsp.http.auth import EVERY_SCOPE, Principal
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import Entry, ReplicaStore, StoreLimits
 from kvsp.index.stored import stored_form
 from kvsp.names.identity import Descriptor
+from kvsp.principals import EVERY_SCOPE, Principal
 from kvsp.records.records import LookupRequest, ReplicaRecord, replica_digest
 
 SCOPE = bytes(16)

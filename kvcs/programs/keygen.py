@@ -11,18 +11,22 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from kvcs.names.errors import FileError
-from kvcs.principals import (
-    EVERY_SCOPE,
-    principals_with,
-    record,
-    replace_principals,
-    write_token,
-)
 from kvsp.cli.plain import PlainCommand, PlainGroup
-from kvsp.http.auth import ROLES, new_token, token_digest
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.identity import Scope
+from kvsp.names.private_files import replace_private
 from kvsp.names.uris import check_holder_uri
+from kvsp.principals import (
+    EVERY_SCOPE,
+    READ,
+    RIGHTS,
+    ROLES,
+    Principal,
+    new_token,
+    principal_entry,
+    principals_with,
+    save_token,
+)
 
 _ROLES: Final = ", ".join(sorted(ROLES))
 
@@ -116,25 +120,28 @@ def token(
         _fail(f"{file}: a token and its record go to different files", 2)
     _check_names(role or (), uri or ())
     secret = new_token()
-    rights = ["read"] if read_only else ["read", "write"]
+    rights = frozenset({READ}) if read_only else RIGHTS
     try:
         scope = EVERY_SCOPE
         if scope_key_file is not None:
             scope = Scope.load(scope_key_file).scope_id.hex()
-        digest = token_digest(secret).hex()
-        entry = record(
-            principal or file.stem, digest, scope, rights, roles=role or (), uris=uri or ()
+        who = Principal(
+            name=principal or file.stem,
+            roles=frozenset(role or ()),
+            uris=frozenset(uri or ()),
+            scopes={scope: rights},
         )
+        entry = principal_entry(who, [secret])
         text = principals_with(principals, entry)
     except KvspError as error:
         _fail(str(error), 2)
     try:
-        write_token(file, secret)
+        save_token(file, secret)
         try:
             if principals is None:
                 typer.echo(json.dumps(entry))
             else:
-                replace_principals(principals, text)
+                replace_private(principals, text)
         except BaseException:
             # nobody would know it, and a next try would find it in its way
             file.unlink(missing_ok=True)

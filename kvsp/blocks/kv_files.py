@@ -1,4 +1,4 @@
-"""KV files (safetensors), and files of tokens, descriptors and bearer tokens.
+"""KV files (safetensors), and files of token ids and of descriptors.
 
 A KV file holds `layers.{l}.k` and `layers.{l}.v`, each `[tokens, kv_heads, head_dim]`,
 and nothing else. The header is read here, not by a library, so that every offset is
@@ -37,7 +37,6 @@ MAX_HEADER_OCTETS = 100_000_000
 
 MAX_TOKENS_FILE_OCTETS = 256 << 20
 MAX_DESCRIPTOR_FILE_OCTETS = 8 << 20
-MAX_TOKEN_FILE_OCTETS = 4096
 
 _SAFETENSORS_TYPES: Final = {
     ElementType.FP16: "F16",
@@ -49,7 +48,6 @@ _SAFETENSORS_TYPES: Final = {
 }
 _LENGTH = struct.Struct("<Q")
 _TENSOR_NAME = re.compile(r"layers\.(0|[1-9][0-9]{0,9})\.(k|v)")
-_BEARER = re.compile(r"[A-Za-z0-9._~+/-]{1,1000}=*")
 _ALIGNMENT = 8
 _METADATA = "__metadata__"
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -393,19 +391,6 @@ def load_descriptor(path: str | os.PathLike[str]) -> Descriptor:
         raise error.within(os.fspath(path)) from None
 
 
-def load_token(path: str | os.PathLike[str]) -> str:
-    """Read a bearer token from a file only its owner may read.
-
-    Raises FileError naming the file, never the token.
-    """
-    target = Path(path)
-    data = _read(target, MAX_TOKEN_FILE_OCTETS, owner_only=True)
-    token = data.decode("ascii", "replace").strip()
-    if not _BEARER.fullmatch(token):
-        raise FileError(f"{target}: not one bearer token on one line")
-    return token
-
-
 # --- helpers -------------------------------------------------------------------------
 
 
@@ -495,14 +480,9 @@ def _open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def _read(path: Path, limit: int, *, owner_only: bool = False) -> bytes:
+def _read(path: Path, limit: int) -> bytes:
     try:
         with _open_regular(path) as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if owner_only and mode & 0o077:
-                raise FileError(
-                    f"others than its owner have access (mode {mode:04o}); run: chmod 600 {path}"
-                )
             data = file.read(limit + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from kvsp.blocks.kv_files import load_descriptor, load_token, load_tokens
+from kvsp.blocks.kv_files import load_descriptor, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_switch, note, print_json
 from kvsp.client import (
     BadAnswerError,
@@ -29,6 +29,7 @@ from kvsp.client import (
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.uris import check_base_uri
+from kvsp.principals import load_token
 from kvsp.records.members import shown_uri
 
 PROGRAM: Final = "kvsp"

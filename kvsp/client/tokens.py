@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
-from kvsp.blocks.kv_files import load_token
 from kvsp.names.errors import FileError
+from kvsp.principals import load_token
 
 logger = logging.getLogger("kvsp.server")
 

@@ -16,13 +16,13 @@ from kvsp.controller.core.effects import KeyPage
 from kvsp.controller.core.requests import PlaceRequest
 from kvsp.controller.core.sessions import Session
 from kvsp.controller.shell import Shell
-from kvsp.http.auth import READ
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
 from kvsp.http.service import Health, Operation, Service
 from kvsp.index.app import PAGE_PARAMETERS, page_of
 from kvsp.names.codes import MAX_DIRECTIVE_MS, InstanceState
 from kvsp.names.uris import check_uid, check_uuid, instance_id
+from kvsp.principals import READ
 from kvsp.records import cats
 from kvsp.records.estimates import Demand, Found
 from kvsp.records.members import schema_of

@@ -14,11 +14,11 @@ import msgspec
 from kvsp.client.caller import Answer, Caller
 from kvsp.client.errors import ClientError, RequestRefusedError
 from kvsp.controller.core.effects import Done, KeyPage, Refused, Report, Unreachable
-from kvsp.http.auth import EVERY_SCOPE, READ, Principal
 from kvsp.index.app import IndexApp
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, parse_hex
 from kvsp.names.uris import compat_path, instance_id
+from kvsp.principals import EVERY_SCOPE, READ, Principal
 from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem
 from kvsp.records.records import InstanceStatus, LookupRequest, LookupResponse, ReplicaRecord

@@ -37,7 +37,6 @@ from kvsp.holder.response import BlockResponse
 from kvsp.holder.store import BlockExistsError, MissError, MissReason, NoRoomError
 from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
-from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
 from kvsp.http.service import Health, Operation, Service
@@ -52,6 +51,7 @@ from kvsp.names.uris import (
     parse_block_id,
     parse_compat_id,
 )
+from kvsp.principals import READ, WRITE, Right
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
 
@@ -343,7 +343,7 @@ class HolderService(Service):
             raise _not_now(error) from error
         return no_content()
 
-    def _authorized(self, call: Call, right: str) -> BlockId:
+    def _authorized(self, call: Call, right: Right) -> BlockId:
         """The block of the path. Whether it exists is not looked at before the right is."""
         try:
             block = parse_block_id(**call.path_params)
@@ -352,7 +352,7 @@ class HolderService(Service):
         self._require(call, block.scope_id, right)
         return block
 
-    def _require(self, call: Call, scope_id: bytes, right: str) -> None:
+    def _require(self, call: Call, scope_id: bytes, right: Right) -> None:
         if not call.principal.may(scope_id, right):
             self.holder.store.counters.misses[MissReason.UNAUTHORIZED] += 1
         call.principal.require(scope_id, right)

@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kvsp.http.auth import Principal
 from kvsp.http.bodies import Bodies
 from kvsp.http.limits import HttpLimits
 from kvsp.names.codes import JSON_MEDIA_TYPE, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import parse_hex
+from kvsp.principals import Principal
 from kvsp.records.problems import Problem, ProblemName
 
 _DECIMAL: Final = re.compile("0|[1-9][0-9]{0,17}")

@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from kvsp.http.auth import WRITE
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
 from kvsp.http.service import Health, Operation, Service
@@ -24,6 +23,7 @@ from kvsp.index.service import IndexService, MissReason
 from kvsp.index.store import StoreCounts, StoreError
 from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
 from kvsp.names.uris import BlockId, check_uid, instance_id, parse_block_id, parse_compat_id
+from kvsp.principals import WRITE
 from kvsp.records.members import schema_of
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (

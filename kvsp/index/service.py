@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsp.http.auth import READ, WRITE, Principal
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import Entry, Replica, ReplicaStore, StoreFull
 from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
@@ -24,6 +23,7 @@ from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
+from kvsp.principals import READ, WRITE, Principal
 from kvsp.records import costs
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
@@ -303,7 +303,7 @@ class IndexService:
         """
         principal.require_holder(holder)
         scopes = [bytes.fromhex(key) for key in principal.scopes if key != "*"]
-        everywhere = principal.may(b"", WRITE)
+        everywhere = principal.may(None, WRITE)
         writable = [scope for scope in scopes if principal.may(scope, WRITE)]
         count = self.store.delete_holder(holder, None if everywhere else writable)
         self._count("withdrawn", count)

@@ -9,7 +9,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from starlette.responses import Response, StreamingResponse
 
-from kvsp.http.auth import READ, WRITE
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
 from kvsp.http.service import Health, Operation, Service
@@ -21,6 +20,7 @@ from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, DecodeErrorName, Tier
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import parse_hex
 from kvsp.names.uris import BlockId, check_uuid, directive_path
+from kvsp.principals import READ, WRITE, Right
 from kvsp.records import cats
 from kvsp.records.estimates import Demand, Found
 from kvsp.records.problems import Problem, ProblemName
@@ -260,7 +260,7 @@ class InstanceService(Service):
         progress = await self.shell.sessions.resume_session(request)
         return json_response(progress.to_dict())
 
-    def _readable(self, call: Call, right: str) -> str:
+    def _readable(self, call: Call, right: Right) -> str:
         """The session of the path, which the sender may read or end."""
         name = _uuid(call, "session")
         serving = self._agent.sessions.find(name)

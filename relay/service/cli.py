@@ -22,7 +22,7 @@ from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 from relay.config import RelayConfig
-from relay.rights.tokens import AuthFileError, TokenPolicy
+from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.daemon import DaemonConfig, Upstream, run
 
@@ -187,7 +187,7 @@ def relay_command(
     logging.getLogger("quic").setLevel(max(level, logging.WARNING))
     try:
         policy = None if auth is None else TokenPolicy(auth)
-    except AuthFileError as error:
+    except PrincipalsFileError as error:
         raise _Usage(f"--auth: {error}") from None
     if upstream is not None and _is_here(upstream, host, port):
         raise _Usage("--upstream is this relay itself: it would ask itself for what it has not")

@@ -12,10 +12,10 @@ import pytest
 from kvsp.blocks.container import Container
 from kvsp.client.client import Client
 from kvsp.client.errors import NotAuthorizedError
-from kvsp.http.auth import Principal, new_token, principal_entry
 from kvsp.instance.engines.toy import ToyEngine
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.uris import BlockId
+from kvsp.principals import Principal, new_token, principal_entry
 from tests.e2e.kvsp_support import free_port, toml
 from tests.e2e.support import BIN, Process
 from tests.kvsp.support_server import Authority

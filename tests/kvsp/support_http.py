@@ -14,7 +14,8 @@ from urllib.parse import unquote
 from kvsp.client.caller import Caller, Token
 from kvsp.client.limits import ClientLimits
 from kvsp.http.app import App
-from kvsp.http.auth import Credentials, Principal, unauthorized
+from kvsp.http.auth import Credentials, unauthorized
+from kvsp.principals import Principal
 
 BASE = "https://h1.example/kvsp/"
 

@@ -20,12 +20,13 @@ from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.http.app import App
-from kvsp.http.auth import ROLES, Principal, PrincipalsFile, new_token, principal_entry
+from kvsp.http.auth import PrincipalsFile
 from kvsp.http.limits import HttpLimits
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.names.identity import Descriptor
+from kvsp.principals import ROLES, Principal, new_token, principal_entry
 from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import (
     DESCRIPTOR,

@@ -25,9 +25,9 @@ from schemathesis.core.transport import Response
 from schemathesis.specs.openapi import checks
 
 from kvsp.http.app import App
-from kvsp.http.auth import ROLES, Principal
 from kvsp.instance.app import InstanceService
 from kvsp.names.uris import instance_id
+from kvsp.principals import ROLES, Principal
 from kvsp.records.records import ReplicaRecord
 from tests.kvsp.controller import support as placement
 from tests.kvsp.controller.deployment import Deployment

@@ -24,8 +24,8 @@ from kvsp.controller.core.prefetching import DirectiveTable
 from kvsp.controller.core.requests import Placement, PlaceRequest
 from kvsp.controller.core.sessions import KIND as SESSION
 from kvsp.controller.core.sessions import SessionTable
-from kvsp.http.auth import Principal
 from kvsp.names.codes import InstanceState
+from kvsp.principals import Principal
 from kvsp.records.estimates import Candidate, Choice, Demand, Found
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import InstanceStatus, SessionCheckpoint, SessionProgress

@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from kvcs.names.errors import FileError
-from kvcs.principals import replace_principals, write_token
-from kvsp.http.auth import ROLES, Credentials, PrincipalsFile
+from kvsp.http.auth import Credentials, PrincipalsFile
 from kvsp.names.identity import Scope
+from kvsp.names.private_files import replace_private
+from kvsp.principals import ROLES, load_principals, save_token
 from moqt.token_file import read_token_file
-from relay.rights.tokens import load_principals
+from relay.rights.policy import Action
+from relay.rights.tokens import TokenPolicy
 from tests.paths import ROOT
+from tests.relay.star import Star
 
 
 def keygen(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -74,8 +77,10 @@ def test_relay_and_kvsp_services_read_the_same_file_of_principals(tmp_path: Path
     options = ("--every-scope", "--principals", "p.json", "--role", "instance", "--uri", holder)
     assert keygen("token", "t", *options, folder=tmp_path).returncode == 0
     token = read_token_file(tmp_path / "t")
-    (at_relay,) = load_principals(tmp_path / "p.json")
-    assert at_relay.digests == (hashlib.sha256(token).digest(),)
+    policy = TokenPolicy(tmp_path / "p.json")
+    session = Star().connect().server
+    for action in Action:
+        assert policy.allow(session, action, (b"anything",), ((0, token),))
     principals = PrincipalsFile(tmp_path / "p.json")
     principal = principals.authenticate(Credentials(authorization=f"Bearer {token.decode()}"))
     assert principal.name == "t" and principal.may(bytes(16), "write")
@@ -177,9 +182,9 @@ def test_a_token_file_that_cannot_be_written_whole_is_removed(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FileError, match="No space left"):
-        write_token(tmp_path / "t", "secret")
+        save_token(tmp_path / "t", "secret")
     with pytest.raises(FileError, match="No space left"):
-        replace_principals(tmp_path / "p.json", b"{}")
+        replace_private(tmp_path / "p.json", b"{}")
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,6 @@ from kvsp.holder.records.index_client import HttpIndexClient
 from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.http.server import Server, ServerSettings
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexLimits, IndexService
@@ -34,6 +33,7 @@ from kvsp.index.sqlite import SqliteStore
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.uris import BlockId
+from kvsp.principals import Principal
 from kvsp.records.records import ReplicaRecord, replica_digest
 from tests.kvsp.holder.support import DESCRIPTOR, OCTETS, container, octets
 from tests.kvsp.support_http import Principals, caller

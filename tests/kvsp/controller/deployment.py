@@ -15,11 +15,11 @@ from kvsp.controller.core.limits import ControllerLimits
 from kvsp.controller.journal import Journal
 from kvsp.controller.shell import Shell
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.names.uris import instance_id
+from kvsp.principals import Principal
 from tests.kvsp.controller.support import H1, SESSION, A, B, checkpoint, status
 from tests.kvsp.support_http import BASE, Client, Principals
 

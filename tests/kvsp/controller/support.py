@@ -12,8 +12,8 @@ import pytest
 from kvsp.controller.core.controller import Controller
 from kvsp.controller.core.effects import Command, Key
 from kvsp.controller.core.limits import ControllerLimits
-from kvsp.http.auth import Principal
 from kvsp.names.codes import InstanceState
+from kvsp.principals import Principal
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import InstanceStatus, Link, ReplicaRecord, Sampler, SessionCheckpoint
 from kvsp.records.sharding import Shard, ShardMap

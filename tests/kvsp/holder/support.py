@@ -22,11 +22,11 @@ from kvsp.holder.records.publishing import (
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import HostTier, TierStorage
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.http.limits import HttpLimits
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
+from kvsp.principals import Principal
 from kvsp.records.records import ReplicaRecord
 from tests.kvsp.support_http import BASE, Client, Principals
 from tests.kvsp.support_vectors import geometry, stream

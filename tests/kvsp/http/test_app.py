@@ -12,12 +12,13 @@ import pytest
 from starlette.responses import Response
 
 from kvsp.http.app import App
-from kvsp.http.auth import Credentials, LoopbackOnly, Principal
+from kvsp.http.auth import Credentials, LoopbackOnly
 from kvsp.http.call import Call, Pace, json_response, no_content
 from kvsp.http.limits import HttpLimits, TokenBuckets
 from kvsp.http.service import Health, Operation, Service
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
+from kvsp.principals import Principal
 from kvsp.records.problems import PROBLEMS, Problem, ProblemName, problem_name
 from tests.kvsp.support_http import BASE, Answer, Client, Principals, running
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvsp.http.auth import (
+from kvsp.http.auth import Credentials, LoopbackOnly, PrincipalsFile, developer_token
+from kvsp.principals import (
     READ,
     WRITE,
-    Credentials,
-    LoopbackOnly,
     Principal,
-    PrincipalsFile,
     PrincipalsFileError,
-    developer_token,
     new_token,
     principal_entry,
     token_digest,

@@ -18,13 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from kvsp.http.app import App
-from kvsp.http.auth import (
-    Credentials,
-    LoopbackOnly,
-    Principal,
-    PrincipalsFile,
-    principal_entry,
-)
+from kvsp.http.auth import Credentials, LoopbackOnly, PrincipalsFile
 from kvsp.http.limits import HttpLimits
 from kvsp.http.server import (
     CannotStartError,
@@ -35,6 +29,7 @@ from kvsp.http.server import (
 )
 from kvsp.http.service import Operation, Service
 from kvsp.names.errors import KvspError as ServiceError
+from kvsp.principals import Principal, principal_entry
 from kvsp.service.settings import ListenTable
 from tests.kvsp.support_server import Authority, Who, serving
 from tests.paths import ROOT

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvsp.http.auth import Principal
 from kvsp.index.service import IndexService
 from kvsp.names.codes import InstanceState
 from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.principals import Principal
 from kvsp.records.records import InstanceStatus, Link, LookupRequest, ReplicaRecord, replica_digest
 
 DESCRIPTOR = Descriptor.parse(

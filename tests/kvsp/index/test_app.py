@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import StoreError, StoreLimits
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import compat_path, instance_id, replicas_path
+from kvsp.principals import Principal
 from kvsp.records.records import LookupResponse
 from tests.kvsp.index.support import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
 from tests.kvsp.support_http import BASE, Client, Principals, running

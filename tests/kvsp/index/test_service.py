@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvsp.http.auth import Principal
 from kvsp.index.service import IndexLimits, IndexService, MissReason
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import StoreLimits
 from kvsp.names.identity import Descriptor
+from kvsp.principals import Principal
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
     Link,

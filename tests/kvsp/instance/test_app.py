@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.instance.app import InstanceService
 from kvsp.instance.engines.toy import ToyEngine
+from kvsp.principals import Principal
 from kvsp.records.records import OutputToken, Resume
 from kvsp.records.release import FrontEnd
 from tests.kvsp.instance.support import (

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 from kvcs.programs.keygen import app as keygen
 from kvsp.cli.server import app as program
 from kvsp.client import Client as KvspClient
-from kvsp.http.auth import Principal, developer_token, principal_entry
+from kvsp.http.auth import developer_token
 from kvsp.http.server import Server as HttpServer
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from kvsp.names.uris import instance_id
+from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
 from kvsp.service.settings import SettingsError, load_settings
 from moqt.quic.certificates import make_self_signed

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from kvsp.client import Client
-from kvsp.http.auth import Principal, principal_entry
 from kvsp.http.server import Server
 from kvsp.names.uris import instance_id
+from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
 from kvsp.service.settings import load_settings
 from tests.e2e.kvsp_support import free_port

@@ -7,12 +7,13 @@ import os
 
 import pytest
 
+from kvsp.principals import PrincipalsFileError, load_principals
 from moqt.session import SessionConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
 from relay.rights.policy import Action
-from relay.rights.tokens import RIGHTS, AuthFileError, TokenPolicy, load_principals
+from relay.rights.tokens import RIGHTS, TokenPolicy
 from tests.relay.rights.principals import (
     NAME,
     NAMESPACE,
@@ -154,7 +155,7 @@ def test_a_file_that_others_may_write_is_refused_at_the_start_and_while_the_rela
     path, caplog
 ):
     path.chmod(0o664)
-    with pytest.raises(AuthFileError, match=f"chmod go-w {path}"):
+    with pytest.raises(PrincipalsFileError, match=f"chmod go-w {path}"):
         TokenPolicy(path)
     path.chmod(0o644)
     policy = TokenPolicy(path)
@@ -178,7 +179,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_a_writer(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
     for path, words in ((pipe, "not a regular file"), (tmp_path, "Is a directory")):
-        with pytest.raises(AuthFileError, match=words):
+        with pytest.raises(PrincipalsFileError, match=words):
             load_principals(path)
 
 
@@ -218,10 +219,10 @@ def test_a_token_of_another_type_gives_no_right(path):
 )
 def test_a_file_that_is_not_what_it_should_be_is_one_sentence_with_its_name(text, words, path):
     path.write_text(text)
-    with pytest.raises(AuthFileError) as error:
+    with pytest.raises(PrincipalsFileError) as error:
         load_principals(path)
     assert words in str(error.value) and str(path) in str(error.value)
-    with pytest.raises(AuthFileError):
+    with pytest.raises(PrincipalsFileError):
         TokenPolicy(path)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvsp.controller.core.effects import Done, FindReplicas, Refused, SendResume, Unreachable
 from kvsp.controller.core.moves import SessionState
-from kvsp.http.auth import Principal
 from kvsp.names.codes import InstanceState
+from kvsp.principals import Principal
 from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import Resume, Sampler

@@ -23,7 +23,6 @@ from kvsp.holder.records.publishing import (
 )
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App
-from kvsp.http.auth import Principal
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.service import Operation, Service
 from kvsp.index.app import IndexApp
@@ -31,6 +30,7 @@ from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import StoreLimits
 from kvsp.names.errors import KvspError
+from kvsp.principals import Principal
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     OCTETS,
