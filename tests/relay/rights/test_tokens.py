@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 
-from kvsp.principals import PrincipalsFileError, load_principals
+from kvsp.principals import PrincipalsFileError
 from moqt.session import SessionConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.values.codes import RequestErrorCode
@@ -23,7 +22,6 @@ from tests.relay.rights.principals import (
     SCOPE,
     STRANGER,
     WRITER,
-    entry,
     parameters,
     show,
     write,
@@ -175,55 +173,10 @@ def test_a_file_that_others_may_write_is_refused_at_the_start_and_while_the_rela
     assert policy.reload() and reader()
 
 
-def test_what_is_no_file_is_refused_without_waiting_for_a_writer(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe, 0o600)
-    for path, words in ((pipe, "not a regular file"), (tmp_path, "Is a directory")):
-        with pytest.raises(PrincipalsFileError, match=words):
-            load_principals(path)
-
-
 def test_a_token_of_another_type_gives_no_right(path):
     policy = TokenPolicy(path)
     session = Star().connect().server
     assert not policy.allow(session, Action.FETCH, NAMESPACE, ((1, READER),))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", 'no array "principals"'),
-        ('{"principals": {}}', 'no array "principals"'),
-        ('{"principals": [1]}', "principals[0] is no object"),
-        (json.dumps({"principals": [{}]}), 'no "principal"'),
-        (json.dumps({"principals": [{"principal": "p", "tokens": "x"}]}), '"tokens" is no array'),
-        (json.dumps({"principals": [{"principal": "p", "scopes": []}]}), 'no object "scopes"'),
-        (
-            json.dumps({"principals": [entry(READER, "*", []) | {"tokens": ["AB" * 32]}]}),
-            "64 lower-case hex",
-        ),
-        (json.dumps({"principals": [entry(READER, "12", [])]}), "32 lower-case hex"),
-        (json.dumps({"principals": [entry(READER, "*", ["admin"])]}), '"read" and "write"'),
-        (json.dumps({"principals": [entry(READER, "*", 7)]}), '"read" and "write"'),
-        (
-            json.dumps({"principals": [entry(READER, "*", []), entry(WRITER, "*", [])] * 2}),
-            f"principal '{READER.decode()}' is given twice",
-        ),
-        (
-            json.dumps({"principals": [entry(READER, "*", [], principal=p) for p in "ab"]}),
-            "same token",
-        ),
-    ],
-)
-def test_a_file_that_is_not_what_it_should_be_is_one_sentence_with_its_name(text, words, path):
-    path.write_text(text)
-    with pytest.raises(PrincipalsFileError) as error:
-        load_principals(path)
-    assert words in str(error.value) and str(path) in str(error.value)
-    with pytest.raises(PrincipalsFileError):
-        TokenPolicy(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 1025, b"two words " * 4, b"\xff" * 30])
