@@ -26,9 +26,8 @@ def read_token_file(path: Path) -> bytes:
     """The token in `path`: one line of visible ASCII. Raises TokenFileError."""
     try:
         # a pipe must not hold the caller up, so it is looked at before it is read
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TokenFileError(f"{path}: not a regular file")
             if status.st_mode & 0o077:

@@ -472,7 +472,7 @@ def _view(octets: Tensor, start: int, shape: tuple[int, ...], descriptor: Descri
 def _open_regular(path: Path) -> BinaryIO:
     # opening a pipe would wait for its writer; what it is can be asked without that
     file = open(  # noqa: SIM115  (the caller's `with` closes it)
-        os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb"
+        path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)
     )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

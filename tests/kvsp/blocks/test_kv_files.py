@@ -229,7 +229,9 @@ def test_a_header_of_any_claimed_length_is_not_read(tmp_path: Path, length: int)
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in refusal(tmp_path / "pipe")
-    refusal(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+    assert "Is a directory" in refusal(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == opened
     assert "No such file" in refusal(tmp_path / "absent")
 
 

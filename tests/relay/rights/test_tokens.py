@@ -202,5 +202,15 @@ def test_a_token_file_is_for_its_owner_only(tmp_path):
         read_token_file(tmp_path / "none")
 
 
+def test_what_is_no_token_file_is_refused_without_waiting_and_leaves_nothing_open(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    opened = len(os.listdir("/proc/self/fd"))
+    for name, words in (("pipe", "not a regular file"), (".", "Is a directory")):
+        for _ in range(3):
+            with pytest.raises(TokenFileError, match=words):
+                read_token_file(tmp_path / name)
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
 def test_every_action_needs_a_right():
     assert set(RIGHTS) == set(Action)
