@@ -4,7 +4,8 @@
 `kvsp.controller` and `kvsp.instance`; `kvsp.service` puts those of one process together.
 
 Each folder imports only from the ones after it: cli, service, controller and instance, index
-and holder, client and http, records, blocks, names. Never `moqt`, `kvcs` or `relay`.
+and holder, client and http, principals, records, blocks, names. Never `moqt`, `kvcs` or
+`relay`. `kvsp.principals`, the one reader of the file of principals, is all that a relay imports.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 for the client and for the roles that ask each other; `retrieving` gets the layers of many
 blocks from many holders.
 
-Imports `kvsp.records`, `kvsp.blocks` and `kvsp.names`; never a role or `kvsp.http`, which is
-the serving side.
+Imports `kvsp.principals`, `kvsp.records`, `kvsp.blocks` and `kvsp.names`; never a role or
+`kvsp.http`, which is the serving side.
 """
 
 from __future__ import annotations
