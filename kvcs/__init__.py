@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvcs.finding.relays import Fallback
     from kvcs.names.errors import (
-        FileError,
         KvcsError,
         MisuseError,
         NotAuthorized,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from kvcs.retrieving.retrieval import Mode
     from kvcs.retrieving.stats import Stats
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
-    from kvsp.names.errors import DecodeError
+    from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
@@ -47,7 +46,7 @@ _WHERE = {
     "Destination": "kvcs.retrieving.destinations",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
-    "FileError": "kvcs.names.errors",
+    "FileError": "kvsp.names.errors",
     "KvFile": "kvsp.blocks.kv_files",
     "KvFileWriter": "kvsp.blocks.kv_files",
     "KvcsError": "kvcs.names.errors",
