@@ -127,15 +127,6 @@ class DataReceiver(ObjectReceiver):
         super().object_part(stream, part)
         self.state.arrivals += 1
 
-    def object_whole(
-        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
-    ) -> None:
-        if not header.status:
-            self.data_received(header, parts)
-
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        self.retrieval.object_received(self.state, header, parts)
-
 
 class LiveReceiver(DataReceiver):
     """The subscription to a data track, with its fill."""
@@ -150,6 +141,12 @@ class LiveReceiver(DataReceiver):
             self.state.broken.discard(stream.subgroup.group)
         else:
             self.state.fill_open = True
+
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if not header.status:
+            self.retrieval.object_received(self.state, header, parts)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         self.retrieval.live_stream_ended(self.state, stream, error)
@@ -191,8 +188,12 @@ class FetchReceiver(DataReceiver):
     def stream_opened(self, stream: IncomingStream) -> None:
         self.opened = True
 
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        if self.retrieval.object_received(self.state, header, parts, again=self.again):
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if not header.status and self.retrieval.object_received(
+            self.state, header, parts, again=self.again
+        ):
             self.useful = True
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:

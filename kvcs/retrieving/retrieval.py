@@ -94,6 +94,8 @@ class Retrieval:
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
+        self.over = False
+        """Whether nothing is to be done any more: there is an error, or it was closed."""
         self._seen = -1
         """`arrivals` when it was last looked at; silent since `_quiet`."""
         self._quiet = 0.0
@@ -142,7 +144,7 @@ class Retrieval:
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
-        if self._closed or self.error is not None:
+        if self.over:
             return None
         self._open_requests(now)
         arrivals = self.arrivals
@@ -185,7 +187,7 @@ class Retrieval:
         """Cancel every request and release every array; harmless when repeated."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.over = True
         self._new.clear()
         self._waiting.clear()
         self._cancel(self._data_requests)
@@ -523,11 +525,6 @@ class Retrieval:
 
     # -- ends ----------------------------------------------------------------------------
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing is to be done any more."""
-        return self._closed or self.error is not None
-
     def _refused(self, error: MoqtError) -> bool:
         """Deal with what no recovery on this session can help."""
         if self.over or self.assembly.whole:
@@ -558,5 +555,5 @@ class Retrieval:
     def fail(self, error: Exception) -> None:
         """Nothing more can be had of this publication on this session."""
         if not self.over:
-            self.error = error
+            self.error, self.over = error, True
             self._changed()
