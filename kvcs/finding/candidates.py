@@ -39,7 +39,7 @@ class Index(Protocol):
         ...
 
     @property
-    def told(self) -> Sequence[Candidate]:
+    def named(self) -> Sequence[Candidate]:
         """Publications, those with most of our blocks first."""
         ...
 
@@ -102,13 +102,13 @@ class Candidates:
         self._discoveries: dict[int, Discovery] = {}
         self._tried: set[Candidate] = set()
 
-    async def next(self, told_by: float) -> tuple[Candidate, MoqtSession]:
+    async def next(self, index_by: float) -> tuple[Candidate, MoqtSession]:
         """The next publication to try, and the session to its relay.
 
-        What the index service tells is waited for until `told_by`. Raises why there is none.
+        The index service is waited for until `index_by`. Raises why there is none.
         """
         while True:
-            candidate = await self._next(told_by)
+            candidate = await self._next(index_by)
             session = await self._session_at(candidate.url)
             self._tried.add(candidate)
             if session is not None:
@@ -125,10 +125,10 @@ class Candidates:
                 return chosen
         if self._index is None or not self._searched_longer:
             return None
-        for told in self._index.told:
-            self.longest = max(self.longest, told.shared or 0)
+        for named in self._index.named:
+            self.longest = max(self.longest, named.shared or 0)
             # our own relay may lead there, too, and is nearer
-            for each in (told._replace(url=None), told):
+            for each in (named._replace(url=None), named):
                 if each not in self._tried and self._sessions.reaches(each.url):
                     return each
         return None
@@ -150,31 +150,31 @@ class Candidates:
 
     # -- inside --------------------------------------------------------------------------
 
-    async def _next(self, told_by: float) -> Candidate:
+    async def _next(self, index_by: float) -> Candidate:
         if self._given is None and self._index is not None:
-            while not self._index.looked_up and _now() < told_by:
+            while not self._index.looked_up and _now() < index_by:
                 self._changed.clear()
-                await self._wait(told_by)
+                await self._wait(index_by)
         known = self.known()
         if known is not None:
             return known
         if self._given is None:
-            told = self._told_blocks
+            named = self._named_blocks
             # the index service need not know of all, and of none that is longer than it says
-            for least, keys in ((told + 1, self._keys), (self._min_blocks, self._keys[:told])):
+            for least, keys in ((named + 1, self._keys), (self._min_blocks, self._keys[:named])):
                 found = await self._discover(max(least, self._min_blocks), keys)
                 if found is not None:
                     return found
-                told_of = self.known()
-                if told_of is not None:
-                    return told_of
+                known = self.known()
+                if known is not None:
+                    return known
         raise self.failure or _not_found()
 
     @property
-    def _told_blocks(self) -> int:
-        """Blocks of the longest publication that the index service tells of."""
-        told = self._index.told if self._index is not None else ()
-        return min(told[0].shared or 0, len(self._keys)) if told else 0
+    def _named_blocks(self) -> int:
+        """Blocks of the longest publication that the index service names."""
+        named = self._index.named if self._index is not None else ()
+        return min(named[0].shared or 0, len(self._keys)) if named else 0
 
     async def _session_at(self, url: str | None) -> MoqtSession | None:
         """The session to a relay, or None when there is none; `failure` says why."""
@@ -234,8 +234,8 @@ class Candidates:
 
     @property
     def _searched_longer(self) -> bool:
-        """Whether there is nothing longer than what the index service tells of."""
-        least = max(self._told_blocks + 1, self._min_blocks)
+        """Whether there is nothing longer than what the index service names."""
+        least = max(self._named_blocks + 1, self._min_blocks)
         discovery = self._discoveries.get(least)
         own = self._sessions.dial(None)
         lost = own.done() and (own.cancelled() or own.exception() is not None)

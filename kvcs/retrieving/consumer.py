@@ -342,9 +342,9 @@ class Consumer:
             while retrieval.ready:
                 yield retrieval.ready.popleft()
             if retrieval.error is not None:
-                if not self._can_complete(retrieval):
+                if not self._holders_can_complete(retrieval):
                     raise retrieval.error
-                async with aclosing(self._complete(assembly)) as run:
+                async with aclosing(self._from_holders(assembly)) as run:
                     async for layer in run:
                         yield layer
                 if not assembly.whole:
@@ -389,7 +389,7 @@ class Consumer:
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer)
-        path.fetch(assembly, self._wanted(assembly, late), self._left())
+        path.begin_round(assembly, self._wanted(assembly, late), self._left())
 
     def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
         if not late and not assembly.promised and assembly.total == assembly.blocks:
@@ -400,7 +400,7 @@ class Consumer:
             if late or block >= assembly.blocks or (layer, block) in assembly.promised:
                 yield layer, block
 
-    def _can_complete(self, retrieval: Retrieval) -> bool:
+    def _holders_can_complete(self, retrieval: Retrieval) -> bool:
         """Whether holders have all that a publication that is gone did not bring."""
         path, assembly = self._path, retrieval.assembly
         if (
@@ -414,7 +414,7 @@ class Consumer:
             for layer, block in assembly.lacking()
         )
 
-    async def _complete(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
+    async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
         path = self._path
         assert path is not None
@@ -430,7 +430,7 @@ class Consumer:
             self._event.clear()
             if not path.busy:
                 wanted, proof = [*proof, *buffer.lacking()], []
-                if not path.fetch(buffer, wanted, self._left()):
+                if not path.begin_round(buffer, wanted, self._left()):
                     return
             await self._wait(None, late=False)
 
@@ -449,7 +449,7 @@ class Consumer:
             )
             buffer.begin(blocks)
             try:
-                async with aclosing(self._complete(buffer)) as run:
+                async with aclosing(self._from_holders(buffer)) as run:
                     async for layer in run:
                         yield layer
                 if buffer.whole:

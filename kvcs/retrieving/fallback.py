@@ -52,7 +52,7 @@ class _Into:
 class HttpPath:
     """What the index service says of a prefix, and rounds of requests to its holders.
 
-    `start` looks the keys up; then `fetch` begins a round, one at a time. `changed` is
+    `start` looks the keys up; then `begin_round` asks holders, one at a time. `changed` is
     called whenever something came or ended. `close` ends everything.
     """
 
@@ -71,7 +71,7 @@ class HttpPath:
         """Why the index service said nothing."""
         self.failure: Exception | None = None
         """What the destination raised."""
-        self.told: list[Candidate] = []
+        self.named: list[Candidate] = []
         """Publications, those with most of our blocks first."""
         self.blocks = 0
         """Leading blocks of which holders have every layer asked for."""
@@ -103,7 +103,9 @@ class HttpPath:
             return False
         return covers(self._replicas[block], self._descriptor.layers, range(layer, layer + 1))
 
-    def fetch(self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float) -> bool:
+    def begin_round(
+        self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float
+    ) -> bool:
         """Begin a round for the first of `wanted`, (layer, block) in order of need, that
         holders have; False when there is nothing of it to be had."""
         if not self._replicas:
@@ -170,7 +172,7 @@ class HttpPath:
                 kind = RetrievalTimeout
             self.error = kind(f"the index service: {error}")
         else:
-            self.told = named_by(found)
+            self.named = named_by(found)
             self._replicas = [
                 [replica for replica in block.replicas if not uris.is_moqt(replica.holder)]
                 for block in found.blocks

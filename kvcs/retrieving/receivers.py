@@ -77,7 +77,7 @@ class TrackState:
         """Largest Object at the time of the subscription: up to it is the fill's part."""
         self.fill_open = False
         self.fill_over = False
-        self.closed: set[int] = set()
+        self.brought: set[int] = set()
         """Groups of which the subscription has brought all that it will."""
         self.broken: set[int] = set()
         """Groups whose subscription stream was reset and not continued so far."""
@@ -109,7 +109,7 @@ class TrackState:
             return True
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
-        return location.group not in self.closed and location.group not in self.broken
+        return location.group not in self.brought and location.group not in self.broken
 
 
 class DataReceiver(ObjectReceiver):

@@ -18,7 +18,7 @@ from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, Verificat
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
-from kvcs.retrieving.layers import Arrival, Layer
+from kvcs.retrieving.layers import Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats
@@ -338,19 +338,19 @@ class Retrieval:
             return False
         location = header.location
         try:
-            arrival = self.assembly.object_received(
+            verdict = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
             )
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return False
-        if arrival is Arrival.BAD:
+        if verdict is Verdict.BAD:
             self._lost(state, location)
-        elif arrival is Arrival.NEW:
+        elif verdict is Verdict.NEW:
             state.lost.discard(location)
             if self.assembly.ready:
                 self._changed()
-        return arrival is Arrival.NEW
+        return verdict is Verdict.NEW
 
     def object_too_large(self, state: TrackState, location: Location) -> None:
         """An Object that cannot be one of this track has begun, and is thrown away."""
@@ -384,7 +384,7 @@ class Retrieval:
         elif stream.subgroup is not None:
             group = stream.subgroup.group
             if error is None:
-                state.closed.add(group)
+                state.brought.add(group)
             else:
                 state.broken.add(group)
                 state.delay = max(state.delay, REOPEN_GRACE)
