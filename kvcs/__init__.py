@@ -2,6 +2,9 @@
 
 `Publication` and `publish` offer the cache of a token prefix, layer by layer;
 `Consumer` retrieves it, verified, while it is produced or afterwards.
+
+The floors, each importing downward only: programs → retrieving → finding, publishing → names.
+`finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvcs.finding.relays import Fallback
     from kvcs.names.errors import (
-        FileError,
         KvcsError,
         MisuseError,
         NotAuthorized,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from kvcs.retrieving.retrieval import Mode
     from kvcs.retrieving.stats import Stats
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
-    from kvsp.names.errors import DecodeError
+    from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
@@ -47,7 +49,7 @@ _WHERE = {
     "Destination": "kvcs.retrieving.destinations",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
-    "FileError": "kvcs.names.errors",
+    "FileError": "kvsp.names.errors",
     "KvFile": "kvsp.blocks.kv_files",
     "KvFileWriter": "kvsp.blocks.kv_files",
     "KvcsError": "kvcs.names.errors",

@@ -1,4 +1,4 @@
-"""What the command lines share: exit codes, inputs, signals, reconnecting."""
+"""What `kvcs-publish` and `kvcs-subscribe` share: options, inputs, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvcs.names.errors import (
-    FileError,
     KvcsError,
     NotAuthorized,
     NotFound,
@@ -22,16 +21,9 @@ from kvcs.names.errors import (
 )
 from kvcs.names.refusals import not_authorized
 from kvsp.blocks.kv_files import load_descriptor
-from kvsp.cli.common import ExitCode as ExitCode
-from kvsp.cli.common import InputError as InputError
-from kvsp.cli.common import check_cafile as check_cafile
-from kvsp.cli.common import check_output as check_output
-from kvsp.cli.common import note as note
-from kvsp.cli.common import parse_layers as parse_layers
-from kvsp.cli.common import print_json as print_json
-from kvsp.names.errors import DecodeError, KvspError
+from kvsp.cli.common import ExitCode, InputError, note
+from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
-from moqt.backoff import Backoff as Backoff
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri

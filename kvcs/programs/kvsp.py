@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvcs.programs.common import InputError, check_cafile
-from kvsp.cli.common import check_switch
+from kvsp.cli.common import InputError, check_cafile, check_switch
 from kvsp.names.errors import KvspError
 from kvsp.principals import load_token
 from kvsp.records.members import shown_uri

@@ -15,11 +15,8 @@ import typer
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
-    Backoff,
     Cafile,
     Compat,
-    ExitCode,
-    InputError,
     KeylogFile,
     Mtu,
     QlogDir,
@@ -27,13 +24,10 @@ from kvcs.programs.common import (
     TokenFile,
     Tokens,
     Url,
-    check_cafile,
     check_logs,
     check_url,
     exit_code,
     inputs,
-    note,
-    print_json,
     readable_descriptor,
     run,
     session_config,
@@ -41,11 +35,12 @@ from kvcs.programs.common import (
 from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
 from kvcs.publishing.publication import Publication, publish
 from kvsp.blocks.kv_files import KvFile, load_tokens
-from kvsp.cli.common import warnings_noted
+from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
+from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig

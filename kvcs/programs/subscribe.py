@@ -27,17 +27,12 @@ from kvcs.programs.common import (
     TokenFile,
     Tokens,
     Url,
-    check_cafile,
     check_logs,
     check_not_input,
-    check_output,
     check_url,
     exit_code,
     explained,
     inputs,
-    note,
-    parse_layers,
-    print_json,
     readable_descriptor,
     run,
     session_config,
@@ -50,6 +45,7 @@ from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Mode
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import load_tokens
+from kvsp.cli.common import check_cafile, check_output, note, parse_layers, print_json
 from kvsp.cli.plain import PlainCommand
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope

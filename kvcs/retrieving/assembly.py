@@ -18,7 +18,7 @@ from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
-from kvcs.retrieving.layers import Arrival, LayerBuffer
+from kvcs.retrieving.layers import LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets
@@ -239,7 +239,7 @@ class Assembly(LayerBuffer):
         payload: Sequence[Octets],
         *,
         again: bool = False,
-    ) -> Arrival:
+    ) -> Verdict:
         """An Object of a data track, its payload in one or more buffers.
 
         `again` is true when it may have been asked for twice, so that it is no duplicate.
@@ -247,21 +247,21 @@ class Assembly(LayerBuffer):
         layer, block = location
         if layer not in self.layers or block >= self.blocks:
             self._stats.discarded[NOT_NEEDED] += 1
-            return Arrival.EXTRA
+            return Verdict.EXTRA
         held = self._open.get(layer)
         if not self.needs(layer) if held is None else held.has(track.component, block):
             if again or (block, layer) in self._stats.over_http:
                 self._stats.discarded[NOT_NEEDED] += 1
             else:
                 self._stats.duplicates += 1
-            return Arrival.EXTRA
+            return Verdict.EXTRA
         facts = self._facts[track]
         expected = facts.digest(layer, block)
         try:
             data, digest = facts.form.check(payload, layer, block, expected)
         except DecodeError as error:
             self._bad_object(location, error.name)
-            return Arrival.BAD
+            return Verdict.BAD
         if held is None:
             held = self._held(layer)
         held.write(track.component, block, *data)
@@ -274,7 +274,7 @@ class Assembly(LayerBuffer):
             stats.objects_confirmed += 1
         if held.complete:
             self._hand_over()
-        return Arrival.NEW
+        return Verdict.NEW
 
     def object_refused(self, location: Location, reason: str) -> bool:
         """An Object was thrown away unread; True when it was one that is needed."""
@@ -285,7 +285,7 @@ class Assembly(LayerBuffer):
         self._bad_object(location, reason)
         return True
 
-    def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Arrival:
+    def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Verdict:
         """K and V of a block's layer, from a holder over HTTP.
 
         BAD is a block of another production: Objects of different publications are never
@@ -293,7 +293,7 @@ class Assembly(LayerBuffer):
         """
         self.promised.discard((layer, block))
         if self.manifest is None or layer not in self.layers or block >= self.total:
-            return Arrival.EXTRA
+            return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
         sections = {Component.K: k, Component.V: v}
@@ -305,13 +305,13 @@ class Assembly(LayerBuffer):
             if known is not None and known != digest:
                 self._stats.discarded[OTHER_PRODUCTION] += 1
                 self.foreign.add(block)
-                return Arrival.BAD
-        arrival = super().block_received(block, layer, k, v, source)
-        if arrival is Arrival.NEW:
+                return Verdict.BAD
+        verdict = super().block_received(block, layer, k, v, source)
+        if verdict is Verdict.NEW:
             for track, digest in digests.items():
                 if self._facts[track].digest(layer, block) is None:
                     self._remember(track, layer, block, digest)
-        return arrival
+        return verdict
 
     def release(self) -> None:
         """Let go of every array and digest."""

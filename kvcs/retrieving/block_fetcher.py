@@ -49,7 +49,9 @@ FETCH_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Publication:
+class _Retrieved:
+    """A publication as it came, while it is kept."""
+
     layers: list[Layer]
     digests: list[bytes]
     """Replica digest of each block."""
@@ -75,7 +77,7 @@ class MoqtFetcher:
         self._connect = connecting
         self._kept_octets = kept_octets
         self._timeout = timeout
-        self._kept: OrderedDict[str, _Publication] = OrderedDict()
+        self._kept: OrderedDict[str, _Retrieved] = OrderedDict()
         # one at a time: the blocks of a directive are of the same publication
         self._lock = asyncio.Lock()
 
@@ -103,9 +105,9 @@ class MoqtFetcher:
             )
         record = await self._record(block, text)
         async with self._lock:
-            publication = await self._publication(url, namespace, descriptor)
-        place = _place(publication, record)
-        for layer in publication.layers:
+            retrieved = await self._retrieved(url, namespace, descriptor)
+        place = _place(retrieved, record)
+        for layer in retrieved.layers:
             rows = descriptor.block_tokens
             k, v = (block_section(tensor, place, rows) for tensor in (layer.k, layer.v))
             write(layer.index, k, v)
@@ -124,9 +126,9 @@ class MoqtFetcher:
                 return record
         raise LoadError(str(ProblemName.UNKNOWN_RESOURCE), "the index has no record of it")
 
-    async def _publication(
+    async def _retrieved(
         self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
-    ) -> _Publication:
+    ) -> _Retrieved:
         found = self._kept.get(namespace.text)
         if found is None:
             found = await self._retrieve(url, namespace, descriptor)
@@ -138,7 +140,7 @@ class MoqtFetcher:
 
     async def _retrieve(
         self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
-    ) -> _Publication:
+    ) -> _Retrieved:
         session: MoqtSession | None = None
         try:
             async with asyncio.timeout(self._timeout):
@@ -151,7 +153,7 @@ class MoqtFetcher:
         finally:
             if session is not None:
                 session.close()
-        return _Publication(layers, await asyncio.to_thread(_digests, layers, descriptor))
+        return _Retrieved(layers, await asyncio.to_thread(_digests, layers, descriptor))
 
     async def _layers(
         self, session: MoqtSession, namespace: PublicationNamespace, descriptor: Descriptor
@@ -213,9 +215,9 @@ def _digests(layers: list[Layer], descriptor: Descriptor) -> list[bytes]:
     return [replica_digest([digest(layer, block) for layer in layers]) for block in blocks]
 
 
-def _place(publication: _Publication, record: ReplicaRecord) -> int:
+def _place(retrieved: _Retrieved, record: ReplicaRecord) -> int:
     try:
-        return publication.digests.index(record.digest)
+        return retrieved.digests.index(record.digest)
     except ValueError:
         raise LoadError(DIGEST_MISMATCH, "no block of the publication has the digest") from None
 

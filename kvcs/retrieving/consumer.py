@@ -4,8 +4,8 @@
         async for layer in consumer.layers():
             use(layer.index, layer.k, layer.v)
 
-The asyncio face of `kvcs.finding.discovery`, `kvcs.retrieving.retrieval` and, with a `Fallback`, of
-`kvcs.retrieving.fallback`: every wait ends with the timeout at the latest.
+The asyncio face of `kvcs.finding.candidates`, `retrieval` and, with a `Fallback`, of
+`fallback`: every wait ends with the timeout at the latest.
 
 With a fallback there are two ways, side by side. As long as a publication is retrieved,
 holders give what is late, bad or beyond its end, into the same layers; when no publication
@@ -18,9 +18,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
+from kvcs.finding.candidates import Candidate, Candidates
+from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.names.errors import (
     MisuseError,
@@ -40,7 +41,6 @@ from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
-from moqt.values.errors import MoqtError
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
     from kvcs.retrieving.fallback import HttpPath
@@ -50,15 +50,6 @@ DEFAULT_PATIENCE = 2.0
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
-
-
-class _Candidate(NamedTuple):
-    """A publication, and the relay to ask: None for the consumer's own."""
-
-    url: str | None
-    namespace: PublicationNamespace
-    shared: int | None = None
-    """How many of our blocks it has, when that is all that is known of its tokens."""
 
 
 class _LateError(RetrievalError):
@@ -139,11 +130,8 @@ class Consumer:
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
-        self._publications = publications
         self._require_listed = require_listed
         self._min_blocks = min_blocks
-        self._grace = grace
-        self._probes = probes
         self._patience = patience
         self._event = asyncio.Event()
         self._sessions = Sessions(session, fallback, self._event.set)
@@ -160,13 +148,22 @@ class Consumer:
                 layers,
                 changed=self._event.set,
             )
-        self._discoveries: dict[int, Discovery] = {}
+        self._candidates = Candidates(
+            self._sessions,
+            self._scope_id,
+            descriptor.compat_id,
+            self._keys,
+            changed=self._event,
+            wait=self._wait,
+            given=publications,
+            index=self._path,
+            min_blocks=min_blocks,
+            grace=grace,
+            probes=probes,
+        )
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
-        self._tried: set[_Candidate] = set()
-        self._failure: RetrievalError | None = None
         self._kept: Kept | None = None
-        self._expected = 0
         self._hasty = True
         """Whether to do without a publication when none comes in time."""
         self._started = False
@@ -226,8 +223,7 @@ class Consumer:
             self._retrieval.close()
         if self._buffer is not None:
             self._buffer.release()
-        for discovery in self._discoveries.values():
-            discovery.close()
+        self._candidates.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -282,12 +278,7 @@ class Consumer:
 
     async def _over_moqt(self) -> AsyncGenerator[Layer, None]:
         while True:
-            candidate = await self._next_candidate()
-            session = await self._session_at(candidate.url)
-            if session is None:
-                self._tried.add(candidate)
-                continue
-            self._tried.add(candidate)
+            candidate, session = await self._candidates.next(self._since + self._after)
             retrieval = self._begin(candidate, session)
             try:
                 async with aclosing(self._follow(retrieval)) as run:
@@ -295,14 +286,12 @@ class Consumer:
                         yield layer
                 return
             except _LateError:
-                self._tried.discard(candidate)
+                self._candidates.allow_again(candidate)
                 raise
             except _ShorterError:
-                self._tried.discard(candidate)
+                self._candidates.allow_again(candidate)
             except (VerificationFailed, PublisherLost) as error:
-                # that a cache is bad is worth knowing, even when the next one is only gone
-                if not isinstance(self._failure, VerificationFailed):
-                    self._failure = error
+                self._candidates.failed(error)
                 # of a publication that failed verification nothing is kept
                 bad = isinstance(error, VerificationFailed)
                 self._kept = None if bad else retrieval.assembly.keep()
@@ -311,6 +300,35 @@ class Consumer:
                     self._path.stop()
                 retrieval.close()
                 self._retrieval, self._since = None, self._now()
+
+    def _begin(self, candidate: Candidate, session: MoqtSession) -> Retrieval:
+        self.stats.begin(candidate.namespace)
+        self.stats.source = candidate.url or self._source
+        path = self._path
+        assembly = Assembly(
+            candidate.namespace,
+            self._descriptor,
+            self._keys,
+            self._layers,
+            self._destination,
+            self.stats,
+            blocks=self._blocks,
+            require_listed=self._require_listed,
+            kept=self._kept,
+            shared=candidate.shared,
+            over_http=path.blocks if path is not None else 0,
+            elsewhere=path.has if path is not None else None,
+        )
+        retrieval = self._retrieval = Retrieval(
+            session.session,
+            assembly,
+            self.stats,
+            mode=self._mode,
+            require_listed=self._require_listed,
+            changed=self._event.set,
+        )
+        retrieval.start()
+        return retrieval
 
     async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
         """The layers of one publication, with the help of holders."""
@@ -324,9 +342,9 @@ class Consumer:
             while retrieval.ready:
                 yield retrieval.ready.popleft()
             if retrieval.error is not None:
-                if not self._can_complete(retrieval):
+                if not self._holders_can_complete(retrieval):
                     raise retrieval.error
-                async with aclosing(self._complete(assembly)) as run:
+                async with aclosing(self._from_holders(assembly)) as run:
                     async for layer in run:
                         yield layer
                 if not assembly.whole:
@@ -338,7 +356,7 @@ class Consumer:
             if retrieval.arrivals != arrivals:
                 arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
             elif now >= patient_until:
-                if self._known() is not None:
+                if self._candidates.known() is not None:
                     raise PublisherLost(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s"
@@ -371,7 +389,7 @@ class Consumer:
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer)
-        path.fetch(assembly, self._wanted(assembly, late), self._left())
+        path.begin_round(assembly, self._wanted(assembly, late), self._left())
 
     def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
         if not late and not assembly.promised and assembly.total == assembly.blocks:
@@ -382,7 +400,7 @@ class Consumer:
             if late or block >= assembly.blocks or (layer, block) in assembly.promised:
                 yield layer, block
 
-    def _can_complete(self, retrieval: Retrieval) -> bool:
+    def _holders_can_complete(self, retrieval: Retrieval) -> bool:
         """Whether holders have all that a publication that is gone did not bring."""
         path, assembly = self._path, retrieval.assembly
         if (
@@ -396,7 +414,7 @@ class Consumer:
             for layer, block in assembly.lacking()
         )
 
-    async def _complete(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
+    async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
         path = self._path
         assert path is not None
@@ -412,7 +430,7 @@ class Consumer:
             self._event.clear()
             if not path.busy:
                 wanted, proof = [*proof, *buffer.lacking()], []
-                if not path.fetch(buffer, wanted, self._left()):
+                if not path.begin_round(buffer, wanted, self._left()):
                     return
             await self._wait(None, late=False)
 
@@ -431,7 +449,7 @@ class Consumer:
             )
             buffer.begin(blocks)
             try:
-                async with aclosing(self._complete(buffer)) as run:
+                async with aclosing(self._from_holders(buffer)) as run:
                     async for layer in run:
                         yield layer
                 if buffer.whole:
@@ -444,152 +462,7 @@ class Consumer:
                 break
         raise path.why()
 
-    # -- publications --------------------------------------------------------------------
-
-    async def _session_at(self, url: str | None) -> MoqtSession | None:
-        """The session to a relay, or None when there is none; `_failure` says why."""
-        task = self._sessions.dial(url)
-        while not task.done():
-            self._event.clear()
-            await self._wait(None)
-        try:
-            return task.result()
-        except MoqtError as error:
-            lost = PublisherLost(str(error))
-            lost.__cause__ = error
-            self._failure = self._failure or lost
-            return None
-
-    def _begin(self, candidate: _Candidate, session: MoqtSession) -> Retrieval:
-        self.stats.begin(candidate.namespace)
-        self.stats.source = candidate.url or self._source
-        path = self._path
-        assembly = Assembly(
-            candidate.namespace,
-            self._descriptor,
-            self._keys,
-            self._layers,
-            self._destination,
-            self.stats,
-            blocks=self._blocks,
-            require_listed=self._require_listed,
-            kept=self._kept,
-            shared=candidate.shared,
-            over_http=path.blocks if path is not None else 0,
-            elsewhere=path.has if path is not None else None,
-        )
-        retrieval = self._retrieval = Retrieval(
-            session.session,
-            assembly,
-            self.stats,
-            mode=self._mode,
-            require_listed=self._require_listed,
-            changed=self._event.set,
-        )
-        retrieval.start()
-        return retrieval
-
-    async def _next_candidate(self) -> _Candidate:
-        """The next publication to try; raises why there is none."""
-        if self._publications is None and self._path is not None:
-            told_by = self._since + self._after
-            while not self._path.looked_up and self._now() < told_by:
-                self._event.clear()
-                await self._wait(told_by)
-        known = self._known()
-        if known is not None:
-            return known
-        if self._publications is None:
-            told = self._told_blocks
-            # the index service need not know of all, and of none that is longer than it says
-            for least, keys in ((told + 1, self._keys), (self._min_blocks, self._keys[:told])):
-                found = await self._discover(max(least, self._min_blocks), keys)
-                if found is not None:
-                    return found
-                told_of = self._known()
-                if told_of is not None:
-                    return told_of
-        raise self._failure or _not_found()
-
-    @property
-    def _told_blocks(self) -> int:
-        told = self._path.told if self._path is not None else []
-        return min(told[0].blocks, len(self._keys)) if told else 0
-
-    async def _discover(self, least: int, keys: Sequence[bytes]) -> _Candidate | None:
-        """Look for a publication of at least `least` of `keys` on our own relay."""
-        if least > len(keys):
-            return None
-        session = await self._session_at(None)
-        if session is None or (self._failure is not None and session.closed is not None):
-            return None
-        discovery = self._discoveries.get(least)
-        if discovery is None:
-            discovery = self._discoveries[least] = Discovery(
-                session.session,
-                self._scope_id,
-                self._descriptor.compat_id,
-                keys,
-                min_blocks=least,
-                grace=self._grace,
-                probes=self._probes,
-                changed=self._event.set,
-            )
-        while True:
-            self._event.clear()
-            due = discovery.poll(self._now())
-            if discovery.done:
-                self._expected = max(self._expected, discovery.found)
-                chosen = self._discovered(discovery)
-                if chosen is not None:
-                    return chosen
-                # others of the same prefix may be about to be told of
-                due = discovery.settled_at()
-                if self._failure is None or due is None or due <= self._now():
-                    return None
-            elif discovery.error is not None:
-                if self._path is None:
-                    raise discovery.error
-                self._failure = self._failure or discovery.error
-                return None
-            await self._wait(due)
-
-    def _discovered(self, discovery: Discovery) -> _Candidate | None:
-        chosen = discovery.choose({c.namespace for c in self._tried if c.url is None})
-        return None if chosen is None else _Candidate(None, chosen)
-
-    def _known(self) -> _Candidate | None:
-        """A publication that is known already and was not tried."""
-        if self._publications is not None:
-            known = (_Candidate(None, namespace) for namespace in self._publications)
-            return next((each for each in known if each not in self._tried), None)
-        for discovery in self._discoveries.values():
-            chosen = self._discovered(discovery)
-            if chosen is not None:
-                return chosen
-        if self._path is None or not self._searched_longer:
-            return None
-        for told in self._path.told:
-            self._expected = max(self._expected, told.blocks)
-            # our own relay may lead there, too, and is nearer
-            for url in (None, told.url):
-                each = _Candidate(url, told.namespace, told.blocks)
-                if each not in self._tried and self._sessions.reaches(url):
-                    return each
-        return None
-
-    @property
-    def _searched_longer(self) -> bool:
-        """Whether there is nothing longer than what the index service tells of."""
-        least = max(self._told_blocks + 1, self._min_blocks)
-        discovery = self._discoveries.get(least)
-        own = self._sessions.dial(None)
-        lost = own.done() and (own.cancelled() or own.exception() is not None)
-        return (
-            least > len(self._keys)
-            or lost
-            or (discovery is not None and (discovery.done or discovery.error is not None))
-        )
+    # -- waiting -------------------------------------------------------------------------
 
     async def _wait(self, until: float | None, *, late: bool = True) -> None:
         """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout, and
@@ -613,7 +486,9 @@ class Consumer:
         """When to do without a publication: as long as none has told of itself, and holders
         have as much."""
         path = self._path
-        if path is None or not self._hasty or not path.blocks or path.blocks < self._expected:
+        if path is None or not self._hasty:
+            return None
+        if not path.blocks or path.blocks < self._candidates.longest:
             return None
         if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
             return None
@@ -629,12 +504,3 @@ class Consumer:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _not_found() -> NotFound:
-    # one sentence for every reason, so that it tells nothing about scopes
-    return NotFound(
-        "no publication of these tokens, or of a shorter prefix of them, was found; one is found "
-        "only when all of its tokens are the first of these, and scope key, descriptor and the "
-        "path of the URL are its publisher's"
-    )

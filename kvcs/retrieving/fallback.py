@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+from kvcs.finding.candidates import Candidate, named_by
 from kvcs.names.errors import (
     KvcsError,
     NotAuthorized,
@@ -20,25 +21,16 @@ from kvcs.names.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
-from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.layers import LayerBuffer
 from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
 from kvsp.client.policy import SEVERITY
 from kvsp.names import uris
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Descriptor
-from kvsp.records.records import LookupResponse, ReplicaRecord, covers
+from kvsp.records.records import ReplicaRecord, covers
 
 ROUND_OCTETS: Final = 64 << 20
 """About how much is asked of holders before it is looked again at what is missing."""
-
-
-class Told(NamedTuple):
-    """A publication that the index service names, and how many of our blocks it has."""
-
-    url: str
-    namespace: PublicationNamespace
-    blocks: int
 
 
 class _Into:
@@ -60,7 +52,7 @@ class _Into:
 class HttpPath:
     """What the index service says of a prefix, and rounds of requests to its holders.
 
-    `start` looks the keys up; then `fetch` begins a round, one at a time. `changed` is
+    `start` looks the keys up; then `begin_round` asks holders, one at a time. `changed` is
     called whenever something came or ended. `close` ends everything.
     """
 
@@ -79,7 +71,7 @@ class HttpPath:
         """Why the index service said nothing."""
         self.failure: Exception | None = None
         """What the destination raised."""
-        self.told: list[Told] = []
+        self.named: list[Candidate] = []
         """Publications, those with most of our blocks first."""
         self.blocks = 0
         """Leading blocks of which holders have every layer asked for."""
@@ -111,7 +103,9 @@ class HttpPath:
             return False
         return covers(self._replicas[block], self._descriptor.layers, range(layer, layer + 1))
 
-    def fetch(self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float) -> bool:
+    def begin_round(
+        self, buffer: LayerBuffer, wanted: Iterable[tuple[int, int]], within: float
+    ) -> bool:
         """Begin a round for the first of `wanted`, (layer, block) in order of need, that
         holders have; False when there is nothing of it to be had."""
         if not self._replicas:
@@ -178,7 +172,7 @@ class HttpPath:
                 kind = RetrievalTimeout
             self.error = kind(f"the index service: {error}")
         else:
-            self.told = told(found)
+            self.named = named_by(found)
             self._replicas = [
                 [replica for replica in block.replicas if not uris.is_moqt(replica.holder)]
                 for block in found.blocks
@@ -216,24 +210,6 @@ class HttpPath:
             if self._into is into:
                 self._into = None
             self._changed()
-
-
-def told(found: LookupResponse) -> list[Told]:
-    """The publications in an answer of the index service, those with most blocks first."""
-    counts: dict[tuple[str, str], int] = {}
-    for number, block in enumerate(found.blocks):
-        for record in block.replicas:
-            if record.moqt_namespace is None:
-                continue
-            place = record.holder, record.moqt_namespace
-            # one that lacks an earlier block is of no use for this one
-            if counts.get(place, 0) == number:
-                counts[place] = number + 1
-    named = [
-        Told(url, PublicationNamespace.from_text(text), blocks)
-        for (url, text), blocks in counts.items()
-    ]
-    return sorted(named, key=lambda each: -each.blocks)
 
 
 _OF_FAULT: Final[Mapping[Fault, type[RetrievalError]]] = {

@@ -33,7 +33,7 @@ class Layer:
     publication: bytes
 
 
-class Arrival(Enum):
+class Verdict(Enum):
     """What an Object was when it came."""
 
     NEW = auto()
@@ -105,13 +105,13 @@ class LayerBuffer:
         """(layer, block) whose production nothing proves."""
         return iter(())
 
-    def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Arrival:
+    def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Verdict:
         """K and V of a block's layer, from a holder over HTTP; what is there already stays."""
         if not self.needs(layer) or block >= self.total:
-            return Arrival.EXTRA
+            return Verdict.EXTRA
         held = self._held(layer)
         if held.has(Component.KV, block):
-            return Arrival.EXTRA
+            return Verdict.EXTRA
         for half, data in ((Component.K, k), (Component.V, v)):
             if not held.has(half, block):
                 held.write(half, block, data)
@@ -119,7 +119,7 @@ class LayerBuffer:
         self._stats.over_http[block, layer] = source
         if held.complete:
             self._hand_over()
-        return Arrival.NEW
+        return Verdict.NEW
 
     def release(self) -> None:
         """Let go of every array."""

@@ -52,20 +52,19 @@ class OpenLayer:
             raise ValueError(f"{length} octets instead of {due} for {component.label} of a block")
         if not 0 <= block < self.blocks:
             raise IndexError(f"block {block} is outside the {self.blocks} blocks of this layer")
-        if component is Component.KV:
-            whole = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-            self._claim(Component.V, block)
-            self._put(Component.K, block, [whole[:section]])
-            self._put(Component.V, block, [whole[section:]])
-        else:
+        if component is not Component.KV:
+            if self._written[component][block]:
+                raise _written_before(component, block)
             self._put(component, block, parts)
-
-    def _claim(self, half: Component, block: int) -> None:
-        if self._written[half][block]:
-            raise ValueError(f"block {block} of {half.label} was written before")
+            return
+        for half in halves(component):
+            if self._written[half][block]:
+                raise _written_before(half, block)
+        whole = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        self._put(Component.K, block, [whole[:section]])
+        self._put(Component.V, block, [whole[section:]])
 
     def _put(self, half: Component, block: int, parts: list[memoryview]) -> None:
-        self._claim(half, block)
         view, start = self._views[half], block * self._section
         for part in parts:
             stop = start + len(part)
@@ -100,3 +99,7 @@ class OpenLayer:
 def halves(component: Component) -> tuple[Component, ...]:
     """The tensors that an Object of `component` fills."""
     return (Component.K, Component.V) if component is Component.KV else (component,)
+
+
+def _written_before(half: Component, block: int) -> ValueError:
+    return ValueError(f"block {block} of {half.label} was written before")

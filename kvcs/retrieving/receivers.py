@@ -77,7 +77,7 @@ class TrackState:
         """Largest Object at the time of the subscription: up to it is the fill's part."""
         self.fill_open = False
         self.fill_over = False
-        self.closed: set[int] = set()
+        self.brought: set[int] = set()
         """Groups of which the subscription has brought all that it will."""
         self.broken: set[int] = set()
         """Groups whose subscription stream was reset and not continued so far."""
@@ -109,7 +109,7 @@ class TrackState:
             return True
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
-        return location.group not in self.closed and location.group not in self.broken
+        return location.group not in self.brought and location.group not in self.broken
 
 
 class DataReceiver(ObjectReceiver):
@@ -134,15 +134,6 @@ class DataReceiver(ObjectReceiver):
         super().object_part(stream, part)
         self.state.arrivals += 1
 
-    def object_whole(
-        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
-    ) -> None:
-        if not header.status:
-            self.data_received(header, parts)
-
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        self.retrieval.object_received(self.state, header, parts)
-
 
 class LiveReceiver(DataReceiver):
     """The subscription to a data track, with its fill."""
@@ -157,6 +148,12 @@ class LiveReceiver(DataReceiver):
             self.state.broken.discard(stream.subgroup.group)
         else:
             self.state.fill_open = True
+
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if not header.status:
+            self.retrieval.object_received(self.state, header, parts)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         self.retrieval.live_stream_ended(self.state, stream, error)
@@ -198,8 +195,12 @@ class FetchReceiver(DataReceiver):
     def stream_opened(self, stream: IncomingStream) -> None:
         self.opened = True
 
-    def data_received(self, header: ObjectHeader, parts: list[Buffer]) -> None:
-        if self.retrieval.object_received(self.state, header, parts, again=self.again):
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if not header.status and self.retrieval.object_received(
+            self.state, header, parts, again=self.again
+        ):
             self.useful = True
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:

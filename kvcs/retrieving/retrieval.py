@@ -18,7 +18,7 @@ from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, Verificat
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
-from kvcs.retrieving.layers import Arrival, Layer
+from kvcs.retrieving.layers import Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats
@@ -94,6 +94,8 @@ class Retrieval:
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
+        self.over = False
+        """Whether nothing is to be done any more: there is an error, or it was closed."""
         self._seen = -1
         """`arrivals` when it was last looked at; silent since `_quiet`."""
         self._quiet = 0.0
@@ -142,7 +144,7 @@ class Retrieval:
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
-        if self._closed or self.error is not None:
+        if self.over:
             return None
         self._open_requests(now)
         arrivals = self.arrivals
@@ -185,7 +187,7 @@ class Retrieval:
         """Cancel every request and release every array; harmless when repeated."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.over = True
         self._new.clear()
         self._waiting.clear()
         self._cancel(self._data_requests)
@@ -336,19 +338,19 @@ class Retrieval:
             return False
         location = header.location
         try:
-            arrival = self.assembly.object_received(
+            verdict = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
             )
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return False
-        if arrival is Arrival.BAD:
+        if verdict is Verdict.BAD:
             self._lost(state, location)
-        elif arrival is Arrival.NEW:
+        elif verdict is Verdict.NEW:
             state.lost.discard(location)
             if self.assembly.ready:
                 self._changed()
-        return arrival is Arrival.NEW
+        return verdict is Verdict.NEW
 
     def object_too_large(self, state: TrackState, location: Location) -> None:
         """An Object that cannot be one of this track has begun, and is thrown away."""
@@ -382,7 +384,7 @@ class Retrieval:
         elif stream.subgroup is not None:
             group = stream.subgroup.group
             if error is None:
-                state.closed.add(group)
+                state.brought.add(group)
             else:
                 state.broken.add(group)
                 state.delay = max(state.delay, REOPEN_GRACE)
@@ -523,11 +525,6 @@ class Retrieval:
 
     # -- ends ----------------------------------------------------------------------------
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing is to be done any more."""
-        return self._closed or self.error is not None
-
     def _refused(self, error: MoqtError) -> bool:
         """Deal with what no recovery on this session can help."""
         if self.over or self.assembly.whole:
@@ -558,5 +555,5 @@ class Retrieval:
     def fail(self, error: Exception) -> None:
         """Nothing more can be had of this publication on this session."""
         if not self.over:
-            self.error = error
+            self.error, self.over = error, True
             self._changed()

@@ -18,19 +18,11 @@ from kvcs.names.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
-from kvcs.programs.common import (
-    Backoff,
-    ExitCode,
-    InputError,
-    check_cafile,
-    check_not_input,
-    check_output,
-    exit_code,
-    explained,
-    parse_layers,
-)
+from kvcs.programs.common import check_not_input, exit_code, explained
 from kvcs.programs.publish import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
+from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
+from moqt.backoff import Backoff
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import ConnectError, RequestError, SessionClosed
 from tests.kvcs.support import DESCRIPTOR, LAYERS, SCOPE, TOKENS, Link, descriptor, kv, produced

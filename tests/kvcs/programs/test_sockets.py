@@ -12,11 +12,11 @@ import time
 import pytest
 
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.programs.common import ExitCode
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
 from kvsp.blocks.kv_files import KvFile, KvFileWriter
+from kvsp.cli.common import ExitCode
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.quic.certificates import make_self_signed

@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsp.blocks.layout import (
-    block_section,
-    check_tensor,
-    is_layout_1,
-    octets_of,
-    to_layout_1,
-)
+from kvsp.blocks.layout import block_section, check_tensor, is_layout_1, octets_of, to_layout_1
 from kvsp.names.codes import ElementType
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
