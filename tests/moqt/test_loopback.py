@@ -9,8 +9,8 @@ import json
 import pytest
 
 import moqt
-from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import make_self_signed
+from tests.moqt.probe import adapter
 
 NAMESPACE = (b"demo", b"live")
 
@@ -244,9 +244,7 @@ async def test_quic_and_moqt_events_of_both_ends_are_logged(certificate, tmp_pat
     ):
         response = await session.fetch(NAMESPACE, b"video")
         assert len([o async for o in response if o.payload]) == 4
-        transport = session.session.transport
-        while not isinstance(transport, AioquicTransport):
-            transport = transport._transport
+        transport = adapter(session.session.transport)
     async with asyncio.timeout(10):
         while not transport.terminated:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
