@@ -9,7 +9,6 @@ import weakref
 import pytest
 
 import moqt.track.store
-import relay.cache
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType
