@@ -17,6 +17,7 @@ from moqt.receiving.control_streams import ControlIn
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
+from tests.moqt.inside import tables
 from tests.moqt.memory import ALPN, Pair
 
 LAYERS = 6
@@ -197,9 +198,9 @@ class Link:
         assert len(client.data_streams.aliases) == 0
         assert client.data_streams.waiting == {}
         assert server.requests.incoming == {}
-        assert server._sending == {}
+        assert not tables(server).sending
         for session in (client, server):
-            assert all(isinstance(s, ControlIn) for s in session._streams.values())
+            assert all(isinstance(s, ControlIn) for s in tables(session).streams.values())
         others = asyncio.all_tasks() - {asyncio.current_task(), self._task}
         assert not others
 
@@ -207,6 +208,11 @@ class Link:
         settings.setdefault("timeout", 10)
         settings.setdefault("grace", 0.02)
         return Consumer(self.session, scope, described, tokens, **settings)
+
+
+def path_of(consumer):
+    """The way over HTTP of a consumer that has one."""
+    return consumer._path
 
 
 async def collect(consumer) -> list:

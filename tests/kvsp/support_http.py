@@ -29,11 +29,11 @@ class Principals:
     """Finds principals by bearer tokens that are their names."""
 
     def __init__(self, *principals: Principal) -> None:
-        self._by_token = {f"Bearer {each.name}": each for each in principals}
+        self.by_token = {f"Bearer {each.name}": each for each in principals}
 
     def authenticate(self, credentials: Credentials) -> Principal:
         try:
-            return self._by_token[credentials.authorization or ""]
+            return self.by_token[credentials.authorization or ""]
         except KeyError:
             raise unauthorized("no such principal") from None
 

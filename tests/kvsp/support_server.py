@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +36,14 @@ async def serving(app: App, **settings: Any) -> AsyncIterator[Server]:
     finally:
         server.should_exit = True
         await task
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on, for who must know it beforehand."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
 
 
 class Authority:

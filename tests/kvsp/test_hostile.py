@@ -29,6 +29,7 @@ from tests.kvsp.holder.support import (
     lease_request,
     octets,
 )
+from tests.kvsp.inside import wait_for_locks
 from tests.kvsp.support_http import Answer, Client
 from tests.kvsp.support_roles import (
     AS_JSON,
@@ -442,7 +443,7 @@ async def test_a_principals_file_that_others_may_write_lets_nobody_in(roles: Rol
 async def test_an_index_that_another_process_locks_is_503_and_works_again(
     roles: Roles,
 ) -> None:
-    roles.index.store._db.execute("PRAGMA busy_timeout = 1")  # type: ignore[attr-defined]
+    wait_for_locks(roles.index.store, 1)
     owner = roles.client("owner")
     with closing(sqlite3.connect(roles.folder / "index.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -8,6 +8,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import Location
+from tests.moqt.inside import listeners
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector
 
@@ -80,7 +81,7 @@ class World:
     def clean(self):
         assert_clean(self.pair.client)
         assert_clean(self.pair.server)
-        assert not self.store._listeners
+        assert not listeners(self.store)
         for group in self.store.groups.values():
             assert all(log.readers == 0 for log in group.subgroups.values())
 

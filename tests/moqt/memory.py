@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from moqt.quic.transport import TransportHandler
 from moqt.session import Session, SessionConfig, SessionHandler
+from tests.moqt.inside import blocked, tables
 
 ALPN = "moqt-22"
 
@@ -224,18 +225,18 @@ def assert_clean(session: Session) -> None:
     assert not session.requests.queued
     assert len(session.clock) == 0
     assert session.requests.incoming == {}
-    assert session._sending == {}
+    assert not tables(session).sending
     assert session.data_streams.reading == {}
     assert len(session.data_streams.aliases) == 0
     assert session.data_streams.expected == {}
     assert session.data_streams.waiting == {}
     assert session.data_streams.held_octets == 0
-    assert len(session._early) == 0
-    assert session._early.octets == 0
-    assert [type(s).__name__ for s in session._streams.values()] in ([], ["ControlIn"])
+    assert len(tables(session).early) == 0
+    assert tables(session).early.octets == 0
+    assert [type(s).__name__ for s in tables(session).streams.values()] in ([], ["ControlIn"])
     scheduler = session.scheduler
-    scheduler.unblock(list(scheduler._blocked))
+    scheduler.unblock(list(blocked(scheduler)))
     while scheduler.write_next(0):  # what is over says so and is not queued again
         pass
     assert scheduler.idle
-    assert not scheduler._blocked
+    assert not blocked(scheduler)

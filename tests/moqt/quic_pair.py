@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from aioquic import tls
-
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
+from tests.moqt.probe import Probe
 from tests.moqt.simulator import Address, Host, Path, Simulation, certificate, quic_config
 
 __all__ = ["CLIENT", "SERVER", "Pair", "Recorder", "Side", "Source", "certificate", "quic_config"]
@@ -96,6 +95,11 @@ class Side:
     def live(self) -> AioquicTransport:
         assert self.transport is not None
         return self.transport
+
+    @property
+    def probe(self) -> Probe:
+        """What its connection has inside."""
+        return Probe(self.live)
 
     @property
     def record(self) -> Recorder:
@@ -200,9 +204,4 @@ class Source:
 
 def write_frames(pair: Pair, frames: bytes) -> None:
     """A 1-RTT packet of the client with `frames` in it, whatever its own code would send."""
-    connection = pair.client.live._connection
-    number = connection._packet_number
-    connection._packet_number += 1
-    header = b"\x41" + connection._peer_cid.cid + (number & 0xFFFF).to_bytes(2, "big")
-    crypto = connection._cryptos[tls.Epoch.ONE_RTT]
-    pair.inject(pair.client, crypto.encrypt_packet(header, frames, number))
+    pair.inject(pair.client, pair.client.probe.seal(frames))

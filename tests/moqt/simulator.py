@@ -348,7 +348,7 @@ class Simulation:
     def _ends(self) -> list[End]:
         return [end for host in self.hosts.values() if host.alive for end in host.ends.values()]
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         while self.awake:
             awake, self.awake = self.awake, {}
             for end in awake:
@@ -368,7 +368,7 @@ class Simulation:
     def run(self, until: Callable[[], bool] = lambda: False, limit: float = 60.0) -> bool:
         """Let time pass until `until()`; False when `limit` seconds were not enough."""
         deadline = self.now + limit
-        self._flush()
+        self.flush()
         while not until():
             at = self._next()
             if at > deadline:
@@ -388,7 +388,7 @@ class Simulation:
                     self.awake[end] = None
             if self._tick_at <= self.now:
                 self._tick()
-            self._flush()
+            self.flush()
         return True
 
     def _tick(self) -> None:

@@ -18,6 +18,7 @@ from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject
+from tests.moqt.inside import events_queued, kept, listeners, octets_queued, queued
 from tests.moqt.memory import ALPN, Pair, assert_clean
 
 NAMESPACE, TRACK = (b"demo", b"live"), b"video"
@@ -128,7 +129,7 @@ async def test_a_task_cancelled_at_any_await_leaves_nothing_behind(work):
             await link.settle()
             assert_clean(link.pair.client)
             assert_clean(link.pair.server)
-            assert not store._listeners and not handler._listings
+            assert not listeners(store) and not kept(handler).listings
             assert link.pair.client_transport.paused == set()
         if done:
             return
@@ -224,7 +225,7 @@ async def test_an_unread_queue_is_bounded_and_goes_on_when_it_is_read():
         stock(store, groups=40, objects=10, size=5000)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert 30_000 < it._octets < 30_000 + 9 * 20_000
+        assert 30_000 < octets_queued(it) < 30_000 + 9 * 20_000
         assert len([o async for o in it if not o.status]) == 400
         assert link.pair.client_transport.paused == set()
 
@@ -236,7 +237,7 @@ async def test_empty_objects_count_in_a_queue_too():
         stock(store, groups=1, objects=2000, size=0)
         for _ in range(200):
             await asyncio.sleep(0)
-        assert len(it._objects) < 500
+        assert len(queued(it)) < 500
         assert len([o async for o in it if not o.status]) == 2000
 
 
@@ -247,7 +248,7 @@ async def test_datagrams_beyond_the_queues_bound_are_dropped():
         codec = codec_for(ALPN)
         for n in range(100):
             link.pair.client.datagram(codec.encode_datagram(DatagramObject(1, n, 0, payload=b"x")))
-        assert 7 <= len(it._objects) <= 9
+        assert 7 <= len(queued(it)) <= 9
 
 
 async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch):
@@ -274,9 +275,9 @@ async def test_a_listing_nobody_reads_stays_bounded():
             if n % 2:
                 handler.remove_track(store.name)
                 await link.settle()
-        assert len(it._events) <= 7
+        assert len(events_queued(it)) <= 7
         seen = set()
-        for _ in range(len(it._events)):
+        for _ in range(len(events_queued(it))):
             namespace, present = await anext(it)
             (seen.add if present else seen.discard)(namespace)
         assert seen == it.namespaces == handler.namespaces()
@@ -293,7 +294,7 @@ async def test_two_sessions_of_which_one_never_reads_do_not_disturb_each_other()
         lazy.cancel()
         await stuck.settle()
         assert_clean(stuck.pair.server)
-    assert not store._listeners
+    assert not listeners(store)
 
 
 async def test_a_revoked_namespace_is_told():
@@ -355,8 +356,8 @@ async def test_offered_tracks_are_iterated_over_taken_and_filled():
             assert (await anext(subscription)).location == Location(0, 0)
             subscription.cancel()
         await link.settle()
-        assert handler._wanted == set()
-    assert not store._listeners
+        assert not kept(handler).wanted
+    assert not listeners(store)
 
 
 async def test_an_offer_the_publisher_takes_back_before_it_was_looked_at_is_not_handed_out():
@@ -393,7 +394,7 @@ async def test_a_skipped_track_is_told_and_can_be_subscribed_to():
     handler, _ = stocked()
     async with Link(handler) as link:
         offers = await link.client.subscribe_tracks((b"other",))
-        (request,) = handler._wanted
+        (request,) = kept(handler).wanted
         request.skip(FullTrackName((b"other",), b"t"))
         offer = await anext(offers)
         assert offer.skipped and offer.name == FullTrackName((b"other",), b"t")
@@ -595,7 +596,7 @@ async def test_leaving_the_with_block_ends_both_ends(certificate):
             (accepted,) = server.sessions
         closed = await asyncio.wait_for(accepted.wait_closed(), 5)
         assert closed.code == moqt.SessionErrorCode.NO_ERROR and not closed.transport
-        assert server.sessions == set() and not store._listeners
+        assert server.sessions == set() and not listeners(store)
         assert_clean(accepted.session)
         assert_clean(session.session)
 

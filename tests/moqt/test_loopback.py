@@ -9,8 +9,9 @@ import json
 import pytest
 
 import moqt
-from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import make_self_signed
+from tests.moqt.inside import octets_queued
+from tests.moqt.probe import adapter
 
 NAMESPACE = (b"demo", b"live")
 
@@ -141,8 +142,8 @@ async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(
         subscription = await session.subscribe(NAMESPACE, b"video", queue_octets=1 << 20)
         fill_store(store, groups=64, objects=8, size=128 * 1024)
         held = -1
-        while subscription._octets != held:
-            held = subscription._octets
+        while octets_queued(subscription) != held:
+            held = octets_queued(subscription)
             await asyncio.sleep(0.5)
         assert 1 << 20 < held < 34 << 20
         assert len({o.location async for o in subscription if o.payload}) == 512
@@ -226,8 +227,8 @@ async def test_an_unread_subscription_over_webtransport_stops_the_publisher(cert
         subscription = await session.subscribe(NAMESPACE, b"video", queue_octets=1 << 20)
         fill_store(store, groups=32, objects=8, size=128 * 1024)
         held = -1
-        while subscription._octets != held:
-            held = subscription._octets
+        while octets_queued(subscription) != held:
+            held = octets_queued(subscription)
             await asyncio.sleep(0.3)
         assert 1 << 20 < held < 4 << 20
         assert len({o.location async for o in subscription if o.payload}) == 256
@@ -244,9 +245,7 @@ async def test_quic_and_moqt_events_of_both_ends_are_logged(certificate, tmp_pat
     ):
         response = await session.fetch(NAMESPACE, b"video")
         assert len([o async for o in response if o.payload]) == 4
-        transport = session.session.transport
-        while not isinstance(transport, AioquicTransport):
-            transport = transport._transport
+        transport = adapter(session.session.transport)
     async with asyncio.timeout(10):
         while not transport.terminated:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

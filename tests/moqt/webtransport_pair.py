@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moqt.quic.aio.transport import AioquicTransport
@@ -34,7 +34,8 @@ def h3_config(**changes: object) -> QuicConfig:
 class WebTransportPair(Pair):
     """`client.handler` and `server.handler` record what the sessions above are told.
 
-    A side named in `raw` gets a plain recorder instead: the test writes its HTTP/3.
+    A side named in `raw` gets a plain recorder instead: the test writes its HTTP/3. `above`
+    makes what stands above a session in the place of a recorder.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class WebTransportPair(Pair):
         offered: Sequence[str] = ("moqt-22",),
         known: Sequence[str] = ("moqt-22",),
         raw: str = "",
+        above: Callable[[Transport], TransportHandler] | None = None,
         **options: Any,
     ) -> None:
+        self.above = above
         self.offered, self.known, self.raw = offered, known, raw
         self.sessions: dict[str, WebTransport] = {}
         super().__init__(client or h3_config(), server or h3_config(), **options)
@@ -55,7 +58,9 @@ class WebTransportPair(Pair):
         if side.name == self.raw:
             return super().handler(side, transport)
 
-        def make(session: Transport) -> Recorder:
+        def make(session: Transport) -> TransportHandler:
+            if self.above is not None:
+                return self.above(session)
             side.handler = Recorder(session)
             return side.handler
 
@@ -153,18 +158,12 @@ class SessionPeer(RawPeer):
     """A raw peer of a MOQT session; `moqt` is that session."""
 
     def __init__(self, raw: str) -> None:
-        super().__init__(raw)
         self.made: list[Session] = []
+        super().__init__(raw, above=self.make)
 
-        def make(transport: Transport) -> Session:
-            self.made.append(Session(transport, SessionHandler()))
-            return self.made[-1]
-
-        session = self.session
-        if isinstance(session, WebTransportClient):
-            session._waiting = make(session)
-        else:
-            session._make_handler = make
+    def make(self, transport: Transport) -> Session:
+        self.made.append(Session(transport, SessionHandler()))
+        return self.made[-1]
 
     @property
     def moqt(self) -> Session:

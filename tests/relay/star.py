@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import relay.cache
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import Via
 from moqt.session import SessionHandler
@@ -192,7 +193,7 @@ class Star:
             relay.waiting.rendezvous,
             relay.offers.by_prefix,
         ):
-            assert not table._exact and not table._below
+            assert is_empty(table)
         assert relay.cache.billed == relay.cache.octets == relay.cache.objects == 0
         assert not relay.cache._aging and not len(relay.cache._expiries)
 
@@ -243,3 +244,44 @@ class Denying:
 
     def check(self, session, token):
         return None
+
+
+# What no interface of the relay shows. Tests of it look inside here and nowhere else.
+
+
+def is_empty(table):
+    """Whether a PrefixMap holds nothing, and remembers no prefix of what it held."""
+    return not table._exact and not table._below
+
+
+def make_room(cache, octets):
+    """Evict as for so many octets that come, and bill nothing."""
+    return cache._make_room(octets)
+
+
+def ages_looked_at(monkeypatch):
+    """The entries of which a cache asks from now on whether their Object is still there."""
+    entries = []
+    aged = relay.cache._aged
+
+    def noted(store, entry):
+        entries.append(entry)
+        return aged(store, entry)
+
+    monkeypatch.setattr(relay.cache, "_aged", noted)
+    return entries
+
+
+def queued(ranges):
+    """The Locations that a track's FETCHes, running or waiting, are to bring."""
+    return ranges._queued
+
+
+def feeds(filling):
+    """How many streams bring each open subgroup."""
+    return filling._feeds
+
+
+def accept_fetch(request, message):
+    """Answer a FETCH with just this FETCH_OK; what its stream carries is the test's."""
+    request._accept(message)

@@ -9,7 +9,6 @@ import weakref
 import pytest
 
 import moqt.track.store
-import relay.cache
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType
@@ -23,6 +22,7 @@ from tests.relay.star import (
     NAME,
     NAMESPACE,
     Star,
+    ages_looked_at,
     end_track,
     everything,
     payload,
@@ -334,15 +334,7 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
 @pytest.fixture
 def looked_at(monkeypatch):
     """The entries of which it was asked whether their Object is still there."""
-    entries: list = []
-    aged = relay.cache._aged
-
-    def noted(store, entry):
-        entries.append(entry)
-        return aged(store, entry)
-
-    monkeypatch.setattr(relay.cache, "_aged", noted)
-    return entries
+    return ages_looked_at(monkeypatch)
 
 
 def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(looked_at):

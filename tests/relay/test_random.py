@@ -19,6 +19,7 @@ from tests.relay.star import (
     CountingPublisher,
     Star,
     end_track,
+    feeds,
     payload,
     track,
 )
@@ -231,7 +232,7 @@ class Scenario(RuleBasedStateMachine):
         assert relay.namespaces.publications == 0 and not relay.namespaces.listings
         for each in relay.tracks.values():
             assert not each.subscriptions and not each.requests and each.ranges.idle
-            assert not each.filling._feeds and not each.filling.bringing
+            assert not feeds(each.filling) and not each.filling.bringing
 
 
 TestScenario = Scenario.TestCase

@@ -8,8 +8,8 @@ from moqt.session import SessionConfig
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from relay.config import RelayConfig
 from relay.scopes import Scopes, scope_of
-from relay.service.metrics import RelayMetrics
-from tests.relay.star import JOIN, Star, everything, publish, track
+from relay.service.metrics import PREFIX, RelayMetrics
+from tests.relay.star import JOIN, Star, everything, make_room, publish, track
 
 
 class Paths(Star):
@@ -68,7 +68,7 @@ def test_the_cache_is_one_for_all_and_a_scope_of_nobody_is_forgotten():
     assert len(star.relay.relays) <= 2
     for relay in star.relay.relays.values():
         assert not relay.sessions and relay.tracks
-    star.relay.cache._make_room(80_000)
+    make_room(star.relay.cache, 80_000)
     star.pass_time(1)
     assert star.relay.relays == {} and star.relay.cache.billed == 0
 
@@ -103,6 +103,11 @@ def test_a_scope_that_is_kept_stays_without_sessions():
     assert refused.client.closed.code == SessionErrorCode.INVALID_PATH
 
 
+def number(metrics, name):
+    """What a scrape shows under `name`."""
+    return metrics.registry.get_sample_value(PREFIX + name)
+
+
 def test_numbers_are_those_of_all_scopes_and_never_shrink():
     star = Paths(linger=0)
     metrics = RelayMetrics(star.relay)
@@ -113,13 +118,13 @@ def test_numbers_are_those_of_all_scopes_and_never_shrink():
         publish(store, 1, 0)
     star.run()
     metrics.update()
-    assert metrics._gauges["sessions"] == 4 and metrics._gauges["scopes"] == 2
-    assert metrics._gauges["tracks"] == 2 and metrics._counters["objects_in"] == 10
+    assert number(metrics, "sessions") == 4 and number(metrics, "scopes") == 2
+    assert number(metrics, "tracks") == 2 and number(metrics, "objects_in_total") == 10
     star.relay.relays["/one"].sessions.copy().pop().scheduler.counters.too_far_behind = 7
     for pair in tuple(star.pairs):
         star.kill(pair)
-    star.relay.cache._make_room(star.relay.cache.budget)
+    make_room(star.relay.cache, star.relay.cache.budget)
     star.pass_time(1)
     metrics.update()
-    assert metrics._gauges["scopes"] == 0 and metrics._gauges["cache_billed_octets"] == 0
-    assert metrics._counters["too_far_behind"] == 7 and metrics._counters["sessions"] == 4
+    assert number(metrics, "scopes") == 0 and number(metrics, "cache_billed_octets") == 0
+    assert number(metrics, "too_far_behind_total") == 7 and number(metrics, "sessions_total") == 4

@@ -48,6 +48,7 @@ from tests.kvcs.support import (
     publisher,
     same,
 )
+from tests.moqt.inside import fills
 
 OBJECTS = 2 * LAYERS * BLOCKS
 
@@ -827,7 +828,7 @@ async def test_reset_fill_streams_are_recovered_by_fetch(unseen):
         resets = 0
 
         def reset(self, request):
-            for fill in list(request.delivery._fills):
+            for fill in list(fills(request.delivery)):
                 self.resets += 1
                 link.pair.server_transport.reset(fill.stream_id, StreamErrorCode.INTERNAL_ERROR)
 

@@ -38,6 +38,7 @@ from tests.kvcs.support import (
     collect,
     corrupted,
     kv,
+    path_of,
     produced,
     publisher,
     same,
@@ -406,7 +407,7 @@ async def test_what_arrives_by_both_ways_counts_once():
         layers = []
 
         async def feed():
-            while not consumer._path.busy:  # noqa: ASYNC110
+            while not path_of(consumer).busy:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             # the holder was asked for everything that is left; now it comes by MOQT
             publication.put_layer(1, *CACHE[1])

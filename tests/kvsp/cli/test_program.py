@@ -12,11 +12,12 @@ import sys
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from kvsp.blocks.container import Container
 from kvsp.blocks.kv_files import KvFile
-from kvsp.cli.program import _COMMANDS, app
+from kvsp.cli.program import app
 from kvsp.cli.server import app as server_app
 from kvsp.index.app import unix_ms
 from kvsp.records.records import InstanceStatus
@@ -25,6 +26,7 @@ from tests.kvsp.client.support import DESCRIPTOR, block_of, client_principal, co
 
 PROMPT = shlex.split("--scope-key-file scope.json --compat compat.json --tokens tokens.json")
 ACCESS = ["--token-file", "token", "--http-loopback"]
+COMMANDS = get_command(app).commands
 
 
 def given(done):
@@ -125,7 +127,7 @@ def test_octets_that_are_not_what_the_record_says_are_exit_code_5(stored, files,
     # a record that promises other octets than the holder has
     world.service.store.delete_holder(stored.holder, None)
     lie = record_at(stored.holder, container(0), 0)
-    principal = world.apps[0].authenticator._by_token["Bearer holder0"]
+    principal = world.apps[0].authenticator.by_token["Bearer holder0"]
     world.service.publish(principal, lie.block, lie.replica_id, lie.to_dict(), unix_ms())
     done = kvsp("get", stored.index, *PROMPT, *ACCESS, "--out", "out.safetensors", "--json")
     assert done.exit_code == 5 and "digest-mismatch" in given(done)["error"]
@@ -312,7 +314,7 @@ def test_doctor_says_what_it_did_not_read_and_reads_it_when_asked(stored, files,
     stored.do(stored.world.client.put(stored.holder, block_of(2), damaged))
     stored.do(stored.world.records(4))
     lie = record_at(stored.holder, container(2), 2)
-    principal = stored.world.apps[0].authenticator._by_token["Bearer holder0"]
+    principal = stored.world.apps[0].authenticator.by_token["Bearer holder0"]
     service = stored.world.service
     service.store.delete_holder(stored.holder, None)
     for number in range(4):
@@ -333,7 +335,7 @@ def test_doctor_needs_a_prompt_to_read_every_layer(deployment, kvsp):
 # --- the program as a process --------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", *(each.__name__ for each, *_ in _COMMANDS)])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_the_help_shows_flags_without_a_value(command):
     done = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "100"})
     assert done.exit_code == 0 and "--help" in done.stdout
@@ -343,8 +345,8 @@ def test_the_help_shows_flags_without_a_value(command):
 
 
 def test_the_examples_of_the_help_work_as_typed(stored, kvsp):
-    for command, _, example in _COMMANDS:
-        text = example.replace("--hold 60", "--hold 0")
+    for name, command in COMMANDS.items():
+        text = command.epilog.removeprefix("Example:  kvsp ").replace("--hold 60", "--hold 0")
         for made_up, real in (
             ("https://is.example/kvsp/", stored.index),
             ("https://ii7.example/kvsp/", stored.control),
@@ -352,7 +354,7 @@ def test_the_examples_of_the_help_work_as_typed(stored, kvsp):
         ):
             text = text.replace(made_up, real)
         words = [*shlex.split(text), "--http-loopback"]
-        if command.__name__ in ("put", "lease"):
+        if name in ("put", "lease"):
             words += ["--holder", stored.holder]
         done = kvsp(*words)
         assert done.exit_code == 0, f"{text}: {done.output}"

@@ -169,7 +169,7 @@ async def world(
         for name in names:
 
             def holder(base: str, name: str = name) -> App:
-                principals._by_token[f"Bearer {name}"] = client_principal(
+                principals.by_token[f"Bearer {name}"] = client_principal(
                     name, uris=frozenset({base})
                 )
                 away = HttpIndexClient(index_app.base_uri, caller(name))

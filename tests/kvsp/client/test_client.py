@@ -43,6 +43,7 @@ from tests.kvsp.client.support import (
     record_at,
     world,
 )
+from tests.kvsp.inside import homes_of, idle
 
 COMPAT = DESCRIPTOR.compat_id
 MIB = 1 << 20
@@ -355,8 +356,7 @@ async def test_a_request_works_after_the_server_closed_an_idle_connection(tmp_pa
     async with world(tmp_path, idle_s=1) as made:
         await made.fill(0)
         await made.records(1)
-        pool = made.client._caller._session.connector._conns
-        await eventually(lambda: all(not c[0].is_connected() for q in pool.values() for c in q))
+        await eventually(lambda: not any(each.is_connected() for each in idle(made.client)))
         assert (await made.client.lookup(SCOPE.scope_id, COMPAT, KEYS)).matched == 1
         async with made.client.lease(made.uris[0], SCOPE.scope_id, COMPAT, KEYS[:1]) as lease:
             assert lease.leased
@@ -399,8 +399,9 @@ async def test_a_client_is_used_inside_its_block_only():
 
 
 def test_every_public_name_of_the_client_is_found_at_its_first_use():
-    assert set(kvsp.client._WHERE) == set(kvsp.client.__all__)
-    for name, module in kvsp.client._WHERE.items():
+    homes = homes_of(kvsp.client)
+    assert set(homes) == set(kvsp.client.__all__)
+    for name, module in homes.items():
         assert getattr(kvsp.client, name) is vars(sys.modules[module])[name]
     with pytest.raises(AttributeError, match="nothing"):
         kvsp.client.nothing  # noqa: B018

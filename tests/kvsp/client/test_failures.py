@@ -38,6 +38,7 @@ from tests.kvsp.client.support import (
     serving,
     world,
 )
+from tests.kvsp.inside import in_use
 
 NUMBERS = range(4)
 LEASE = "6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11"
@@ -290,7 +291,7 @@ async def test_a_cancelled_retrieval_leaves_no_task_and_no_connection(delay):
         with contextlib.suppress(asyncio.CancelledError):
             await work
         assert not [task for task in asyncio.all_tasks() if "Retrieval" in repr(task)]
-        assert not client._caller._session.connector._acquired
+        assert not in_use(client)
 
 
 async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
@@ -299,7 +300,7 @@ async def test_a_generator_that_is_left_early_lets_go_of_its_connection():
             client.get(record_at(uri, container(0)), descriptor=DESCRIPTOR)
         ) as layers:
             assert (await anext(layers)).layer == 0
-        assert not client._caller._session.connector._acquired
+        assert not in_use(client)
 
 
 async def test_a_lease_is_given_back_when_the_request_for_it_is_cancelled():

@@ -90,12 +90,13 @@ async def test_layers_that_do_not_exist_or_are_not_held_are_kvsp_layers_unavaila
 
 
 async def test_a_holder_of_some_layers_says_which_and_serves_those() -> None:
-    world = make_world()
+    tier = HostTier()
+    world = make_world([(tier, 10 * OCTETS)])
     made = container(1)
     part = made.select(range(2, 4))
     info, _ = info_and_part(made)
     _, some = info_and_part(part)
-    writer = await world.holder._storage[HOST].create()
+    writer = await tier.create()
     await writer.write(octets(part))
     await writer.commit(block_id(1), info, some)
     world.holder.store.reserve(HOST, some.octets, 0.0)

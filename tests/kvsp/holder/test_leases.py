@@ -23,6 +23,7 @@ from tests.kvsp.holder.support import (
     info_and_part,
     make_world,
 )
+from tests.kvsp.inside import deadlines_of, rooms_of
 
 INFO, PART = info_and_part(container(0))
 
@@ -177,7 +178,7 @@ def test_renewals_do_not_grow_the_table() -> None:
     lease = table.acquire("a", {block_id(1): 10}, 1000, 0.0)
     for step in range(1000):
         assert table.renew("a", lease.lease_id, 1000, step / 1000)
-    assert len(table._deadlines) <= 128
+    assert deadlines_of(table) <= 128
     assert table.get("a", lease.lease_id, 1.99) and not table.get("a", lease.lease_id, 2.0)
     assert len(table) == 0 and table.octets == 0 and table.next_end(2.0) is None
 
@@ -295,7 +296,7 @@ class LeasesAndEvictions(RuleBasedStateMachine):
     @invariant()
     def no_budget_is_exceeded(self) -> None:
         for tier in (HOST, DISK):
-            room = self.store._rooms[tier]
+            room = rooms_of(self.store)[tier]
             assert room.budget is not None
             assert room.used + room.reserved - room.leaving <= room.budget
             assert min(room.used, room.reserved, room.leaving) >= 0
@@ -306,7 +307,7 @@ class LeasesAndEvictions(RuleBasedStateMachine):
         for tier, count in self.reserved.items():
             for _ in range(count):
                 self.store.release(tier, PART.octets)  # type: ignore[arg-type]
-        assert all(not room.reserved and not room.leaving for room in self.store._rooms.values())
+        assert all(not room.reserved and not room.leaving for room in rooms_of(self.store).values())
 
 
 LeasesAndEvictions.TestCase.settings = settings(

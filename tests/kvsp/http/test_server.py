@@ -31,6 +31,7 @@ from kvsp.http.service import Operation, Service
 from kvsp.names.errors import KvspError as ServiceError
 from kvsp.principals import Principal, principal_entry
 from kvsp.service.settings import ListenTable
+from tests.kvsp.inside import socket_of
 from tests.kvsp.support_server import Authority, Who, serving
 from tests.paths import ROOT
 
@@ -185,15 +186,15 @@ def test_the_server_refuses_to_be_open_to_all_unless_told_so(tmp_path: Path) -> 
         (make(known), ServerSettings(host="0.0.0.0", **tls)),
         (make(), ServerSettings(host="127.0.0.1")),
     ):
-        Server(app, settings)._socket.close()
+        socket_of(Server(app, settings)).close()
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:
     first = Server(make(), ServerSettings())
-    first._socket.listen()
+    socket_of(first).listen()
     with pytest.raises(CannotStartError, match=f"port {first.port}: .*; stop what listens"):
         Server(make(), ServerSettings(port=first.port))
-    first._socket.close()
+    socket_of(first).close()
 
 
 @pytest.mark.parametrize(

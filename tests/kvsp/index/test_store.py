@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import ReplicaStore, StoreError, StoreFull, StoreLimits
 from tests.kvsp.index.conftest import MakeStore, redis_server
 from tests.kvsp.index.entries import H1, H2, NOW, entry, key
+from tests.kvsp.inside import wait_for_locks
 from tools.bench_index import bench
 
 COMPAT, SCOPE = entry().block[:2]
@@ -172,7 +174,8 @@ def test_a_killed_process_leaves_a_whole_sqlite_file(tmp_path: Path) -> None:
     assert done.returncode == 9
     store = SqliteStore(path)
     assert store.counts().records == 50
-    assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_file_that_is_no_index_is_refused_with_advice(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_a_store_that_fails_says_so_and_keeps_its_counts_right(tmp_path: Path) -
     store = SqliteStore(tmp_path / "index.db")
     store.put([entry(1)], NOW)
     other = sqlite3.connect(tmp_path / "index.db")
-    store._db.execute("PRAGMA busy_timeout = 0")
+    wait_for_locks(store, 0)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked"):
         store.put([entry(2)], NOW)

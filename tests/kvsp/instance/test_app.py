@@ -15,6 +15,7 @@ from kvsp.instance.engines.toy import ToyEngine
 from kvsp.principals import Principal
 from kvsp.records.records import OutputToken, Resume
 from kvsp.records.release import FrontEnd
+from tests.kvsp.inside import look_up_with
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -217,7 +218,7 @@ async def test_a_front_end_sees_one_text_when_a_session_moves_under_a_new_epoch(
         async def lookup(blocks):
             return []
 
-        instance.shell.sessions._lookup = lookup
+        look_up_with(instance.shell.sessions, lookup)
         resume = Resume(2, checkpoint(5, count=16, prompt_tokens=None))
         instance.agent.pool.reserve(3 * OCTETS)
         for key, block in instance.source.blocks.items():

@@ -89,7 +89,7 @@ async def test_a_block_that_is_not_there_is_a_miss():
 
 
 async def test_a_replica_that_is_not_what_its_record_says_is_not_taken():
-    async with holding() as (holder, fetcher, client, base):
+    async with holding() as (holder, _, client, base):
         # the record of another block's octets, as the index would give it
         wrong = holder.record(block_id(keys()[1]), 1000)
 
@@ -102,9 +102,8 @@ async def test_a_replica_that_is_not_what_its_record_says_is_not_taken():
             async def replicas(self, block):
                 return [replace(wrong, block_key=block.block_key, holder=base)]
 
-        fetcher._client = Records()
         with pytest.raises(LoadError) as caught:
-            await fetch(fetcher, base, keys()[0])
+            await fetch(HttpFetcher(Records()), base, keys()[0])
         assert caught.value.reason == "digest-mismatch"
         assert len(holder.leases) == 0
 

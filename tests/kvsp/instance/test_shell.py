@@ -21,6 +21,7 @@ from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import ReplicaRecord, Resume
 from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
+from tests.kvsp.inside import look_up_with
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
@@ -382,7 +383,7 @@ def knows(instance, *places):
     async def lookup(blocks):
         return found(*places)
 
-    instance.shell.sessions._lookup = lookup
+    look_up_with(instance.shell.sessions, lookup)
 
 
 async def test_a_resumed_session_goes_on_from_the_published_blocks_without_the_prompt():

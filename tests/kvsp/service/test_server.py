@@ -306,8 +306,11 @@ def test_a_server_without_principals_warns_that_this_machine_may_do_everything(t
 
 
 def test_a_data_directory_belongs_to_one_process(tmp_path):
-    code = "import sys; from pathlib import Path; from kvsp.service.server import _claim"
-    code += f"; _claim(Path({str(tmp_path)!r})); print('claimed', flush=True); sys.stdin.read()"
+    settings = {"roles": ["index"], "dev": True, "data_dir": str(tmp_path)}
+    code = "import sys; from kvsp.service.server import Assembly"
+    code += "; from kvsp.service.settings import load_settings"
+    code += f"; made = Assembly(load_settings(None, {settings!r}))"
+    code += "; print('claimed', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

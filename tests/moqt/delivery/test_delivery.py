@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from moqt.delivery.scheduler import DeliveryLimits
-from moqt.delivery.subscription import SubscriptionDelivery
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import Via
 from moqt.track.store import TrackStore
@@ -23,6 +22,7 @@ from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilt
 from moqt.values.names import Location
 from moqt.wire.primitives import encode_key_values
 from tests.moqt.deliveries import ALL, NEXT, Recorder, World, grow, locations
+from tests.moqt.inside import considered, tables
 from tests.moqt.memory import Pair
 from tests.moqt.peers import NAME, Collector, publish, track
 
@@ -484,7 +484,7 @@ def test_stopping_a_fill_leaves_the_subscription_and_other_fills_alone():
     for stream in world.got.opened:
         world.pair.client_transport.resume_receiving(stream.stream_id)
     del world.got.stream_opened
-    world.pair.client._streams[first.stream_id].reset(1)
+    world.pair.client.stream_reset(first.stream_id, 1)
     world.run()
     assert [error for via, _, error in world.got.ends if via is Via.FILL] == [1, None]
     world.put((5, 0))
@@ -510,7 +510,7 @@ def test_cancelling_the_subscription_resets_its_fills_and_streams():
     for _ in range(3):
         world.pair.server.ready_to_send()
         world.pair.client_transport.deliver()
-    assert len(world.pair.server._sending) == 3
+    assert len(tables(world.pair.server).sending) == 3
     request.cancel()
     world.run()
     world.clean()
@@ -530,7 +530,7 @@ def test_publish_done_counts_a_fill_exactly_when_its_stream_was_opened(opened):
         world.pair.server_transport.max_streams = world.pair.server_transport.open_uni
     before = world.request.streams_ended
     world.update(fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)))
-    assert len(world.pair.server._sending) == opened
+    assert len(tables(world.pair.server).sending) == opened
     (incoming,) = world.pair.server.requests.incoming.values()
     incoming.end(PublishDoneCode.GOING_AWAY)
     world.run()
@@ -789,13 +789,7 @@ def test_status_objects_come_with_their_stream_and_end_nothing_by_themselves():
 
 
 def test_a_filter_that_begins_late_looks_at_no_group_before_it(monkeypatch):
-    looked_at = []
-    consider = SubscriptionDelivery._consider
-    monkeypatch.setattr(
-        SubscriptionDelivery,
-        "_consider",
-        lambda self, log: looked_at.append(log.group) or consider(self, log),
-    )
+    looked_at = considered(monkeypatch)
     publisher, store = Publisher(), TrackStore(NAME)
     publisher.add_track(store)
     for group in range(200):

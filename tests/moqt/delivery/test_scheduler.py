@@ -13,6 +13,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import GroupOrder, ObjectStatus
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import blocked, entries, listeners, nothing_waits
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, publish
 
@@ -132,7 +133,7 @@ def test_void_entries_do_not_pile_up_while_nothing_can_be_sent():
         scheduler.ready(Load(flow, log, "x", 1))
     for n in range(10000):
         flows[n % 10].set_priority(n % 251)
-    assert len(scheduler._flows) <= 256
+    assert len(entries(scheduler)) <= 256
     assert drain(scheduler) == 10
 
 
@@ -302,7 +303,7 @@ def test_a_peer_that_never_reads_costs_the_send_budget_and_one_quantum_for_1_gib
     pair.client.close()
     pair.client_transport.deliver()
     assert_clean(pair.server)
-    assert not store._listeners
+    assert not listeners(store)
 
 
 def test_a_stream_without_credit_does_not_hold_up_the_others():
@@ -399,14 +400,13 @@ def test_the_end_of_many_flows_does_not_look_at_what_the_others_wait_for(answer)
         scheduler.forget(flow)
     assert Counting.asked < 4 * 1000
     Counting.answer = Progress.MORE
-    blocked = list(scheduler._blocked)
-    scheduler.unblock(blocked)
+    streams = list(blocked(scheduler))
+    scheduler.unblock(streams)
     assert scheduler.write_next(1) and flows[999].heap
     scheduler.forget(flows[999])
-    scheduler.unblock(blocked)
+    scheduler.unblock(streams)
     assert not scheduler.write_next(1)
-    assert not scheduler._blocked and not scheduler._unflushed
-    assert not scheduler._streamless and not scheduler._void
+    assert nothing_waits(scheduler)
 
 
 def test_credit_on_one_stream_wakes_the_one_delivery_that_waits_for_it():

@@ -17,6 +17,7 @@ from moqt.values.messages import KeyValue, Parameters
 from moqt.values.names import Location
 from moqt.wire.primitives import encode_key_values
 from tests.moqt.deliveries import ALL, Recorder, World, locations
+from tests.moqt.inside import listeners, noted
 from tests.moqt.memory import Pair
 from tests.moqt.peers import NAME
 
@@ -247,7 +248,7 @@ def test_a_subscription_that_expires_ends_with_publish_done_expired():
         assert got.done == done
     assert got.ends == [(Via.SUBSCRIPTION, 0, StreamErrorCode.CANCELLED)]
     assert pair.server.scheduler.counters.expired_subscriptions == 1
-    assert not store._listeners and len(pair.server.scheduler.deadlines) == 0
+    assert not listeners(store) and len(pair.server.scheduler.deadlines) == 0
 
 
 # -- NEW_GROUP_REQUEST -------------------------------------------------------------------
@@ -305,7 +306,7 @@ def test_cancelled_deadlines_do_not_pile_up():
     deadlines = Deadlines()
     for n in range(10_000):
         deadlines.cancel(deadlines.at(1e9 + n, lambda: None))
-    assert len(deadlines._heap) < 100
+    assert len(noted(deadlines)) < 100
 
 
 def test_pausing_and_location_filters_do_not_start_clocks_of_what_is_not_wanted():

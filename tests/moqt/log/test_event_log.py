@@ -34,6 +34,7 @@ from moqt.values.messages import (
 )
 from moqt.values.names import Location
 from moqt.wire.codec import codec_for
+from tests.moqt.inside import streams_read_along
 from tests.moqt.memory import ALPN, MemoryTransport, Pair
 from tests.moqt.peers import FILL, NAME, Collector, track
 
@@ -155,10 +156,10 @@ def test_a_reset_stream_is_forgotten_by_the_log():
     log.pair.run()
     transport = log.pair.server.transport
     assert isinstance(transport, LoggedTransport)
-    assert len(transport._sent) == 2  # the control stream and the open subgroup
+    assert len(streams_read_along(transport)) == 2  # the control stream and the open subgroup
     subscription.cancel()
     log.pair.run()
-    assert len(transport._sent) == 1
+    assert len(streams_read_along(transport)) == 1
 
 
 def test_tokens_are_in_no_event_and_in_no_line(caplog: pytest.LogCaptureFixture):

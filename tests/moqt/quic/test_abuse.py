@@ -17,13 +17,13 @@ from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import origin_of
 from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.webtransport.h3 import encode_varint
+from tests.moqt.probe import origins, pieces, take_initial
 from tests.moqt.quic.udp.sockets import dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import (
     CLIENT,
     SERVER,
     Pair,
     Recorder,
-    Side,
     Source,
     quic_config,
     write_frames,
@@ -34,12 +34,6 @@ MIB = 1 << 20
 
 def stream_frame(stream_id: int, offset: int, data: bytes) -> bytes:
     return b"\x0e" + b"".join(map(encode_varint, (stream_id, offset, len(data)))) + data
-
-
-def held(side: Side) -> int:
-    """Octets that really are in memory for gaps to close."""
-    streams = side.live._connection._streams.values()
-    return sum(len(piece) for s in streams for piece in s.receiver._pieces)  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------- reassembly
@@ -64,8 +58,7 @@ def test_frames_in_any_order_and_with_any_overlap_give_the_stream(seed: int, siz
         if taken is not None:
             got += taken[0]
             assert taken[1] == (len(got) == size)
-        pieces = zip(receiver._starts, receiver._pieces, strict=True)
-        spans = [(first, first + len(piece)) for first, piece in pieces]
+        spans = [(first, first + len(piece)) for first, piece in pieces(receiver)]
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert receiver.held == sum(b - a + PIECE_OVERHEAD for a, b in spans)
     assert got == payload
@@ -78,11 +71,10 @@ def test_sparse_frames_cost_what_was_sent_and_not_the_window() -> None:
     for index in range(100):
         write_frames(pair, stream_frame(2 + 4 * index, 2 * MIB - 1, b"x"))
     pair.run(limit=1.0)
-    assert held(pair.server) == 100
-    connection = pair.server.live._connection
-    assert connection.held == 100 * (1 + PIECE_OVERHEAD)
+    assert pair.server.probe.out_of_order == 100
+    assert pair.server.live.held == 100 * (1 + PIECE_OVERHEAD)
     assert not pair.server.record.closed
-    assert connection._local_max_data.value == 256 * MIB  # and no more credit came of it
+    assert pair.server.probe.credit.value == 256 * MIB  # and no more credit came of it
 
 
 def test_a_stream_of_crumbs_closes_the_connection() -> None:
@@ -96,7 +88,7 @@ def test_a_stream_of_crumbs_closes_the_connection() -> None:
     assert (code, application) == (1, False)
     assert "out of order" in reason
     assert pair.server.live.counters.connections_over_budget == 1
-    assert held(pair.server) == 0
+    assert pair.server.probe.out_of_order == 0
 
 
 def test_what_all_streams_hold_out_of_order_is_bounded() -> None:
@@ -105,7 +97,7 @@ def test_what_all_streams_hold_out_of_order_is_bounded() -> None:
     while not pair.server.record.closed:
         write_frames(pair, stream_frame(next(streams), 1, bytes(1000)))
         pair.run(limit=0.02)
-        assert held(pair.server) <= 50_000
+        assert pair.server.probe.out_of_order <= 50_000
     assert "out of order" in pair.server.record.closed[0][1]
 
 
@@ -114,11 +106,11 @@ def test_reset_and_stopped_streams_let_go_what_waited() -> None:
     for stream_id in (2, 6):
         write_frames(pair, stream_frame(stream_id, 100, bytes(500)))
     pair.run(limit=0.1)
-    assert held(pair.server) == 1000
+    assert pair.server.probe.out_of_order == 1000
     pair.server.live.stop_receiving(2, 1)
     write_frames(pair, b"\x04" + b"".join(map(encode_varint, (6, 0, 700))))
     pair.run(limit=0.1)
-    assert held(pair.server) == 0 and pair.server.live._connection.held == 0
+    assert pair.server.probe.out_of_order == 0 and pair.server.live.held == 0
 
 
 def test_a_reader_that_never_reads_holds_no_more_than_its_window() -> None:
@@ -131,7 +123,7 @@ def test_a_reader_that_never_reads_holds_no_more_than_its_window() -> None:
         for offset in range(0, 12_000, 1000):
             write_frames(pair, stream_frame(2 + 4 * stream, offset, bytes(1000)))
     pair.run(limit=2.0)
-    assert server.received + held(pair.server) <= 256 << 10
+    assert server.received + pair.server.probe.out_of_order <= 256 << 10
     assert not server.closed
     write_frames(pair, stream_frame(2, 70_000, b"beyond its credit"))
     pair.run(limit=1.0)
@@ -207,7 +199,7 @@ def test_garbage_in_place_of_a_token_is_no_proof(garbage: bytes) -> None:
 async def test_handshakes_under_way_are_bounded_by_retries() -> None:
     server = await start(quic_config(retry_threshold=5))
     for port in range(40):  # forged addresses: nobody ever answers
-        server.endpoint._accept(first_flight()[2][0], ("192.0.2.1", 1000 + port))
+        take_initial(server.endpoint, first_flight()[2][0], ("192.0.2.1", 1000 + port))
     assert server.endpoint.half_open == server.endpoint.connections == 5
     assert server.endpoint.counters.retries_sent == 35
     client, record = await dial(server)  # an honest client takes a round trip more
@@ -224,7 +216,7 @@ async def test_connections_of_one_address_are_bounded() -> None:
     assert server.endpoint.counters.retries_sent == 1  # half of the limit must be proven
     with pytest.raises(QuicConnectError, match="no room"):
         await connect("127.0.0.1", server.endpoint.port, quic_config(), Recorder, within=5)
-    server.endpoint._accept(first_flight()[2][0], ("192.0.2.9", 7))
+    take_initial(server.endpoint, first_flight()[2][0], ("192.0.2.9", 7))
     assert server.endpoint.connections == 3  # others still come in
     assert server.endpoint.counters.connections_refused > 0
     await echo(record, b"unharmed")
@@ -234,7 +226,7 @@ async def test_connections_of_one_address_are_bounded() -> None:
     for client in (first, third):
         await hang_up(client)
     await server.endpoint.close()
-    assert not server.endpoint._admission._per_origin
+    assert not origins(server.endpoint)
 
 
 @pytest.mark.parametrize(
@@ -273,13 +265,12 @@ def test_a_client_whose_address_changes_goes_on_from_the_new_one() -> None:
 
 def test_packets_nobody_authenticated_do_not_move_a_connection() -> None:
     pair = Pair()
-    connection = pair.server.live._connection
     for index in range(50):
-        forged = b"\x41" + connection.host_cid + os.urandom(100)
+        forged = b"\x41" + pair.server.live.local_cid + os.urandom(100)
         pair.server.live.receive([forged], ("203.0.113.5", index), pair.now)
     assert pair.server.live.remote_address == CLIENT
     assert pair.server.live.counters.path_changes == 0
-    assert len(connection._network_paths) == 1
+    assert pair.server.probe.paths == 1
 
 
 def test_addresses_a_client_hops_over_are_not_all_remembered() -> None:
@@ -288,5 +279,5 @@ def test_addresses_a_client_hops_over_are_not_all_remembered() -> None:
         pair.client.address = ("198.51.100.7", port)
         write_frames(pair, b"\x01" + bytes(30))  # PING
         pair.run(limit=0.03)
-    assert len(pair.server.live._connection._network_paths) < 20
+    assert pair.server.probe.paths < 20
     assert not pair.server.record.closed

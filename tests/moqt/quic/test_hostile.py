@@ -7,13 +7,13 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from aioquic import tls
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.webtransport.h3 import encode_varint
+from tests.moqt.probe import Probe, initial_with_cid
 from tests.moqt.quic_pair import (
     CLIENT,
     SERVER,
@@ -129,9 +129,9 @@ def test_a_flood_of_frames_that_are_allowed_leaves_nothing_behind(
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 200_000  # the clients' own packets in flight are in it
-    connection = pair.server.live._connection
-    assert len(connection._streams) <= 200 and not connection._events
-    assert len(connection._control_queue) + len(connection._credit_queue) <= 200
+    probe = pair.server.probe
+    assert len(probe.streams) <= 200 and probe.events == 0
+    assert probe.frames_queued <= 200
 
 
 def test_connection_ids_issued_in_great_numbers_are_not_all_kept() -> None:
@@ -139,9 +139,9 @@ def test_connection_ids_issued_in_great_numbers_are_not_all_kept() -> None:
     for n in range(1, 60):
         write_frames(pair, _new_cids(n))
         pair.run(limit=0.02)
-    connection = pair.server.live._connection
-    assert len(connection._peer_cid_available) <= 8
-    assert len(connection._retire_connection_ids) <= 100
+    available, retiring = pair.server.probe.cids_of_peer
+    assert available <= 8
+    assert retiring <= 100
 
 
 def test_connection_ids_retired_for_ever_do_not_pile_up_in_the_routes() -> None:
@@ -150,12 +150,12 @@ def test_connection_ids_retired_for_ever_do_not_pile_up_in_the_routes() -> None:
     routed: set[bytes] = {pair.server.live.local_cid}
     pair.server.live.on_cid_issued = routed.add
     pair.server.live.on_cid_retired = routed.discard
-    current = {c.sequence_number for c in pair.server.live._connection._host_cids}
+    current = pair.server.probe.own_cids
     for number in range(1, 200):
-        if number in current or number < pair.server.live._connection._host_cid_seq:
+        if number in current or number < pair.server.probe.next_own_cid:
             write_frames(pair, frame(0x19, number))
             pair.run(limit=0.02)
-    assert len(routed) <= 16 and len(pair.server.live._connection._host_cids) <= 8
+    assert len(routed) <= 16 and len(pair.server.probe.own_cids) <= 8
     assert not pair.server.record.closed
 
 
@@ -163,13 +163,7 @@ def test_connection_ids_retired_for_ever_do_not_pile_up_in_the_routes() -> None:
 
 
 def initial(cid_length: int) -> bytes:
-    connection = QuicConnection(
-        configuration=QuicConfiguration(is_client=True, alpn_protocols=["moqt-22"])
-    )
-    connection._peer_cid.cid = os.urandom(cid_length)
-    connection._original_destination_connection_id = connection._peer_cid.cid
-    connection.connect(SERVER, now=100.0)
-    return bytes(connection.datagrams_to_send(now=100.0)[0][0])
+    return initial_with_cid(cid_length, SERVER)
 
 
 @pytest.mark.parametrize("length, taken", [(0, False), (7, False), (8, True), (20, True)])
@@ -206,9 +200,8 @@ def test_both_sides_update_their_keys_again_and_again_during_a_transfer() -> Non
     def more(stream: int, data: bytes, fin: bool) -> None:
         if next(rounds) % 40 == 0:
             for side in (pair.client, pair.server):
-                connection = side.live._connection
-                if not connection._cryptos[tls.Epoch.ONE_RTT]._update_key_requested:
-                    connection.request_key_update()
+                if not side.probe.updating_keys:
+                    side.probe.connection.request_key_update()
 
     pair.server.record.on_data = more
     transfer(pair, 1 << 20)
@@ -236,7 +229,7 @@ def test_no_session_ticket_is_issued_so_that_there_is_no_0_rtt_to_replay() -> No
             client.receive_datagram(data, SERVER, now)
         first = client.datagrams_to_send(now)
     assert server.established and not tickets
-    assert not server._connection.tls.early_data_accepted
+    assert not Probe(server).connection.tls.early_data_accepted
 
 
 def test_datagrams_larger_than_the_path_fail_the_handshake_and_say_what_to_look_at() -> None:
@@ -261,4 +254,4 @@ def test_a_transfer_goes_on_over_a_change_of_the_clients_port_in_its_middle() ->
     pair.server.record.on_data = move
     transfer(pair, 1 << 20)
     assert pair.server.live.remote_address == (CLIENT[0], CLIENT[1] + 2)
-    assert len(pair.server.live._connection._network_paths) <= 8
+    assert pair.server.probe.paths <= 8

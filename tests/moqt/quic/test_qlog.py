@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from moqt.quic.qlog import QlogWriter, log_path
+from tests.moqt.probe import file_of, write_to
 from tests.moqt.quic_pair import Pair, Source, quic_config
 
 
@@ -79,8 +80,8 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlog"
     writer = QlogWriter.open(path, "server", now=0.0)
     writer.flush()
-    full = _Full(writer._file, 30)
-    writer._file = full  # type: ignore[assignment]
+    full = _Full(file_of(writer), 30)
+    write_to(writer, full)
     for index in range(10):
         writer.event(0.1, "a:b", {"index": index})
     writer.flush()

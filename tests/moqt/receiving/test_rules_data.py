@@ -37,6 +37,7 @@ from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject, PaddingDatagram
 from moqt.wire.vi64 import encode_vi64
 from tests.moqt.deliveries import NEXT, Recorder, World, grow, locations
+from tests.moqt.inside import fills, listeners, tables
 from tests.moqt.memory import ALPN, Pair
 from tests.moqt.peers import NAME, track
 from tests.moqt.raw import Client, Raw, Server, fetch_stream, octets
@@ -165,7 +166,7 @@ def test_what_stands_inside_fill_parameters_overrides_the_subscription_for_the_f
     )
     world.pair.client_transport.deliver()
     (request,) = world.pair.server.requests.incoming.values()
-    (fill,) = request.delivery._fills
+    (fill,) = fills(request.delivery)
     assert (request.delivery.flow.subscriber_priority, fill.flow.subscriber_priority) == (20, 3)
     world.run()
     world.put((2, 0), (2, 1))
@@ -225,13 +226,13 @@ def test_stop_sending_on_the_stream_of_a_fetch_resets_that_and_the_request_strea
     got.stream_opened = lambda stream: world.pair.client_transport.pause_receiving(stream.stream_id)
     request = world.pair.client.fetch(NAME, got)
     world.run()
-    (stream_id,) = world.pair.server._sending
+    (stream_id,) = tables(world.pair.server).sending
     world.pair.client_transport.stop_receiving(stream_id, StreamErrorCode.CANCELLED)
     world.pair.client_transport.deliver()
     out = world.pair.server_transport.out
     assert out[stream_id].reset == StreamErrorCode.CANCELLED
     assert out[request.stream.stream_id].reset == StreamErrorCode.CANCELLED
-    assert not world.pair.server.requests.incoming and not world.store._listeners
+    assert not world.pair.server.requests.incoming and not listeners(world.store)
 
 
 def test_an_update_of_a_fetch_that_fails_resets_its_data_stream():
@@ -248,7 +249,7 @@ def test_an_update_of_a_fetch_that_fails_resets_its_data_stream():
         request, octets(RequestUpdate(2, Parameters(authorization_tokens=(unknown,)))), False
     )
     assert raw.transport.out[data].reset == StreamErrorCode.CANCELLED
-    assert not store._listeners
+    assert not listeners(store)
 
 
 @pytest.mark.parametrize(

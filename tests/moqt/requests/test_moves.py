@@ -28,6 +28,7 @@ from moqt.values.codes import (
 from moqt.values.errors import MisuseError, MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import listeners, tables
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import Collector
 from tests.paths import DATA
@@ -336,7 +337,7 @@ class Moves(RuleBasedStateMachine):
     def stop_a_data_stream(self, side: str, data: st.DataObject) -> None:
         """STOP_SENDING for a stream of Objects, as by a reader that has had enough."""
         session = self.session(side)
-        sending = sorted(session._sending)
+        sending = sorted(tables(session).sending)
         if sending:
             stream_id = data.draw(st.sampled_from(sending))
             self.transport(side).reset(stream_id, StreamErrorCode.CANCELLED)
@@ -407,7 +408,7 @@ class Moves(RuleBasedStateMachine):
         for side in ("client", "server"):
             assert_clean(self.session(side))
             for store in self.handlers[side].stores.values():
-                assert not store._listeners
+                assert not listeners(store)
                 assert all(
                     log.readers == 0 for g in store.groups.values() for log in g.subgroups.values()
                 )
@@ -466,9 +467,9 @@ class IllegalMoves(Moves):
     @rule(side=SIDES)
     def the_control_stream_is_reset(self, side: str) -> None:
         session = self.session(side)
-        if session._control_in is not None:
+        if tables(session).control_in is not None:
             self.broken = True
-            session.stream_reset(session._control_in, 0)
+            session.stream_reset(tables(session).control_in, 0)
 
     @precondition(lambda self: self.broken)
     @rule(side=SIDES)
@@ -499,7 +500,7 @@ class IllegalMoves(Moves):
         for side in ("client", "server"):
             assert_clean(self.session(side))
             for store in self.handlers[side].stores.values():
-                assert not store._listeners
+                assert not listeners(store)
 
 
 SETTINGS = settings(

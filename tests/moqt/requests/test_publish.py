@@ -32,6 +32,7 @@ from moqt.values.messages import (
     RequestUpdate,
 )
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import listeners
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, track
 from tests.moqt.raw import (
@@ -196,7 +197,7 @@ def test_a_refused_publish_resets_its_streams_and_tells_why():
     pair.run()
     assert [e.code for e in ends] == [RequestErrorCode.UNINTERESTED]
     assert request.state is RequestState.CLOSED
-    assert not store._listeners
+    assert not listeners(store)
     assert_clean(pair.client)
     assert_clean(pair.server)
 
@@ -217,7 +218,7 @@ def test_a_subscriber_that_cancels_a_publication_resets_its_streams():
     assert len(ends) == 1 and isinstance(ends[0], RequestError)
     assert over == [1] and handler.got.failed is None
     assert handler.got.locations == [Location(1, 0)]
-    assert not store._listeners
+    assert not listeners(store)
     pair.client.tick(2)
     assert_clean(pair.client)
     assert_clean(pair.server)

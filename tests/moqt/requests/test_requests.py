@@ -34,6 +34,7 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 from moqt.values.states import move
+from tests.moqt.inside import kept, read_through
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, publish, track
 from tests.moqt.raw import VIDEO, Client, Manual, Server, octets, subscribe_message
@@ -216,7 +217,7 @@ def test_a_subscribe_waits_for_its_track_within_the_rendezvous_timeout():
     publish(store, 1)
     pair.run()
     assert len(collector.locations) == 4
-    assert publisher._waiting == {} and publisher._waiting_count == 0
+    assert kept(publisher).waiting == 0
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
@@ -241,7 +242,7 @@ def test_a_rendezvous_that_runs_out_is_answered_timeout_and_the_publisher_caps_i
     pair.server.tick(31)
     pair.run()
     assert long.failed.code == RequestErrorCode.TIMEOUT
-    assert publisher._waiting == {} and publisher._waiting_count == 0
+    assert kept(publisher).waiting == 0
     assert_clean(pair.client)
     assert_clean(pair.server)
 
@@ -258,7 +259,7 @@ def test_waiting_subscribes_are_bounded_and_forgotten_when_they_are_cancelled():
     for request in requests[:2]:
         request.cancel()
     pair.run()
-    assert publisher._waiting == {} and publisher._waiting_count == 0
+    assert kept(publisher).waiting == 0
     assert_clean(pair.server)
 
 
@@ -515,7 +516,7 @@ def test_a_peer_that_does_not_read_its_namespaces_loses_the_listing():
     assert pair.server_transport.out[0].reset is None
     pair.server.tick(1)
     assert pair.server_transport.out[0].reset == StreamErrorCode.EXCESSIVE_LOAD
-    assert publisher._listings == set()
+    assert not kept(publisher).listings
     pair.run()
     assert len(ends) == 1
     assert_clean(pair.client)
@@ -630,7 +631,7 @@ def test_the_end_of_a_request_looks_at_no_stream_of_the_others():
         store.append(0, 0, b"x")
     pair.run()
     assert len(pair.client.data_streams.reading) == 50
-    pair.client._streams = Counted(pair.client._streams)
+    read_through(pair.client, Counted)
     for request in requests:
         request.cancel()
     pair.run()

@@ -46,6 +46,7 @@ from moqt.values.messages import (
     TrackStatus,
 )
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import kept
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, Wanting
 from tests.moqt.raw import (
@@ -473,14 +474,14 @@ def test_a_peer_that_does_not_read_what_is_skipped_loses_the_request():
     pair = Pair(server=publisher, stream_window=200)
     wanting = Wanting(pair.client, ())
     pair.run()
-    (request,) = publisher._wanted
+    (request,) = kept(publisher).wanted
     for n in range(100):
         request.skip(FullTrackName((b"namespace %d" % n,), b"t"))
     assert pair.server_transport.unsent < 300
     assert pair.server_transport.out[0].reset is None
     pair.server.tick(1)
     assert pair.server_transport.out[0].reset == StreamErrorCode.EXCESSIVE_LOAD
-    assert publisher._wanted == set()
+    assert not kept(publisher).wanted
     pair.run()
     assert len(wanting.ends) == 1
     assert_clean(pair.client)

@@ -26,6 +26,7 @@ from moqt.values.messages import (
     SubscribeTracks,
 )
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import kept
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import Collector, Wanting
 from tests.moqt.raw import Client, Server, octets
@@ -185,7 +186,7 @@ def test_cancelling_stops_new_offers_and_leaves_the_accepted_ones():
     pair.run()
     wanting.request.cancel()
     pair.run()
-    assert publisher._wanted == set()
+    assert not kept(publisher).wanted
     publisher.add_track(stocked(BOB))
     store.append(3, 0, b"still")
     pair.run()
@@ -228,7 +229,7 @@ def test_a_new_prefix_brings_the_tracks_under_it_and_overlaps_end_the_request():
     third.request.update(Parameters(track_namespace_prefix=()), answers.append)
     pair.run()
     assert [e.code for e in third.ends] == [RequestErrorCode.PREFIX_OVERLAP]
-    assert len(publisher._wanted) == 1
+    assert len(kept(publisher).wanted) == 1
 
 
 def test_a_track_that_cannot_be_published_is_skipped_once_and_may_come_back_later():
@@ -245,7 +246,7 @@ def test_a_track_that_cannot_be_published_is_skipped_once_and_may_come_back_late
     wanting = Wanting(pair.client, DEMO)
     pair.run()
     pair.server_transport.open_stream = grant
-    (request,) = publisher._wanted
+    (request,) = kept(publisher).wanted
     request.offer(store)
     request.skip(ALICE)
     pair.run()
@@ -354,7 +355,7 @@ def test_the_end_of_the_session_ends_everything():
     pair.run()
     assert isinstance(wanting.ends[0], SessionClosed)
     assert isinstance(wanting.got[ALICE].failed, SessionClosed)
-    assert publisher._wanted == set()
+    assert not kept(publisher).wanted
     assert pair.client.state is pair.server.state is SessionState.CLOSED
     assert_clean(pair.client)
     assert_clean(pair.server)

@@ -197,14 +197,14 @@ def test_a_thousand_seconds_in_which_nothing_happens_take_few_steps():
     """What keeps a test of long spans fast: time jumps from one event to the next."""
     simulation, _, _ = world()
     steps = 0
-    flush = simulation._flush
+    flush = simulation.flush
 
     def counted() -> None:
         nonlocal steps
         steps += 1
         flush()
 
-    simulation._flush = counted
+    simulation.flush = counted
     simulation.advance(1000)
     assert steps < 3000
 

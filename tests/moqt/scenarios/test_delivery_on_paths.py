@@ -12,6 +12,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import blocked, listeners
 from tests.moqt.memory import assert_clean
 from tests.moqt.peers import FILL, NAME, Collector, publish, track
 from tests.moqt.scenarios.support import HOSTILE, served, world
@@ -52,7 +53,7 @@ def test_objects_many_times_their_streams_window_arrive_whole(seed, ask, alpn):
         client.session.subscribe(NAME, got, FILL)
     assert simulation.run(lambda: len(got.locations) == 12, limit=120)
     assert sorted(len(received.payload) for received in got.objects)[-12:] == [60_004] * 12
-    assert simulation.run(lambda: not server.session.scheduler._blocked, limit=10)
+    assert simulation.run(lambda: not blocked(server.session.scheduler), limit=10)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -243,7 +244,7 @@ def test_a_subscriber_that_dies_leaves_nothing_in_its_publisher(kill_at):
     client.die()
     assert simulation.run(lambda: server.session.closed is not None, limit=60)
     assert_clean(server.session)
-    assert not store._listeners
+    assert not listeners(store)
     assert all(log.readers == 0 for g in store.groups.values() for log in g.subgroups.values())
 
 

@@ -16,6 +16,7 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, MAX_SENT_SIZE
+from tests.moqt.inside import tokens_sent
 from tests.moqt.raw import CODEC, Client, Server, octets
 from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
@@ -97,7 +98,7 @@ def test_a_request_that_is_given_up_holds_no_alias(end):
     client = caching(ROOM)
     answered(client, 1)
     collector = client.subscribe(with_token(1))
-    (entry,) = client.session.rules.sent_tokens._entries.values()
+    (entry,) = tokens_sent(client.session)
     assert entry.in_flight == 1
     if end == "cancel":
         collector.request.cancel()

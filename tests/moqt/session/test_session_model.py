@@ -18,6 +18,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import GroupOrder, ObjectStatus, ParameterType, PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter, RequestOk
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import listeners
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import Collector
 
@@ -321,7 +322,7 @@ class Sessions(RuleBasedStateMachine):
             assert subscriber.cancelled or subscriber.got.done == PublishDoneCode.TRACK_ENDED
         assert_clean(self.pair.client)
         assert_clean(self.pair.server)
-        assert not self.store._listeners
+        assert not listeners(self.store)
         assert all(
             log.readers == 0 for g in self.store.groups.values() for log in g.subgroups.values()
         )

@@ -46,6 +46,7 @@ from moqt.values.messages import (
 )
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import DatagramObject
+from tests.moqt.inside import entries, kept, listeners, tables
 from tests.moqt.memory import ALPN, MemoryTransport, Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, track
 from tests.moqt.raw import (
@@ -399,7 +400,7 @@ def test_a_cancelled_request_ends_on_both_directions(pending, how, fin_first):
     assert_clean(raw.session)
     request.accept(store)  # too late: a no-op
     request.reject(RequestErrorCode.INTERNAL_ERROR)
-    assert not store._listeners
+    assert not listeners(store)
 
 
 @pytest.mark.parametrize("event", ["stream_reset", "stop_sending"])
@@ -997,7 +998,7 @@ def test_a_flood_of_priority_changes_costs_bounded_memory():
             False,
         )
         raw.transport.out[stream_id].queue.clear()
-    assert len(raw.session.scheduler._flows) <= 300
+    assert len(entries(raw.session.scheduler)) <= 300
 
 
 # -- namespaces --------------------------------------------------------------------------
@@ -1050,7 +1051,7 @@ def test_suffixes_after_a_prefix_update_are_relative_to_the_new_prefix():
     assert request.namespaces == {(b"demo", b"b")}
     request.cancel()
     pair.run()
-    assert ends == [] and publisher._listings == set()
+    assert ends == [] and not kept(publisher).listings
     assert_clean(pair.client)
     assert_clean(pair.server)
 
@@ -1080,10 +1081,10 @@ def test_a_prefix_update_that_overlaps_ends_the_request_and_leaves_no_listing():
     requests[1].update(Parameters(track_namespace_prefix=(b"a", b"c")), lambda answer: None)
     pair.run()
     assert [e.code for e in ends] == [RequestErrorCode.PREFIX_OVERLAP]
-    assert len(publisher._listings) == 1
+    assert len(kept(publisher).listings) == 1
     pair.client.close()
     pair.run()
-    assert publisher._listings == set()
+    assert not kept(publisher).listings
     assert_clean(pair.server)
 
 
@@ -1216,7 +1217,7 @@ def test_range_filters_beyond_what_the_peer_announced_are_never_sent():
         with pytest.raises(RequestError) as refused:
             client.subscribe(Parameters(range_filters=(one,)))
         assert refused.value.code == RequestErrorCode.INVALID_FILTER
-        assert client.session._streams.keys() <= {3}
+        assert tables(client.session).streams.keys() <= {3}
         assert client.fetch().request.request_id == 0
     allowing.subscribe(Parameters(range_filters=(one,)))
     with pytest.raises(RequestError):

@@ -14,6 +14,7 @@ from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 from moqt.wire.primitives import encode_key_values
 from tests.moqt.deliveries import Recorder, World
+from tests.moqt.inside import groups_of
 from tests.moqt.peers import NAME
 
 GROUP_GAP, OBJECT_GAP, IMMUTABLE = (
@@ -242,7 +243,7 @@ def test_a_checker_remembers_a_bounded_number_of_groups():
     at = InChecker()
     for group in range(3 * MAX_GROUPS):
         at.put(group, 0)
-    assert len(at.checker._groups) == MAX_GROUPS
+    assert len(groups_of(at.checker)) == MAX_GROUPS
 
 
 # -- what a subscriber does --------------------------------------------------------------

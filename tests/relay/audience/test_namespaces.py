@@ -6,7 +6,7 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.names import FullTrackName, Location
 from relay.audience.prefixes import PrefixMap
 from tests.relay.peers import Listing
-from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, publish, track
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, is_empty, publish, track
 
 
 def test_published_namespaces_are_told_to_every_matching_subscriber():
@@ -131,7 +131,7 @@ def test_prefix_map_finds_in_both_directions_and_leaves_nothing_behind():
     for namespace in (a, ab, abc, b):
         table.remove(namespace, b"/".join(namespace))
         table.remove(namespace, b"never added")
-    assert not table._exact and not table._below and len(table) == 0
+    assert is_empty(table) and len(table) == 0
 
 
 def test_a_namespace_of_no_fields_matches_everything():

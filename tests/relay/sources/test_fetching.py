@@ -22,10 +22,12 @@ from tests.relay.star import (
     Collector,
     CountingPublisher,
     Star,
+    accept_fetch,
     end_track,
     everything,
     payload,
     publish,
+    queued,
     track,
 )
 
@@ -50,7 +52,7 @@ class Answer:
         self.session.transport.send(self.stream, data, fin)
 
     def ok(self, group, object_, *, end_of_track=False):
-        self.request._accept(FetchOk(end_of_track, Location(group, object_)))
+        accept_fetch(self.request, FetchOk(end_of_track, Location(group, object_)))
 
     def object(self, group, object_, data=None, length=None):
         data = payload(group, object_) if data is None else data
@@ -460,7 +462,7 @@ def test_who_waits_for_its_own_range_does_not_look_at_all_others(monkeypatch):
     # A few FETCHes run at once; 100 readers ask, and each range is queued once.
     assert len(adds) < 8 * len(wants)
     (only,) = star.relay.tracks.values()
-    assert only.ranges.idle and not only.ranges._queued
+    assert only.ranges.idle and not queued(only.ranges)
 
 
 def test_what_a_fetch_brings_puts_no_live_subscriber_too_far_behind():

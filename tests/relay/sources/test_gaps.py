@@ -17,6 +17,7 @@ from tests.relay.star import (
     Star,
     end_track,
     everything,
+    make_room,
     payload,
     publish,
     track,
@@ -97,7 +98,7 @@ def test_statuses_are_billed_until_their_group_is_forgotten():
     end_track(store, 4)
     star.run()
     assert len(live.objects) == 21 and cache.billed <= 21 * OBJECT_OVERHEAD + 1600
-    cache._make_room(cache.budget)
+    make_room(cache, cache.budget)
     assert cache.objects == 0 and cache.statuses == 0 and cache.billed == 0
 
 

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from starlette.responses import Response
 
+from kvsp.client.caller import Caller
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
@@ -44,7 +45,7 @@ from tests.kvsp.holder.support import (
     octets,
 )
 from tests.kvsp.support_http import BASE, Answer, Client, Principals, caller
-from tests.kvsp.support_server import Authority, serving
+from tests.kvsp.support_server import Authority, free_port, serving
 
 H1 = Principal(
     "h1",
@@ -58,9 +59,11 @@ def index_on(path: Path) -> IndexApp:
     return IndexApp(IndexService(SqliteStore(path, StoreLimits())))
 
 
-def holder_for(url: str) -> tuple[HolderService, RecordPublisher, HttpIndexClient, Clock]:
+def holder_for(
+    url: str, asking: Caller | None = None
+) -> tuple[HolderService, RecordPublisher, HttpIndexClient, Clock]:
     clock = Clock()
-    index = HttpIndexClient(url, caller("h1"))
+    index = HttpIndexClient(url, asking or caller("h1"))
     publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
         [(HostTier(), 10 * OCTETS)],
@@ -136,14 +139,14 @@ async def test_records_reappear_after_an_index_restarted_empty(tmp_path: Path) -
 async def test_holder_and_index_share_one_port(tmp_path: Path) -> None:
     index = index_on(tmp_path / "index.db")
     index.service.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
-    service, publisher, client, _ = holder_for("http://127.0.0.1:1/kvsp/")
+    port = free_port()
+    service, publisher, client, _ = holder_for(f"http://127.0.0.1:{port}/kvsp/")
     headers = {"authorization": "Bearer writer"}
     async with (
-        serving(app_of(index, service)) as server,
+        serving(app_of(index, service), port=port) as server,
         aiohttp.ClientSession(headers=headers) as session,
     ):
         url = f"{server.url}/kvsp/"
-        client._base_uri = url
         assert await store(session, url, 1) == 201
         await publisher.step()
         assert await matched(session, url, 1) == 1
@@ -234,7 +237,10 @@ async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_client
     async with serving(
         app_of(index_on(tmp_path / "1.db")), certificate=certificate, key=key
     ) as server:
-        service, _, index, _ = holder_for(f"{server.url}/kvsp/")
+        shown: list[Callable[[], str]] = [lambda: "nobody"]
+        tls = ssl.create_default_context()
+        asking = caller(lambda _: shown[0](), tls)
+        service, _, index, _ = holder_for(f"{server.url}/kvsp/", asking)
         holder = Client(app_of(service), "writer")
 
         async def put() -> Answer:
@@ -253,10 +259,7 @@ async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_client
         (why,) = said()
         assert why.startswith(f"the index service cannot be asked for descriptors: {server.url}")
         assert "its certificate is not trusted" in why and "does cafile name" in why
-        await index.close()
-        shown: list[Callable[[], str]] = [lambda: "nobody"]
-        tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        index._caller = caller(lambda _: shown[0](), tls)
+        tls.load_verify_locations(str(folder / "ca.pem"))
         assert "the index service refused" in (await put()).json["detail"]
         assert "status 401" in said()[0], "another reason is said"
         shown[0] = lambda: "h1"

@@ -85,13 +85,13 @@ def test_datagrams_that_no_longer_fit_are_dropped_and_smaller_ones_pass() -> Non
     client = pair.client.live
     bulk(pair)
     pair.drop = lambda side, data: len(data) > 1300
-    assert pair.run(lambda: client._connection._loss._pto_count >= 2, limit=10)
+    assert pair.run(lambda: pair.client.probe.probe_timeouts >= 2, limit=10)
     assert client.send_datagram(bytes(1400))  # waits: probes are small by now
     assert pair.run(lambda: client.counters.paths_narrowed == 1, limit=10)
     assert not client.send_datagram(bytes(1400))
     assert client.send_datagram(bytes(1150))
     assert pair.run(lambda: pair.server.record.datagrams == [bytes(1150)], limit=1)
-    assert client._connection.datagram_backlog == 0
+    assert pair.client.probe.connection.datagram_backlog == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

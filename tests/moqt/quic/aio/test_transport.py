@@ -7,15 +7,11 @@ import logging
 import os
 import random
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from aioquic.quic.packet import QuicPreferredAddress
 
 from moqt.quic.aio import sending as aioquic_connection
-from moqt.quic.aio.streams import StreamSender
 from moqt.quic.config import QuicConfig
 from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
 
@@ -36,10 +32,6 @@ def transfer(pair: Pair, size: int, limit: float = 120.0) -> bytes:
     assert pair.run(lambda: stream_id in pair.server.record.finished, limit)
     assert bytes(pair.server.record.data[stream_id]) == payload
     return payload
-
-
-def connection(side: Side) -> aioquic_connection.Connection:
-    return side.live._connection
 
 
 # ------------------------------------------------------------------------------- transfers
@@ -75,26 +67,13 @@ def test_lost_flow_control_updates_are_sent_again() -> None:
     """Every second packet that carries MAX_DATA or MAX_STREAM_DATA is lost."""
     config = quic_config(stream_window=64 << 10, session_window=128 << 10)
     pair = Pair(config, config, loss=0.02, reorder=0.05)
-    server = connection(pair.server)
-    wrote = 0
-
-    def counting(original: Callable[..., None]) -> Callable[..., None]:
-        def write(builder: Any, space: Any, **more: Any) -> None:
-            nonlocal wrote
-            before = builder._buffer.tell()
-            original(builder=builder, space=space, **more)
-            wrote += builder._buffer.tell() > before
-
-        return write
-
-    server._write_connection_limits = counting(server._write_connection_limits)  # type: ignore[method-assign]
-    server._write_stream_limits = counting(server._write_stream_limits)  # type: ignore[method-assign]
+    wrote = pair.server.probe.count_credit_frames()
     seen = updates = 0
 
     def drop(side: Side, data: bytes) -> bool:
         nonlocal seen, updates
-        if side is pair.server and wrote > seen:
-            seen = wrote
+        if side is pair.server and len(wrote) > seen:
+            seen = len(wrote)
             updates += 1
             return updates % 2 == 1
         return False
@@ -120,8 +99,8 @@ def test_many_streams_interleaved_under_loss() -> None:
     pair.client.record.on_ready = ready
     assert pair.run(lambda: len(pair.server.record.finished) == 40)
     assert {k: bytes(v) for k, v in pair.server.record.data.items()} == payloads
-    assert pair.run(lambda: not connection(pair.client)._streams)
-    assert not connection(pair.server)._streams
+    assert pair.run(lambda: not pair.client.probe.streams)
+    assert not pair.server.probe.streams
 
 
 def test_bidirectional_echo_under_loss() -> None:
@@ -134,8 +113,8 @@ def test_bidirectional_echo_under_loss() -> None:
     pair.client.live.send(stream_id, payload, True)
     assert pair.run(lambda: stream_id in pair.client.record.finished)
     assert bytes(pair.client.record.data[stream_id]) == payload
-    assert pair.run(lambda: not connection(pair.client)._streams)
-    assert pair.run(lambda: not connection(pair.server)._streams)
+    assert pair.run(lambda: not pair.client.probe.streams)
+    assert pair.run(lambda: not pair.server.probe.streams)
 
 
 def test_300_streams_through_a_limit_of_128() -> None:
@@ -156,7 +135,7 @@ def test_300_streams_through_a_limit_of_128() -> None:
     pair.client.record.on_ready = ready
     assert pair.run(lambda: len(pair.server.record.finished) == 300)
     assert refused > 0
-    assert pair.run(lambda: not connection(pair.client)._streams)
+    assert pair.run(lambda: not pair.client.probe.streams)
 
 
 def test_streams_cannot_be_opened_before_the_handshake() -> None:
@@ -192,7 +171,7 @@ def test_payload_is_referenced_not_copied_and_let_go_when_acknowledged() -> None
     gone = weakref.ref(array)
     stream_id = open_uni(pair)
     pair.client.live.send(stream_id, memoryview(array))  # type: ignore[arg-type]
-    chunk = connection(pair.client)._streams[stream_id].sender._chunks[0]  # type: ignore[attr-defined]
+    chunk = pair.client.probe.chunks(stream_id)[0]
     assert chunk.obj is array
     del array, chunk
     assert pair.run(lambda: pair.server.record.received == len(expected))
@@ -264,7 +243,7 @@ def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(aioquic_connection, "KEY_UPDATE_PACKETS", 500)
     pair = Pair()
     transfer(pair, 4 * MIB)
-    assert connection(pair.client).key_updates >= 3
+    assert pair.client.probe.connection.key_updates >= 3
     assert not pair.client.record.closed and not pair.server.record.closed
 
 
@@ -354,22 +333,13 @@ def test_windows_follow_consumption_not_the_highest_offset() -> None:
     stream_id = open_uni(pair)
     pair.client.live.send(stream_id, b"begin")
     assert pair.run(lambda: pair.server.record.received == 5)
-    server, client = connection(pair.server), connection(pair.client)
-    sender = client._streams[stream_id].sender
-    assert isinstance(sender, StreamSender)
     # A raw client: one octet near the end of the window, again and again.
-    sender.highest_offset = sender._buffer_stop = window - 1
-    sender._chunks.append(memoryview(b"x"))
-    sender._starts.append(window - 1)
-    sender._cursor = len(sender._chunks) - 1
-    sender._buffer_stop = window
-    client.unsent += 1
-    client.queue_new(stream_id)
+    pair.client.probe.send_one_octet_at(stream_id, window - 1)
     pair.run(limit=2.0)
-    stream = server._streams[stream_id]
+    stream = pair.server.probe.streams[stream_id]
     assert stream.receiver.highest_offset == window
     assert stream.max_stream_data_local == window
-    assert server._local_max_data.value == MIB
+    assert pair.server.probe.credit.value == MIB
     assert pair.server.record.received == 5
 
 
@@ -378,9 +348,7 @@ def test_octets_beyond_the_credit_close_the_connection() -> None:
     pair = Pair(config, config)
     pair.client.live.pause_receiving(0)
     stream_id = open_uni(pair)
-    client = connection(pair.client)
-    client._streams[stream_id].max_stream_data_remote = 1 << 40
-    client._remote_max_data = 1 << 40
+    pair.client.probe.ignore_credit(stream_id)
     pair.server.record.on_data = lambda s, d, f: pair.server.live.pause_receiving(s)
     pair.client.live.send(stream_id, bytes(200_000))
     assert pair.run(lambda: bool(pair.server.record.closed))
@@ -411,7 +379,7 @@ def test_stopped_streams_do_not_starve_the_session() -> None:
     for _ in range(40):
         stream_id = open_uni(pair)
         pair.client.live.send(stream_id, bytes(50_000), True)
-        assert pair.run(lambda s=stream_id: s not in connection(pair.client)._streams)  # type: ignore[misc]
+        assert pair.run(lambda s=stream_id: s not in pair.client.probe.streams)  # type: ignore[misc]
     server.on_data = None
     transfer(pair, 256 << 10)
 
@@ -505,8 +473,8 @@ def test_anything_may_happen_under_loss(seed: int) -> None:
     def settled() -> bool:
         return (
             opened == {"client": 60, "server": 60}
-            and not connection(pair.client)._streams
-            and not connection(pair.server)._streams
+            and not pair.client.probe.streams
+            and not pair.server.probe.streams
         )
 
     for _ in range(400):
@@ -514,7 +482,7 @@ def test_anything_may_happen_under_loss(seed: int) -> None:
             break
         # Streams whose opener was reset before any octet arrived never call on_data: answer.
         for side in sides:
-            for stream_id in list(connection(side)._streams):
+            for stream_id in list(side.probe.streams):
                 mine = (stream_id & 1) == (side is pair.server)
                 if not stream_id & 2 and not mine and (side.name, stream_id) not in payloads:
                     give(side, stream_id)
@@ -529,11 +497,10 @@ def test_anything_may_happen_under_loss(seed: int) -> None:
     for side in sides:
         assert not side.record.closed
         assert side.live.unsent == 0
-        assert not side.live._paused
-        inner = connection(side)
-        assert not any(inner._queues) and not inner._control_queue and not inner._credit_queue
+        assert not side.probe.paused
+        assert side.probe.queued == 0
         # Every octet received was credited in the end.
-        assert inner.consumed == inner._local_max_data.used
+        assert side.probe.connection.consumed == side.probe.credit.used
         for key, payload in payloads.items():
             if key[0] == side.name:
                 got = bytes(other(side).record.data.get(key[1], b""))
@@ -556,8 +523,8 @@ def test_reset_reaches_the_peer_with_its_code() -> None:
     pair.client.live.send(stream_id, b"too late")  # no-op
     assert pair.run(lambda: pair.server.record.resets == {stream_id: 42})
     pair.run(limit=1.0)
-    assert not connection(pair.client)._streams
-    assert not connection(pair.server)._streams
+    assert not pair.client.probe.streams
+    assert not pair.server.probe.streams
     pair.client.live.reset(stream_id, 44)  # still a no-op
 
 
@@ -585,8 +552,8 @@ def test_stop_sending_resets_the_peers_direction(loss: float) -> None:
     pair.server.live.stop_receiving(stream_id, 6)
     received = pair.server.record.received
     assert pair.run(lambda: pair.client.record.stops == {stream_id: 5})
-    assert pair.run(lambda: not connection(pair.server)._streams)
-    assert pair.run(lambda: not connection(pair.client)._streams)
+    assert pair.run(lambda: not pair.server.probe.streams)
+    assert pair.run(lambda: not pair.client.probe.streams)
     assert pair.server.record.received == received, "no data after stop_receiving"
     assert pair.server.record.resets == {}, "a stopped stream's reset is not news"
     assert pair.client.live.unsent == 0
@@ -619,7 +586,7 @@ def test_sending_after_the_end_is_a_mistake_of_ours() -> None:
 def test_datagrams_arrive_and_too_large_ones_are_refused() -> None:
     pair = Pair()
     assert pair.client.live.send_datagram(b"hello")
-    fits = connection(pair.client).max_datagram_payload()
+    fits = pair.client.probe.connection.max_datagram_payload()
     assert pair.client.live.send_datagram(bytes(fits))
     assert not pair.client.live.send_datagram(bytes(fits + 1))
     assert pair.run(lambda: len(pair.server.record.datagrams) == 2)
@@ -796,7 +763,7 @@ def test_a_handshake_that_gets_no_answer_ends_in_time() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_packet_that_comes_again_counts_once_wherever_in_its_batch_it_is(seed: int) -> None:
     pair = Pair(quic_config(max_datagram_size=1200), quic_config(max_datagram_size=1200))
-    assert pair.run(lambda: connection(pair.client)._handshake_confirmed)
+    assert pair.run(lambda: pair.client.probe.confirmed)
     client, server = pair.client.live, pair.server.live
     for number in range(8):  # a packet each, as many as the pacer lets go
         assert client.send_datagram(bytes([number]) * 1000)
@@ -815,12 +782,12 @@ def test_a_packet_that_comes_again_counts_once_wherever_in_its_batch_it_is(seed:
 def test_the_first_packet_under_new_keys_counts_once_too(sender: str) -> None:
     """It is read by another path than the run of packets that its copy is in."""
     pair = Pair(quic_config(max_datagram_size=1200), quic_config(max_datagram_size=1200))
-    assert pair.run(lambda: connection(pair.client)._handshake_confirmed)
+    assert pair.run(lambda: pair.client.probe.confirmed)
     pair.run(limit=1.0)
     sides = (pair.client, pair.server) if sender == "client" else (pair.server, pair.client)
     near, far = sides
     for number in range(3):
-        connection(near).request_key_update()
+        near.probe.connection.request_key_update()
         assert near.live.send_datagram(bytes([number]))
         packets = [data for data, _ in near.live.datagrams_to_send(pair.simulation.now)]
         assert packets
@@ -833,17 +800,11 @@ def test_the_first_packet_under_new_keys_counts_once_too(sender: str) -> None:
 
 def test_a_client_with_nothing_to_send_probes_the_servers_preferred_address() -> None:
     pair = Pair()
-    client = connection(pair.client)
-    assert pair.run(lambda: client._handshake_confirmed)
+    assert pair.run(lambda: pair.client.probe.confirmed)
     pair.run(limit=1.0)
     assert not pair.client.live.datagrams_to_send(pair.now)
     preferred = ("192.0.2.50", 4433)
-    client._remote_preferred_address = QuicPreferredAddress(
-        ipv4_address=preferred,
-        ipv6_address=None,
-        connection_id=bytes(8),
-        stateless_reset_token=bytes(16),
-    )
+    pair.client.probe.prefer(preferred)
     assert [to for _, to in pair.client.live.datagrams_to_send(pair.now)] == [preferred]
 
 
@@ -852,7 +813,7 @@ def test_garbage_is_ignored() -> None:
     for length in (0, 1, 9, 28, 29, 1200, 1452):
         data = os.urandom(length)
         pair.server.live.receive([data], ("192.0.2.1", 1000), pair.now)
-        cid = connection(pair.server).host_cid
+        cid = pair.server.live.local_cid
         pair.server.live.receive(
             [b"\x41" + cid + data, b"\xc1" + data], ("192.0.2.1", 1000), pair.now
         )

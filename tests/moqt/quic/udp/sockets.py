@@ -23,9 +23,12 @@ class Echo(Recorder):
 class Server:
     def __init__(self) -> None:
         self.handlers: list[Echo] = []
+        self.failing = False
         self.endpoint: Endpoint
 
     def make(self, transport: AioquicTransport) -> Echo:
+        if self.failing:
+            raise RuntimeError("no handler today")
         self.handlers.append(Echo(transport))
         return self.handlers[-1]
 

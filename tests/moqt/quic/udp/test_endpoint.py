@@ -16,12 +16,22 @@ import pytest
 from cryptography import x509
 
 from moqt.quic import certificates as certs
-from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
 from moqt.quic.udp import socket as udp_module
 from moqt.quic.udp.endpoint import QuicConnectError, connect
 from moqt.quic.udp.socket import UdpSocket
-from tests.moqt.quic.udp.sockets import Echo, Server, dial, echo, hang_up, start, until
+from tests.moqt.probe import (
+    backlog,
+    deafen,
+    mute,
+    routes,
+    send_with,
+    sending,
+    shut,
+    timers,
+    without_offload,
+)
+from tests.moqt.quic.udp.sockets import Server, dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import Recorder, quic_config
 
 
@@ -47,7 +57,7 @@ async def test_echo(size: int) -> None:
 
 
 async def test_echo_without_kernel_offload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UdpSocket, "_try_option", lambda *_: False)
+    without_offload(monkeypatch)
     server = await start()
     client, record = await dial(server)
     await echo(record, os.urandom(300_000))
@@ -94,7 +104,7 @@ async def test_many_clients_at_once(server: Server) -> None:
     await asyncio.gather(*(one(index) for index in range(25)))
     assert len(server.handlers) == 25
     await until(lambda: server.endpoint.connections == 0)
-    assert server.endpoint._routes == {} and server.endpoint._timers == {}
+    assert not routes(server.endpoint) and not timers(server.endpoint)
 
 
 async def test_close_of_the_server_reaches_its_clients(server: Server) -> None:
@@ -146,7 +156,7 @@ async def test_a_silent_peer_is_given_up_within_the_deadline() -> None:
 
 async def test_an_abandoned_attempt_is_told_to_the_server(server: Server) -> None:
     """A client that gives up does not leave the server waiting for its idle time-out."""
-    server.endpoint._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
+    mute(server.endpoint)
     task = asyncio.ensure_future(dial(server))
     await until(lambda: bool(server.handlers))
     task.cancel()
@@ -165,13 +175,13 @@ async def test_a_killed_client_is_forgotten_after_the_idle_timeout() -> None:
     client, _ = await dial(server)
     assert server.endpoint.connections == 1
     # Gone without a word: nothing is sent any more.
-    client._loop.remove_reader(client._udp.sock.fileno())
-    client._udp.send = lambda datagrams: len(datagrams)  # type: ignore[method-assign]
+    deafen(client)
+    mute(client)
     await until(lambda: server.endpoint.connections == 0, within=5)
     assert server.handlers[0].closed[0][2] is False
     assert "dle" in server.handlers[0].closed[0][1]
-    assert server.endpoint._routes == {}
-    client._shutdown()
+    assert not routes(server.endpoint)
+    shut(client)
     await server.endpoint.close()
 
 
@@ -223,15 +233,10 @@ async def test_a_full_server_refuses_with_a_reason() -> None:
 
 
 async def test_a_handler_factory_that_fails_costs_one_connection(server: Server) -> None:
-    good = server.endpoint._handler_factory
-
-    def fail(transport: AioquicTransport) -> Echo:
-        raise RuntimeError("no handler today")
-
-    server.endpoint._handler_factory = fail
+    server.failing = True
     with pytest.raises(QuicConnectError):
         await dial(server)
-    server.endpoint._handler_factory = good
+    server.failing = False
     client, record = await dial(server)
     await echo(record, b"fine")
     await hang_up(client)
@@ -249,7 +254,7 @@ async def test_send_outside_a_handler_call_goes_out_without_wake(server: Server)
 async def test_a_full_socket_is_waited_for(server: Server) -> None:
     """EAGAIN: datagrams wait, in order and within a bound, until the socket takes them."""
     client, record = await dial(server)
-    real = client._udp.send
+    real = sending(client)
     calls = 0
 
     def reluctant(datagrams: list[tuple[bytes, tuple[object, ...]]]) -> int:
@@ -257,10 +262,10 @@ async def test_a_full_socket_is_waited_for(server: Server) -> None:
         calls += 1
         return 0 if calls % 3 else real(datagrams[:2])
 
-    client._udp.send = reluctant  # type: ignore[method-assign, assignment]
+    send_with(client, reluctant)
     await echo(record, os.urandom(200_000))
-    await until(lambda: not client._backlog)
-    client._udp.send = real  # type: ignore[method-assign]
+    await until(lambda: not backlog(client))
+    send_with(client, real)
     await hang_up(client)
 
 

@@ -10,6 +10,7 @@ from moqt.quic.webtransport.codes import to_http_code
 from moqt.quic.webtransport.h3 import Capsule, FrameType, H3Code, encode_frame, encode_varint
 from moqt.quic.webtransport.session import GONE_TIMEOUT, State
 from moqt.values.codes import SessionErrorCode
+from tests.moqt.probe import is_empty
 from tests.moqt.webtransport_pair import CONNECT, RawPeer, SessionPeer, WebTransportPair
 
 REASON = b"malformed token"
@@ -248,4 +249,4 @@ def test_streams_after_the_end_are_refused_and_nothing_is_kept() -> None:
         peer.open(encode_varint(0x54) + encode_varint(request) + bytes(500))
     peer.run(0.5)
     assert len(peer.record.stops) == 30
-    assert not peer.session._held and not peer.session._heads and not peer.session._receiving
+    assert is_empty(peer.session)

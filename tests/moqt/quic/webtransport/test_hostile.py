@@ -21,6 +21,7 @@ from moqt.quic.webtransport.server import SESSION_TIMEOUT
 from moqt.quic.webtransport.session import SETTINGS, State
 from moqt.session import Session, SessionHandler
 from moqt.values.codes import SessionErrorCode
+from tests.moqt.probe import Probe, kept, settings_of
 from tests.moqt.quic_pair import Pair
 from tests.moqt.webtransport_pair import CONNECT, RawPeer, h3_config, replaced
 
@@ -38,20 +39,6 @@ def opened(**options: object) -> tuple[RawPeer, int]:
     return peer, request
 
 
-def kept(peer: RawPeer) -> int:
-    """Entries and octets the HTTP/3 layer holds beyond the session and its request."""
-    session = peer.session
-    readers = [session._critical.reader, *(r.frames for r in session._requests.values())]
-    readers += [r.capsules for r in session._requests.values()]
-    return (
-        len(session._heads)
-        + len(session._held)
-        + session._held.octets
-        + len(session._requests)
-        + sum(len(reader._buffer) for reader in readers)
-    )
-
-
 # --------------------------------------------------------------------------------- SETTINGS
 
 
@@ -61,7 +48,7 @@ def test_settings_nobody_knows_are_allowed_and_not_kept() -> None:
     peer.connect()
     peer.run()
     assert peer.session.state is State.OPEN
-    assert peer.session._critical.settings == dict(SETTINGS)
+    assert settings_of(peer.session) == dict(SETTINGS)
 
 
 @pytest.mark.parametrize("name", [Setting.H3_DATAGRAM, Setting.ENABLE_CONNECT_PROTOCOL])
@@ -148,13 +135,13 @@ def test_frames_that_belong_elsewhere_are_unexpected_on_a_request(kind: int, cod
 @pytest.mark.parametrize("kind", [GREASE, FrameType.DATA])
 def test_a_frame_that_never_ends_is_skipped_and_not_held(kind: int) -> None:
     peer, request = opened()
-    before = kept(peer)
+    before = kept(peer.session)
     inner = encode_varint(GREASE) + encode_varint(HUGE) if kind == FrameType.DATA else b""
     peer.transport.send(request, encode_varint(kind) + encode_varint(HUGE) + inner)
     for _ in range(20):
         peer.transport.send(request, bytes(50_000))
         peer.run(0.1)
-    assert kept(peer) == before and peer.session.state is State.OPEN
+    assert kept(peer.session) == before and peer.session.state is State.OPEN
 
 
 @pytest.mark.parametrize("kind", [FrameType.HEADERS, FrameType.GOAWAY, FrameType.SETTINGS])
@@ -170,7 +157,7 @@ def test_requests_that_never_end_hold_a_frame_for_each_stream_at_most() -> None:
     for _ in range(128):
         peer.open(head + bytes(MAX_FRAME - 1), bidirectional=True)
     peer.run(2)
-    assert kept(peer) <= 128 * (MAX_FRAME + 10)
+    assert kept(peer.session) <= 128 * (MAX_FRAME + 10)
     assert peer.pair.run(lambda: bool(peer.record.closed), SESSION_TIMEOUT + 1)
     assert "no WebTransport session" in peer.record.closed[0][1]
 
@@ -206,20 +193,20 @@ def test_a_goaway_of_a_server_names_a_request() -> None:
 
 def test_streams_of_grease_cost_nothing_and_do_not_stop_the_others() -> None:
     peer, request = opened()
-    before = kept(peer)
+    before = kept(peer.session)
     for n in range(400):
         peer.open(encode_varint(GREASE + 0x1F * n) + bytes(100), fin=True)
         peer.run(0.03)
     stream_id = peer.open(encode_varint(0x54) + encode_varint(request) + b"mine", fin=True)
     peer.run()
     assert bytes(peer.ours.record.data[stream_id]) == b"mine"
-    assert kept(peer) == before
+    assert kept(peer.session) == before
 
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
 def test_streams_that_end_before_they_say_what_they_are_are_forgotten(end: str) -> None:
     peer, _ = opened()
-    before = kept(peer)
+    before = kept(peer.session)
     for bidirectional in (True, False):
         for _ in range(20):
             stream_id = peer.open(b"\x40", bidirectional=bidirectional)
@@ -229,7 +216,7 @@ def test_streams_that_end_before_they_say_what_they_are_are_forgotten(end: str) 
             else:
                 peer.transport.reset(stream_id, H3Code.NO_ERROR)
     peer.run()
-    assert kept(peer) == before and peer.session.state is State.OPEN
+    assert kept(peer.session) == before and peer.session.state is State.OPEN
 
 
 # --------------------------------------------------------------------------------- sessions
@@ -237,18 +224,18 @@ def test_streams_that_end_before_they_say_what_they_are_are_forgotten(end: str) 
 
 def test_a_thousand_connects_are_rejected_and_forgotten_and_the_session_goes_on() -> None:
     peer, request = opened()
-    before = kept(peer)
-    streams = len(peer.ours.live._connection._streams)
+    before = kept(peer.session)
+    streams = len(peer.ours.probe.streams)
     for _ in range(20):
         for _ in range(50):
             assert peer.transport.open_stream(bidirectional=True) is not None
             # All of a request at once, and its end: as cheap as it gets for the attacker.
-            last = peer.transport._connection._local_next_stream_id_bidi - 4
+            last = Probe(peer.transport).next_request_stream - 4
             peer.transport.send(last, peer.codec.encode(last, CONNECT), True)
         peer.run(0.2)
     assert peer.ours.live.counters.webtransport_sessions_refused == 1000
-    assert kept(peer) == before
-    assert len(peer.ours.live._connection._streams) <= streams + 1
+    assert kept(peer.session) == before
+    assert len(peer.ours.probe.streams) <= streams + 1
     stream_id = peer.open(encode_varint(0x54) + encode_varint(request) + b"still", fin=True)
     peer.run()
     assert bytes(peer.ours.record.data[stream_id]) == b"still"
@@ -378,5 +365,4 @@ def test_what_one_connection_does_the_others_do_not_feel() -> None:
     good.run()
     assert bytes(good.ours.record.data[stream_id]) == b"fine"
     assert bad.pair.run(lambda: bad.ours.live.terminated, 10)
-    connection = bad.ours.live._connection
-    assert connection.unsent == connection.held == 0 and not connection._datagrams_pending
+    assert bad.ours.live.unsent == bad.ours.live.held == bad.ours.probe.datagrams_pending == 0

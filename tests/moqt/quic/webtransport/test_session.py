@@ -32,6 +32,7 @@ from moqt.quic.webtransport.session import State
 from moqt.values.codes import MessageType, SessionErrorCode, SetupOptionType
 from moqt.values.messages import Setup
 from moqt.wire.codec import codec_for
+from tests.moqt.probe import held
 from tests.moqt.quic_pair import Pair, Source
 from tests.moqt.webtransport_pair import (
     AUTHORITY,
@@ -412,10 +413,10 @@ def test_what_is_held_before_a_session_is_bounded() -> None:
         peer.open(encode_varint(0x54) + encode_varint(0) + bytes(1000))
     large = peer.open(encode_varint(0x54) + encode_varint(0) + bytes(MAX_HELD))
     peer.run(1)
-    assert len(peer.session._held) == MAX_HELD_STREAMS
+    assert len(held(peer.session)) == MAX_HELD_STREAMS
     assert peer.record.stops[large] == H3Code.WT_BUFFERED_STREAM_REJECTED
     assert peer.ours.live.counters.webtransport_streams_refused == 6
-    assert peer.session._held.octets <= MAX_HELD
+    assert held(peer.session).octets <= MAX_HELD
 
 
 def test_one_held_stream_that_outgrows_the_bound_is_refused() -> None:
@@ -423,7 +424,7 @@ def test_one_held_stream_that_outgrows_the_bound_is_refused() -> None:
     stream_id = peer.open(encode_varint(0x54) + encode_varint(0) + bytes(2 * MAX_HELD))
     peer.run(1)
     assert peer.record.stops == {stream_id: H3Code.WT_BUFFERED_STREAM_REJECTED}
-    assert peer.session._held.octets == 0 and not peer.session._held
+    assert held(peer.session).octets == 0 and not held(peer.session)
 
 
 # ------------------------------------------------------------------------------ broken peers
@@ -577,8 +578,7 @@ def test_payloads_pass_by_reference() -> None:
     assert stream_id is not None
     payload = bytes(50_000)
     pair.c.send(stream_id, payload)
-    sender = pair.client.live._connection._streams[stream_id].sender
-    assert sender._chunks[1].obj is payload  # type: ignore[attr-defined]
+    assert pair.client.probe.chunks(stream_id)[1].obj is payload
 
 
 # -------------------------------------------------------------------------- the MOQT session

@@ -1,0 +1,65 @@
+"""Where tests of kvsp look inside: what no interface of it shows, each named once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from kvsp.client.client import Client
+from kvsp.holder.leases import LeaseTable
+from kvsp.holder.store import Store
+from kvsp.http.server import Server
+from kvsp.index.sqlite import SqliteStore
+from kvsp.index.store import ReplicaStore
+from kvsp.instance.serving import Lookup, SessionRunner
+
+
+def idle(client: Client) -> list[Any]:
+    """The connections that a client keeps for its next request."""
+    return [each[0] for pool in _connector(client)._conns.values() for each in pool]
+
+
+def in_use(client: Client) -> set[Any]:
+    """The connections that requests of a client are using."""
+    acquired: set[Any] = _connector(client)._acquired
+    return acquired
+
+
+def _connector(client: Client) -> Any:
+    session = client._caller._session
+    assert session is not None, "it has asked nothing yet"
+    return session.connector
+
+
+def deadlines_of(table: LeaseTable) -> int:
+    """How many ends of leases are noted, those that renewals moved included."""
+    return len(table._deadlines)
+
+
+def rooms_of(store: Store) -> Mapping[Any, Any]:
+    """What each tier has of octets in use, promised and about to go."""
+    return store._rooms
+
+
+def socket_of(server: Server) -> socket.socket:
+    """What a server that does not serve yet holds open."""
+    return server._socket
+
+
+def wait_for_locks(store: ReplicaStore, ms: int) -> None:
+    """Have a SQLite store wait so long, and not seconds, for who has locked its file."""
+    assert isinstance(store, SqliteStore)
+    store._db.execute(f"PRAGMA busy_timeout = {ms}")
+
+
+def look_up_with(sessions: SessionRunner, lookup: Lookup) -> None:
+    """Have an instance ask `lookup` in the place of an index."""
+    sessions._lookup = lookup
+
+
+def homes_of(package: ModuleType) -> Mapping[str, str]:
+    """Where a package finds each of its public names at its first use."""
+    homes: Mapping[str, str] = package._WHERE
+    return homes
