@@ -137,8 +137,10 @@ class PublisherSide(RequestOwner):
     def updated(self, update: RequestUpdate) -> None:
         delivery, store, parameters = self.delivery, self.store, update.parameters
         assert delivery is not None and store is not None
-        merged = merge_update(self.range_filters, parameters.range_filters)
-        self.session.rules.check_filters(replace(parameters, range_filters=merged))
+        merged = self.range_filters
+        if parameters.range_filters or parameters.fill_parameters is not None:
+            merged = merge_update(merged, parameters.range_filters)
+            self.session.rules.check_filters(replace(parameters, range_filters=merged))
         largest = store.largest
         self.range_filters = merged
         start: Location | None = None
@@ -148,13 +150,19 @@ class PublisherSide(RequestOwner):
             start, end = self.filter.resolve(largest)
         if parameters.subscriber_priority is not None:
             delivery.flow.set_priority(parameters.subscriber_priority)
-        delivery.set_timeouts(delivery.timeouts.updated(parameters))
+        if (
+            parameters.object_delivery_timeout is not None
+            or parameters.subgroup_delivery_timeout is not None
+        ):
+            delivery.set_timeouts(delivery.timeouts.updated(parameters))
         if parameters.new_group_request is not None:
             store.request_new_group(parameters.new_group_request)
-        delivery.refilter(start, end, merged)
+        if start is not None or parameters.range_filters:
+            delivery.refilter(start, end, merged)
         if parameters.forward is not None:
             delivery.pause(parameters.forward == 0)
-        self.live_for(self.lifetime_ms)
+        if self.lifetime_ms:
+            self.live_for(self.lifetime_ms)
         self.stream.send(
             RequestOk(Parameters(largest_object=largest, expires=self.lifetime_ms or None))
         )

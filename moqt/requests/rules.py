@@ -50,7 +50,10 @@ class Rules:
         self.token_cache = TokenCache(config.max_auth_token_cache_size)
         """What the peer registered here."""
         self.sent_tokens = SentTokens()
-        self.used_request_ids = IntervalSet()
+        self._ids_in_order = 0
+        """Request IDs of the peer, counted in steps of two, that came without a gap."""
+        self._ids_ahead = IntervalSet()
+        """Those that came after a gap, which may stay for ever."""
         self.peer_max_filter_ranges = 0
 
     # -- of the peer -----------------------------------------------------------------------
@@ -63,15 +66,24 @@ class Rules:
                 SessionErrorCode.INVALID_REQUEST_ID,
                 f"Request ID {request_id} has the wrong least significant bit",
             )
-        used, mark = self.used_request_ids, Location(0, request_id >> 1)
-        if mark in used:
+        number, ahead = request_id >> 1, self._ids_ahead
+        if number == self._ids_in_order and not ahead:
+            self._ids_in_order += 1
+            return
+        mark = Location(0, number)
+        if number < self._ids_in_order or mark in ahead:
             raise SessionError(
                 SessionErrorCode.INVALID_REQUEST_ID, f"Request ID {request_id} was used before"
             )
-        used.add(mark, mark)
-        if len(used) > MAX_REQUEST_ID_GAPS:
-            hole = used.first_missing(Location(0, 0), mark) or mark
-            used.add(hole, used.missing_end(hole, mark))
+        ahead.add(mark, mark)
+        if number == self._ids_in_order or len(ahead) > MAX_REQUEST_ID_GAPS:
+            # The first run joins what came in order; a gap before it counts as used.
+            self._ids_in_order = ahead.pop_first()[1].object + 1
+
+    @property
+    def request_id_gaps(self) -> int:
+        """Runs of the peer's Request IDs that are told apart, beyond those without a gap."""
+        return len(self._ids_ahead)
 
     def check_filters(self, parameters: Parameters) -> None:
         """Raise RequestError INVALID_FILTER; MAX_FILTER_RANGES counts a request and its fill."""

@@ -436,8 +436,10 @@ class Session:
     def ready_to_send(self) -> None:
         if self.state is not SessionState.ESTABLISHED:
             return
-        self.requests.open_queued()
-        self._close_if_drained()
+        if self.requests.queued:
+            self.requests.open_queued()
+        if self._draining:
+            self._close_if_drained()
         scheduler, budget = self.scheduler, self.config.send_budget
         scheduler.unblock(self.transport.take_credited())
         while self.transport.unsent < budget:

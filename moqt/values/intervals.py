@@ -55,6 +55,10 @@ class IntervalSet:
         self._starts[first:last] = starts
         self._ends[first:last] = ends
 
+    def pop_first(self) -> tuple[Location, Location]:
+        """Take the lowest interval out; its first and last Location."""
+        return self._location(self._starts.pop(0)), self._location(self._ends.pop(0))
+
     def first_missing(self, start: Location, end: Location) -> Location | None:
         """The smallest Location of [start, end] outside the set."""
         low = self._key(start)

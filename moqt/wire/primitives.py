@@ -48,8 +48,12 @@ class Reader:
         return protocol_violation(f"{self.what}: {reason}")
 
     def vi64(self) -> int:
+        data, position = self._data, self._position
+        if position < len(data) and (value := data[position]) < 0x80:
+            self._position = position + 1
+            return value
         try:
-            value, self._position = decode_vi64(self._data, self._position)
+            value, self._position = decode_vi64(data, position)
         except Truncated:
             raise self.violation("body ends inside its fields") from None
         return value

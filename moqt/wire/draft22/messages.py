@@ -90,6 +90,8 @@ def _read_track_properties(reader: Reader) -> Properties:
 
 
 def _write_track_properties(properties: Properties) -> bytes:
+    if not properties:
+        return b""
     no_fault(track_properties_fault(properties))
     return encode_key_values(properties)
 
@@ -284,7 +286,8 @@ def decode_body(type_: MessageType, body: bytes) -> Message:
 def encode_message(message: Message) -> bytes:
     """Type (v), Length (u16), body. Raises MisuseError for what cannot be sent."""
     values = {name: getattr(message, name) for name in _LAYOUTS[type(message)]}
-    no_fault(_name_fault(values))
+    if fault := _name_fault(values):
+        raise MisuseError(fault)
     out = []
     for name, field in _LAYOUTS[type(message)].items():
         absent = _is_absent(field, values.get("code"))

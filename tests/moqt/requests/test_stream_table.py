@@ -28,7 +28,7 @@ class End:
     def __init__(self, opening, *, requester):
         self.sent, self.heard, self.answers = [], [], []
         session = SimpleNamespace(
-            deadlines=Deadlines(),
+            clock=Deadlines(),
             send_message=lambda stream_id, message, fin: self.sent.append(message),
             rules=SimpleNamespace(check_goaway=lambda message: None),
         )
