@@ -74,14 +74,19 @@ class Cache:
         """Whole Objects held."""
         return len(self._used)
 
-    def reserve(self, octets: int, *, payload: bool = True) -> bool:
-        """Make room for `octets` more; False when what is growing leaves none."""
+    def reserve(self, payload: int, overhead: int = 0) -> bool:
+        """Make room for so many octets more; False when what is growing leaves none."""
+        octets = payload + overhead
         if self.billed + octets > self.budget and not self._make_room(octets):
             return False
         self.billed += octets
-        if payload:
-            self.octets += octets
+        self.octets += payload
         return True
+
+    def give_back(self, payload: int, overhead: int) -> None:
+        """What was reserved is not needed."""
+        self.billed -= payload + overhead
+        self.octets -= payload
 
     def _make_room(self, octets: int) -> bool:
         while self.billed + octets > self.budget and self._used:

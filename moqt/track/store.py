@@ -154,7 +154,6 @@ class TrackStore:
             Location(group, object_id),
             subgroup,
             self.default_priority if priority is None else priority,
-            ObjectStatus.NORMAL,
             properties,
             length,
             now=now,
@@ -180,23 +179,22 @@ class TrackStore:
         follows: int | None = None,
         now: float = 0.0,
         live: bool = True,
+        payload: Buffer | None = None,
     ) -> StoredObject | None:
-        """Place an Object whose payload arrives later through `grow`; None for a duplicate.
+        """Place an Object; None for a duplicate. Its payload arrives later through `grow`, or has
+        come whole with it and is copied: then it is complete, and the listeners are told once.
 
         `live` is true when it came through a subscription: only then does it move Largest.
         Raises MalformedTrack when it contradicts what is known.
         """
-        return self._place(
-            location,
-            subgroup,
-            self.default_priority if priority is None else priority,
-            ObjectStatus.NORMAL,
-            properties,
-            length,
-            follows=follows,
-            now=now,
-            live=live,
+        priority = self.default_priority if priority is None else priority
+        stored = self._place(
+            location, subgroup, priority, properties, length, follows=follows, now=now, live=live
         )
+        if payload is not None and stored is not None:
+            self._extend(stored, bytes(payload))
+            self._finish(stored)
+        return stored
 
     def grow(self, stored: StoredObject, part: Buffer) -> None:
         self._extend(stored, part)
@@ -235,14 +233,14 @@ class TrackStore:
             self.set_end_of_group(location)
         if subgroup is None:
             priority = self.default_priority if priority is None else priority
-            stored = self._place(location, None, priority, status, b"", 0)
+            stored = self._place(location, None, priority, b"", 0, status)
             if stored is not None:
                 for listener in tuple(self._listeners):
                     listener.datagram_stored(stored)
             self.changed()
             return
         log = self.subgroup(location.group, subgroup, priority)
-        self._place(location, subgroup, log.priority, status, b"", 0)
+        self._place(location, subgroup, log.priority, b"", 0, status)
         self.changed(log)
 
     def set_end_of_group(self, location: Location) -> None:
@@ -463,9 +461,9 @@ class TrackStore:
         location: Location,
         subgroup: int | None,
         priority: int,
-        status: ObjectStatus,
         properties: bytes,
         length: int,
+        status: ObjectStatus = ObjectStatus.NORMAL,
         *,
         follows: int | None = None,
         now: float = 0.0,

@@ -97,4 +97,6 @@ class IntervalSet:
             del self._ends[:extra]
 
     def __contains__(self, location: Location) -> bool:
-        return self.first_missing(location, location) is None
+        key = self._key(location)
+        index = bisect_left(self._ends, key)
+        return index < len(self._starts) and self._starts[index] <= key

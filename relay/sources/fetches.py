@@ -15,7 +15,7 @@ from moqt.values.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestE
 from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
-from moqt.wire.objects import ObjectHeader, RangeMarker
+from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
@@ -160,16 +160,38 @@ class UpstreamFetch(UpstreamReceiver):
         else:
             self._asking.fetch_failed(self)
 
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        stored = self._add(stream, header, payload)
+        if stored is None:
+            return False
+        self._left_out(stored.location)
+        self.next = max(self.next, location_after(stored.location))
+        if header.length:
+            self._came(stream)
+            self._ahead[stored] = None
+            self._ahead_octets += header.length
+        return True
+
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         location = Location(header.group, header.object)
-        if self.next < location:
-            self._gaps.append((self.next, min(location_before(location), self.end)))
+        self._left_out(location)
         super().object_begun(stream, header)
         self.next = max(self.next, location_after(location))
 
+    def _left_out(self, location: Location) -> None:
+        """What lies before an Object that comes, and was asked for, has not come."""
+        if self.next < location:
+            self._gaps.append((self.next, min(location_before(location), self.end)))
+
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        self.progress = self.track.clock.now
         super().object_part(stream, part)
+        self._came(stream)
+
+    def _came(self, stream: IncomingStream) -> None:
+        """More of the range, perhaps more than is read."""
+        self.progress = self.track.clock.now
         if self._ahead_octets > self._window and self._paused is None:
             # Faster than it is read: better wait than evict what nobody has read yet.
             self._paused = stream.stream_id

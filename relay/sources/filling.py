@@ -13,7 +13,7 @@ from moqt.track.stored import Buffer, StoredObject, SubgroupLog, buffer_length
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
 from moqt.values.names import Location
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, Payload
 from relay.cache import OBJECT_OVERHEAD, Cache
 from relay.config import Clock, Counters
 
@@ -60,22 +60,17 @@ class Filling:
             self._place(header)
         else:
             overhead = len(header.properties) + OBJECT_OVERHEAD
-            if header.length + overhead > cache.budget or not cache.reserve(
-                overhead, payload=False
-            ):
+            if header.length + overhead > cache.budget or not cache.reserve(0, overhead):
                 cache.stores_rejected += 1
                 return None
             try:
                 stored = self._place(header, follows, live=live)
             finally:
                 if stored is None:
-                    cache.billed -= overhead
+                    cache.give_back(0, overhead)
             assert stored is not None
-            if header.subgroup is not None and not live:
-                log = store.subgroup(header.group, header.subgroup)
-                if not log.finished and (header.group, header.subgroup) not in self._feeds:
-                    # No live stream feeds it, so nobody will ever say that it ends.
-                    log.broken = True
+            if not live:
+                self._fetched(header)
             if not stored.length:
                 store.complete(stored)
             elif store.max_cache_duration is not None:
@@ -84,8 +79,47 @@ class Filling:
             self.bringing[stored] = self.bringing.get(stored, 0) + 1
         return Arrival(stored)
 
+    def add(
+        self, header: ObjectHeader, payload: Payload, follows: int | None, *, live: bool
+    ) -> StoredObject | None:
+        """Place an Object that has come whole, if it is like nearly every one: not a status, not
+        there, not known to be nowhere, and there is room. None for another, which has to `begin`.
+        """
+        store, cache = self.store, self.cache
+        if header.status or Location(header.group, header.object) in store.known:
+            return None
+        overhead = len(header.properties) + OBJECT_OVERHEAD
+        if not cache.reserve(header.length, overhead):
+            return None
+        stored = None
+        try:
+            stored = self._place(header, follows, live=live, payload=payload)
+        finally:
+            if stored is None:
+                cache.give_back(header.length, overhead)
+        if stored is None:  # it is growing
+            return None
+        if not live:
+            self._fetched(header)
+        if header.length and store.max_cache_duration is not None:
+            cache.age(store, stored)
+        return stored
+
+    def _fetched(self, header: ObjectHeader) -> None:
+        """A FETCH has brought the Object."""
+        if header.subgroup is not None:
+            log = self.store.subgroup(header.group, header.subgroup)
+            if not log.finished and (header.group, header.subgroup) not in self._feeds:
+                # No live stream feeds it, so nobody will ever say that it ends.
+                log.broken = True
+
     def _place(
-        self, header: ObjectHeader, follows: int | None = None, *, live: bool = True
+        self,
+        header: ObjectHeader,
+        follows: int | None = None,
+        *,
+        live: bool = True,
+        payload: Payload | None = None,
     ) -> StoredObject | None:
         return self.store.begin(
             Location(header.group, header.object),
@@ -96,6 +130,7 @@ class Filling:
             follows=follows,
             now=self._clock.now,
             live=live,
+            payload=payload,
         )
 
     def grow(self, arrival: Arrival, part: Buffer) -> bool:

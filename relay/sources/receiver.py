@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from moqt.receiving.receiver import IncomingStream, Receiver
 from moqt.session import Session
-from moqt.track.stored import Buffer
+from moqt.track.stored import Buffer, StoredObject
 from moqt.values.codes import ObjectStatus
 from moqt.values.names import Location
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, Payload
 from relay.sources.filling import Arrival, Filling
 
 
@@ -50,15 +50,44 @@ class UpstreamReceiver(Receiver):
     def stream_opened(self, stream: IncomingStream) -> None:
         self._stream(stream)
 
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        return self._add(stream, header, payload) is not None
+
+    def _add(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> StoredObject | None:
+        """Store a whole Object; None for one that takes a closer look, step by step."""
+        state = self._stream(stream)
+        stored = self.filling.add(header, payload, state.previous, live=self.live)
+        if stored is not None:
+            if self.live and state.previous is None:
+                self._opened(state, header)
+                self._first_of_subgroup(stream, header)
+            state.previous = header.object
+        return stored
+
+    def _opened(self, state: StreamState, header: ObjectHeader) -> None:
+        """A live stream, or a datagram, brings its first Object."""
+        if header.subgroup is None:
+            self.whole = False  # others like it may have been lost
+        elif state.subgroup is None:
+            state.subgroup = (header.group, header.subgroup)
+            self.filling.feed_opened(state.subgroup)
+
+    def _first_of_subgroup(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        """The first Object of a live stream is stored, and may be its Subgroup's first, too."""
+        opened = stream.subgroup
+        if header.subgroup is not None and opened is not None and opened.first_object:
+            log = self.filling.store.subgroup(header.group, header.subgroup)
+            log.first_id = header.object if log.first_id is None else log.first_id
+
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         state = self._stream(stream)
         follows, state.previous = state.previous, header.object
-        if self.live:
-            if header.subgroup is None:
-                self.whole = False  # others like it may have been lost
-            elif state.subgroup is None:
-                state.subgroup = (header.group, header.subgroup)
-                self.filling.feed_opened(state.subgroup)
+        if self.live and follows is None:
+            self._opened(state, header)
         if header.status is not ObjectStatus.NORMAL:
             self.filling.status(header)
             return
@@ -70,11 +99,8 @@ class UpstreamReceiver(Receiver):
         if state.arrival is None:
             state.lossy = True
             self.rejected(Location(header.group, header.object))
-        if self.live and follows is None and header.subgroup is not None:
-            opened = stream.subgroup
-            if opened is not None and opened.first_object and state.arrival is not None:
-                log = self.filling.store.subgroup(header.group, header.subgroup)
-                log.first_id = header.object if log.first_id is None else log.first_id
+        elif self.live and follows is None:
+            self._first_of_subgroup(stream, header)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         state = self._stream(stream)

@@ -42,8 +42,8 @@ def watch(cache):
     """Check the budget and the books at every change."""
     reserve, seen = cache.reserve, []
 
-    def checked(octets, **kwargs):
-        done = reserve(octets, **kwargs)
+    def checked(*octets):
+        done = reserve(*octets)
         assert cache.billed <= cache.budget
         seen.append(cache.billed)
         return done
@@ -271,7 +271,7 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
         cache.expire(now)
         for stored in store.objects():
             assert following - stored.arrived <= 3.0  # it may still be read until then
-        cache.reserve(OBJECT_OVERHEAD, payload=False)
+        cache.reserve(0, OBJECT_OVERHEAD)
         store.complete(
             store.begin(
                 Location(int(now / step), 0),
@@ -312,7 +312,7 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
     watched = []
     hot = None
     for number in range(200):
-        assert cache.reserve(OBJECT_OVERHEAD, payload=False)
+        assert cache.reserve(0, OBJECT_OVERHEAD)
         stored = store.begin(
             Location(0, number), subgroup=0, priority=0, properties=b"", length=65536, now=number
         )

@@ -318,7 +318,7 @@ def encode_subgroup_object(
     return b"".join(
         (
             encode_vi64(delta),
-            encode_octets(properties) if with_properties else b"",
+            (encode_octets(properties) if properties else b"\0") if with_properties else b"",
             encode_vi64(length),
             b"" if length else encode_vi64(status),
         )
