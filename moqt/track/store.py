@@ -74,11 +74,6 @@ class TrackStore:
         """Called with how many more, or fewer, `statuses` there are (cache accounting)."""
         self.on_new_group: Callable[[TrackStore, int], None] | None = None
         """The application's: called with the group a subscriber knows to be next, or 0."""
-        self.properties: Properties = ()
-        self.default_priority = DEFAULT_PRIORITY
-        self.dynamic_groups = False
-        self.max_cache_duration: float | None = None
-        """MAX_CACHE_DURATION, in seconds."""
         self.set_properties(properties)
 
     def set_properties(self, properties: Properties) -> None:
@@ -92,6 +87,7 @@ class TrackStore:
         self.dynamic_groups = property_value(properties, PropertyType.DYNAMIC_GROUPS) == 1
         value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
         self.max_cache_duration = value / 1000 if isinstance(value, int) else None
+        """In seconds."""
 
     def request_new_group(self, value: int) -> bool:
         """A subscriber's NEW_GROUP_REQUEST: tell the application, when the rule says so.
