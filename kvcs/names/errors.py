@@ -1,10 +1,8 @@
-"""What this package raises besides `kvsp.names.errors.DecodeError` and `FileError`."""
+"""What this package raises, besides the DecodeError and FileError of `kvsp.names.errors`."""
 
 from __future__ import annotations
 
 from typing import Final
-
-from kvsp.names.errors import FileError as FileError
 
 
 class KvcsError(Exception):

@@ -10,9 +10,8 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from kvcs.names.errors import FileError
 from kvsp.cli.plain import PlainCommand, PlainGroup
-from kvsp.names.errors import DecodeError, KvspError
+from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Scope
 from kvsp.names.private_files import replace_private
 from kvsp.names.uris import check_holder_uri

@@ -32,7 +32,13 @@ from kvcs.programs.common import (
     run,
     session_config,
 )
-from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
+from kvcs.programs.index_options import (
+    KvspAccess,
+    KvspCafile,
+    KvspHttpLoopback,
+    KvspIndex,
+    KvspTokenFile,
+)
 from kvcs.publishing.publication import Publication, publish
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted

@@ -37,7 +37,13 @@ from kvcs.programs.common import (
     run,
     session_config,
 )
-from kvcs.programs.kvsp import KvspAccess, KvspCafile, KvspHttpLoopback, KvspIndex, KvspTokenFile
+from kvcs.programs.index_options import (
+    KvspAccess,
+    KvspCafile,
+    KvspHttpLoopback,
+    KvspIndex,
+    KvspTokenFile,
+)
 from kvcs.retrieving.assembly import NOT_NEEDED
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination

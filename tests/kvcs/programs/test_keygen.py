@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcs.names.errors import FileError
 from kvsp.http.auth import Credentials, PrincipalsFile
+from kvsp.names.errors import FileError
 from kvsp.names.identity import Scope
 from kvsp.names.private_files import replace_private
 from kvsp.principals import ROLES, load_principals, save_token

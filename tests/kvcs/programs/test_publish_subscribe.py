@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from kvcs.names.errors import (
-    FileError,
     NotAuthorized,
     NotFound,
     PublisherLost,
@@ -22,6 +21,7 @@ from kvcs.programs.common import check_not_input, exit_code, explained
 from kvcs.programs.publish import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
+from kvsp.names.errors import FileError
 from moqt.backoff import Backoff
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import ConnectError, RequestError, SessionClosed

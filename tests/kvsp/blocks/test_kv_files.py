@@ -19,12 +19,11 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcs.names.errors import FileError
 from kvcs.names.payload import data_digest
 from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens, parse_header
 from kvsp.blocks.layout import block_section
 from kvsp.names.codes import ElementType
-from kvsp.names.errors import DecodeError
+from kvsp.names.errors import DecodeError, FileError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from tests.paths import ROOT
