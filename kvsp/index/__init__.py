@@ -4,6 +4,6 @@ Withdrawing Replicas", "Lookup").
 `service` and `status` decide, `store` is what they need of a store, `sqlite` and `redis` are
 stores, `stored` is their form of a record; `app` speaks HTTP.
 
-Stands beside `kvsp.holder`; imports `kvsp.http` (in `app` alone), `kvsp.records` and
-`kvsp.names`.
+Stands beside `kvsp.holder`; imports `kvsp.http` (in `app` alone), `kvsp.principals`,
+`kvsp.records` and `kvsp.names`.
 """

@@ -3,5 +3,6 @@
 `controller` is the whole, `instances`, `sessions`, `maps` and `prefetching` its tables,
 `moves` their state machines, `effects` what they want done.
 
-Imports `kvsp.records` and `kvsp.names`, never HTTP or the rest of the controller.
+Imports `kvsp.principals`, `kvsp.records` and `kvsp.names`, never HTTP or the rest of the
+controller.
 """

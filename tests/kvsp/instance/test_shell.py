@@ -120,7 +120,7 @@ async def test_when_memory_is_too_small_the_status_is_partial_for_capacity():
 async def test_at_the_deadline_loading_stops_and_gives_its_memory_back():
     async with running() as instance:
         instance.source.hanging = {keys()[1]}
-        made = directive(keys(), deadline_ms=30)
+        made = directive(keys(), deadline_ms=300)
         instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded) == (DirectiveState.PARTIAL, (keys()[0],))
