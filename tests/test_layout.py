@@ -1,4 +1,5 @@
-"""The tests' own floor plan: they mirror the packages, and no test is another's helper."""
+"""The tests' own floor plan: they mirror the packages, no test is another's helper, and what
+looks inside the packages does so in a few places."""
 
 from __future__ import annotations
 
@@ -11,18 +12,28 @@ import pytest
 
 from tests.paths import ROOT
 
-PACKAGES = ("moqt", "kvcs", "kvsp", "relay", "interop", "tools")
+PACKAGES = ("moqt", "kvcs", "kvsp", "relay", "interop", "tools", "examples")
 NOT_MIRRORED = {
     "tests/moqt/scenarios": "whole sessions on simulated paths",
 }
 """Folders of tests that stand for no folder of a package."""
 WITHOUT_TESTS = {
     "interop/cases": "run against other implementations, by `make interop`",
-    "kvcs/finding": "tested by what finds with it: retrieving, programs and e2e",
     "moqt/quic/packets": "tested by both sides of a connection, ours and aioquic's own",
     "moqt/wire/draft22": "tested through the codec, by its vectors",
 }
 """Folders of packages whose tests stand elsewhere."""
+
+INSIDE = {
+    "tests/kvcs/inside.py",
+    "tests/kvsp/inside.py",
+    "tests/moqt/inside.py",
+    "tests/moqt/probe.py",
+    "tests/relay/inside.py",
+}
+"""The helpers that may touch private members of what they test, each under a name that says
+what it is. A test that wants another asks first whether an interface should show it."""
+OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 
 
 @cache
@@ -89,3 +100,50 @@ def test_helpers_hold_no_tests_and_test_modules_hold_some() -> None:
             assert collected(path), f"{path} holds no test: a helper with the name of a test"
         else:
             assert not collected(path), f"{path} holds tests that nothing collects"
+
+
+def is_private(name: str) -> bool:
+    return re.match("_[A-Za-z]", name) is not None and name not in OF_NAMED_TUPLES
+
+
+def own_names(path: Path) -> set[str]:
+    """The private members that the classes of this file have."""
+    own = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    own.add(each.name)
+                elif isinstance(each, (ast.Assign, ast.AnnAssign)):
+                    targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+                    own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return own
+
+
+def looks_inside(path: Path) -> list[str]:
+    """Where a file touches a private member of something that is not its own."""
+    own, found = own_names(path), []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("attr"):
+            names = [
+                each.value.rpartition(".")[2]
+                for each in node.args
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            ]
+        else:
+            continue
+        found += [f"{path}:{node.lineno}: {n}" for n in names if is_private(n) and n not in own]
+    return found
+
+
+def test_private_members_are_touched_in_a_few_helpers_only() -> None:
+    looking = {path: looks_inside(path) for path in modules("tests")}
+    allowed = {ROOT / each for each in INSIDE}
+    assert not [line for path, lines in looking.items() if path not in allowed for line in lines]
+    assert not [path for path in allowed if not looking[path]], "looks inside no more: not listed"

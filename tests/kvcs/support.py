@@ -210,11 +210,6 @@ class Link:
         return Consumer(self.session, scope, described, tokens, **settings)
 
 
-def path_of(consumer):
-    """The way over HTTP of a consumer that has one."""
-    return consumer._path
-
-
 async def collect(consumer) -> list:
     async with consumer:
         return [layer async for layer in consumer.layers()]

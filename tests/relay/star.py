@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import relay.cache
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import Via
 from moqt.session import SessionHandler
@@ -16,6 +15,7 @@ from relay.config import RelayConfig
 from relay.core import Relay
 from tests.moqt.memory import Pair
 from tests.moqt.peers import Collector as PairCollector
+from tests.relay.inside import aging, is_empty, publishers
 
 NAMESPACE = (b"demo", b"live")
 NAME = FullTrackName(NAMESPACE, b"video")
@@ -185,7 +185,7 @@ class Star:
         assert relay.sessions == set()
         assert not relay.tracks and not relay.active and not relay.waiting.pending
         names = relay.namespaces
-        assert names.publications == 0 and not names._published_by and not names.listings
+        assert names.publications == 0 and not publishers(names) and not names.listings
         assert not relay.offers.wanted and relay.upstream_subscriptions == 0
         for table in (
             *names.tables,
@@ -195,7 +195,7 @@ class Star:
         ):
             assert is_empty(table)
         assert relay.cache.billed == relay.cache.octets == relay.cache.objects == 0
-        assert not relay.cache._aging and not len(relay.cache._expiries)
+        assert not aging(relay.cache)
 
 
 def payload(group, object_, size=100):
@@ -244,44 +244,3 @@ class Denying:
 
     def check(self, session, token):
         return None
-
-
-# What no interface of the relay shows. Tests of it look inside here and nowhere else.
-
-
-def is_empty(table):
-    """Whether a PrefixMap holds nothing, and remembers no prefix of what it held."""
-    return not table._exact and not table._below
-
-
-def make_room(cache, octets):
-    """Evict as for so many octets that come, and bill nothing."""
-    return cache._make_room(octets)
-
-
-def ages_looked_at(monkeypatch):
-    """The entries of which a cache asks from now on whether their Object is still there."""
-    entries = []
-    aged = relay.cache._aged
-
-    def noted(store, entry):
-        entries.append(entry)
-        return aged(store, entry)
-
-    monkeypatch.setattr(relay.cache, "_aged", noted)
-    return entries
-
-
-def queued(ranges):
-    """The Locations that a track's FETCHes, running or waiting, are to bring."""
-    return ranges._queued
-
-
-def feeds(filling):
-    """How many streams bring each open subgroup."""
-    return filling._feeds
-
-
-def accept_fetch(request, message):
-    """Answer a FETCH with just this FETCH_OK; what its stream carries is the test's."""
-    request._accept(message)

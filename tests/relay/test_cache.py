@@ -16,13 +16,13 @@ from moqt.values.messages import KeyValue, LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.primitives import encode_key_values
 from relay.cache import OBJECT_OVERHEAD, Cache, bill
+from tests.relay.inside import ages_looked_at
 from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
     NAMESPACE,
     Star,
-    ages_looked_at,
     end_track,
     everything,
     payload,

@@ -11,6 +11,7 @@ from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.cache import OBJECT_OVERHEAD, bill
+from tests.relay.inside import feeds
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -19,7 +20,6 @@ from tests.relay.star import (
     CountingPublisher,
     Star,
     end_track,
-    feeds,
     payload,
     track,
 )

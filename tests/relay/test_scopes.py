@@ -9,7 +9,8 @@ from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from relay.config import RelayConfig
 from relay.scopes import Scopes, scope_of
 from relay.service.metrics import PREFIX, RelayMetrics
-from tests.relay.star import JOIN, Star, everything, make_room, publish, track
+from tests.relay.inside import make_room
+from tests.relay.star import JOIN, Star, everything, publish, track
 
 
 class Paths(Star):

@@ -48,7 +48,7 @@ from tests.kvcs.support import (
     publisher,
     same,
 )
-from tests.moqt.inside import fills
+from tests.moqt.inside import fills, kept
 
 OBJECTS = 2 * LAYERS * BLOCKS
 
@@ -307,7 +307,7 @@ async def test_a_prefix_far_shorter_than_the_prompt_is_found_with_bounded_concur
         def subscribe_namespace_received(self, request):
             nonlocal most
             super().subscribe_namespace_received(request)
-            most = max(most, len(self._listings))
+            most = max(most, len(kept(self).listings))
 
     handler = Counting()
     cache = kv(tokens=7 * BLOCK)

@@ -25,6 +25,7 @@ from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import ConnectError
+from tests.kvcs.inside import asks_over_http
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -38,7 +39,6 @@ from tests.kvcs.support import (
     collect,
     corrupted,
     kv,
-    path_of,
     produced,
     publisher,
     same,
@@ -407,7 +407,7 @@ async def test_what_arrives_by_both_ways_counts_once():
         layers = []
 
         async def feed():
-            while not path_of(consumer).busy:  # noqa: ASYNC110
+            while not asks_over_http(consumer):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             # the holder was asked for everything that is left; now it comes by MOQT
             publication.put_layer(1, *CACHE[1])

@@ -10,6 +10,7 @@ from moqt.values.codes import GroupOrder, ParameterType
 from moqt.values.messages import RangeFilter
 from moqt.values.names import MAX_LOCATION, FullTrackName, Location
 from tests.moqt.deliveries import World
+from tests.moqt.inside import listeners
 
 NAME = FullTrackName((b"live",), b"video")
 
@@ -116,7 +117,7 @@ def test_a_subscription_that_ends_while_a_datagram_is_told_to_the_listeners_does
     store = TrackStore(NAME)
     store.add_listener(Ender())
     world = World(store)
-    _, delivery = store._listeners
+    _, delivery = listeners(store)
     store.append(0, 0, b"x", subgroup=None)
     world.run()
     assert not world.got.objects

@@ -5,8 +5,9 @@ from __future__ import annotations
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import FullTrackName, Location
 from relay.audience.prefixes import PrefixMap
+from tests.relay.inside import is_empty
 from tests.relay.peers import Listing
-from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, is_empty, publish, track
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, end_track, publish, track
 
 
 def test_published_namespaces_are_told_to_every_matching_subscriber():

@@ -17,13 +17,10 @@ import pytest
 import moqt
 from moqt.quic.certificates import make_self_signed, names_of
 from relay.service.cli import (
-    _own_addresses,
-    _own_names,
-    _self_signed,
-    _Usage,
     parse_address,
     parse_size,
 )
+from tests.relay.inside import UsageFault, own_addresses, own_names, self_signed
 from tests.relay.star import end_track, everything, publish
 
 COMMAND = [sys.executable, "-m", "relay.service.cli"]
@@ -257,15 +254,15 @@ def test_a_relay_on_all_addresses_has_a_certificate_for_this_machine(tmp_path):
         assert host == "0.0.0.0"
         asyncio.run(scenario(port, ready[2]))
     names = set(names_of(tmp_path / "cert.pem"))
-    assert {"localhost", "127.0.0.1", "::1", *_own_names(), *_own_addresses()} <= names
+    assert {"localhost", "127.0.0.1", "::1", *own_names(), *own_addresses()} <= names
     assert "0.0.0.0" not in names
 
 
 def test_a_name_no_certificate_can_have_is_one_sentence(tmp_path, monkeypatch):
-    with pytest.raises(_Usage, match="no certificate can be made for the name 'bücher'"):
-        _self_signed(tmp_path, "bücher")
+    with pytest.raises(UsageFault, match="no certificate can be made for the name 'bücher'"):
+        self_signed(tmp_path, "bücher")
     monkeypatch.setattr(socket, "gethostname", lambda: "bücher")
-    _self_signed(tmp_path, "127.0.0.1")
+    self_signed(tmp_path, "127.0.0.1")
     assert names_of(tmp_path / "cert.pem") == ["localhost", "127.0.0.1", "::1"]
 
 

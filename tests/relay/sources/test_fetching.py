@@ -16,18 +16,17 @@ from moqt.values.codes import (
 from moqt.values.messages import FetchOk, LocationFilter, Parameters
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader, RangeMarker
+from tests.relay.inside import accept_fetch, queued
 from tests.relay.star import (
     JOIN,
     NAME,
     Collector,
     CountingPublisher,
     Star,
-    accept_fetch,
     end_track,
     everything,
     payload,
     publish,
-    queued,
     track,
 )
 

@@ -10,18 +10,8 @@ from moqt.values.messages import KeyValue, LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.cache import OBJECT_OVERHEAD
 from relay.config import RelayConfig
-from tests.relay.star import (
-    JOIN,
-    LIVE,
-    NAME,
-    Star,
-    end_track,
-    everything,
-    make_room,
-    payload,
-    publish,
-    track,
-)
+from tests.relay.inside import make_room
+from tests.relay.star import JOIN, LIVE, NAME, Star, end_track, everything, payload, publish, track
 
 
 def begin(store, group, object_, length):

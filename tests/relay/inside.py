@@ -1,0 +1,72 @@
+"""Where tests of the relay look inside: what no interface of it shows, each named once."""
+
+from __future__ import annotations
+
+import relay.cache
+import relay.service.cli
+
+
+def is_empty(table):
+    """Whether a PrefixMap holds nothing, and remembers no prefix of what it held."""
+    return not table._exact and not table._below
+
+
+def make_room(cache, octets):
+    """Evict as for so many octets that come, and bill nothing."""
+    return cache._make_room(octets)
+
+
+def ages_looked_at(monkeypatch):
+    """The entries of which a cache asks from now on whether their Object is still there."""
+    entries = []
+    aged = relay.cache._aged
+
+    def noted(store, entry):
+        entries.append(entry)
+        return aged(store, entry)
+
+    monkeypatch.setattr(relay.cache, "_aged", noted)
+    return entries
+
+
+def queued(ranges):
+    """The Locations that a track's FETCHes, running or waiting, are to bring."""
+    return ranges._queued
+
+
+def feeds(filling):
+    """How many streams bring each open subgroup."""
+    return filling._feeds
+
+
+def accept_fetch(request, message):
+    """Answer a FETCH with just this FETCH_OK; what its stream carries is the test's."""
+    request._accept(message)
+
+
+def publishers(namespaces):
+    """The namespaces that each session has published."""
+    return namespaces._published_by
+
+
+def aging(cache):
+    """What a cache keeps of Objects that expire."""
+    return [*cache._aging, *range(len(cache._expiries))]
+
+
+def own_names():
+    """The names that a relay's own certificate is made for."""
+    return relay.service.cli._own_names()
+
+
+def own_addresses():
+    """The addresses that it is made for."""
+    return relay.service.cli._own_addresses()
+
+
+def self_signed(directory, host):
+    """The certificate and key that `--self-signed` makes or finds."""
+    return relay.service.cli._self_signed(directory, host)
+
+
+UsageFault = relay.service.cli._Usage
