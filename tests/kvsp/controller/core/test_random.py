@@ -291,6 +291,9 @@ class ControllerMachine(RuleBasedStateMachine):
         if body["epoch"] < engine.sessions.get(SESSION, 0):
             return Refused("kvsp-stale-epoch")
         kept = tuple(body["checkpoint"]["generated"])
+        if body["epoch"] == engine.sessions.get(SESSION):
+            # a resume that comes again, late: the session is served in that epoch already
+            return Done({"session": SESSION, "epoch": body["epoch"], "output_offset": len(kept)})
         assert self.acknowledged == kept or body["epoch"] < self.core.sessions.get(SESSION).epoch
         engine.sessions[SESSION] = body["epoch"]
         return Done({"session": SESSION, "epoch": body["epoch"], "output_offset": len(kept)})
