@@ -8,7 +8,7 @@ A codec is all that knows a draft's octets; decoders take them in pieces of any 
 import moqt
 from moqt.values.messages import Subscribe
 from moqt.wire.codec import codec_for
-from moqt.wire.objects import ObjectHeader, SubgroupHeader
+from moqt.wire.objects import SubgroupHeader, WholeObject
 
 CODEC = codec_for("moqt-22")
 
@@ -43,10 +43,11 @@ def main() -> None:
         stream += show(f"Object {number}", head + payload)
         previous = number
     for event in CODEC.subgroup_decoder().feed(stream):
-        if isinstance(event, SubgroupHeader | ObjectHeader):
-            print("  ", event)
+        if isinstance(event, WholeObject):
+            print("  ", event.header)
+            print("   payload", bytes(event.payload))
         else:
-            print("   payload", bytes(event))
+            print("  ", event)
 
     print()
     try:

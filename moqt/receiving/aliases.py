@@ -35,6 +35,11 @@ class TrackAliases:
     def __contains__(self, alias: int) -> bool:
         return alias in self._subscribers
 
+    @property
+    def shared_objects(self) -> int:
+        """First Objects on shared aliases of which it is remembered who got them."""
+        return len(self._copies)
+
     def add(self, alias: int, subscriber: Subscriber) -> None:
         """Raises SessionError DUPLICATE_TRACK_ALIAS when it names another track."""
         sharing = self._subscribers.setdefault(alias, [])

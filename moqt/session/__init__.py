@@ -5,13 +5,16 @@ and of `moqt.quic` only the seam, `moqt.quic.transport`. Never asyncio, never wh
 publisher, responses, aio, client, server.
 """
 
+from moqt.session.handler import SessionHandler
 from moqt.session.handshake import SESSION_MOVES, SessionState
-from moqt.session.session import WRITE_QUANTUM, Session, SessionHandler, session_of
+from moqt.session.remembered import Remembered
+from moqt.session.session import WRITE_QUANTUM, Session, session_of
 from moqt.values.config import SessionConfig
 
 __all__ = [
     "SESSION_MOVES",
     "WRITE_QUANTUM",
+    "Remembered",
     "Session",
     "SessionConfig",
     "SessionHandler",

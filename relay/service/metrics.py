@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moqt.session import Remembered
 from relay.core import Relay
 from relay.scopes import Scopes
 
@@ -64,6 +65,7 @@ DELIVERIES = {
     "ranges_unknown": "End of Range entries UNKNOWN sent.",
     "ranges_timed_out": "End of Range entries TIMED_OUT sent.",
 }
+REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
 
@@ -78,6 +80,7 @@ class RelayMetrics(Collector):
         self.scopes = scopes
         self.registry = CollectorRegistry()
         self._gauges: dict[str, int] = {}
+        self._remembered = Remembered()
         self._counters: dict[str, float] = {}
         self._updates = 0
         self.update()
@@ -97,6 +100,10 @@ class RelayMetrics(Collector):
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
+        self._remembered = Remembered()
+        for relay in self.scopes.relays.values():
+            for session in relay.sessions:
+                self._remembered += session.remembered()
         self._counters = {
             name: getattr(cache, name.removeprefix("cache_"))
             if name.startswith("cache_")
@@ -108,6 +115,12 @@ class RelayMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+        remembered = GaugeMetricFamily(
+            PREFIX + REMEMBERED, "What sessions keep of their peers' doing.", labels=["table"]
+        )
+        for table, value in asdict(self._remembered).items():
+            remembered.add_metric([table], value)
+        yield remembered
         for name, count in self._counters.items():
             yield CounterMetricFamily(PREFIX + name, (COUNTERS | DELIVERIES)[name], value=count)
         yield CounterMetricFamily(

@@ -14,7 +14,6 @@ from moqt.delivery.scheduler import Scheduler
 from moqt.delivery.subscription import SubscriptionDelivery
 from moqt.log.logged_transport import LoggedTransport
 from moqt.publisher import Publisher
-from moqt.receiving.aliases import TrackAliases
 from moqt.receiving.early import EarlyStreams
 from moqt.responses import ObjectQueue
 from moqt.session import Session
@@ -48,11 +47,6 @@ def read_through(session: Session, kind: type[dict[int, Any]]) -> None:
 def tokens_sent(session: Session) -> Collection[Any]:
     """The tokens a session has registered with its peer, with what is under way of each."""
     return session.rules.sent_tokens._entries.values()
-
-
-def copies(aliases: TrackAliases) -> Collection[Any]:
-    """The Objects on shared aliases of which it is remembered who got them."""
-    return aliases._copies
 
 
 # ---- deliveries

@@ -18,7 +18,6 @@ from moqt.values.messages import (
 )
 from moqt.values.names import Location
 from moqt.wire.objects import DatagramObject
-from tests.moqt.inside import copies
 from tests.moqt.memory import assert_clean
 from tests.moqt.peers import Collector
 from tests.moqt.raw import CODEC, VIDEO, Client, Interested, octets, subgroup
@@ -174,7 +173,7 @@ def test_what_is_remembered_of_shared_objects_is_bounded():
         client.session.datagram(
             CODEC.encode_datagram(DatagramObject(7, group, 0, 128, payload=b"x"))
         )
-    assert len(copies(client.session.data_streams.aliases)) == MAX_COPIES
+    assert client.session.remembered().shared_objects == MAX_COPIES
     assert len(collectors[0].locations) == MAX_COPIES + 100
 
 
