@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
 from moqt.requests import (
     IncomingPublish,
+    OpenRequest,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
@@ -18,7 +19,6 @@ from moqt.requests import (
     OutgoingSubscribe,
     OutgoingSubscribeNamespace,
     OutgoingSubscribeTracks,
-    RequestOwner,
 )
 from moqt.track.stored import buffer_length
 from moqt.values.codes import EndOfRange, RequestErrorCode, StreamErrorCode
@@ -244,7 +244,7 @@ class FetchResponse(ObjectQueue):
         self._finish(None if error is None else StreamReset(error, "the fetch stream"))
 
 
-async def _updated(request: RequestOwner, parameters: Parameters) -> RequestOk:
+async def _updated(request: OpenRequest, parameters: Parameters) -> RequestOk:
     answer: asyncio.Future[RequestOk] = asyncio.get_running_loop().create_future()
 
     def answered(result: RequestOk | RequestError) -> None:

@@ -21,8 +21,8 @@ from moqt.requests import (
     IncomingSubscribeNamespace,
     IncomingSubscribeTracks,
     IncomingTrackStatus,
+    OpenRequest,
     OutgoingPublish,
-    RequestOwner,
     RequestState,
     SubscriberSide,
 )
@@ -145,7 +145,7 @@ class Relay(SessionHandler):
     def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
         return self.refusals.policy.check(session, token)
 
-    def request_goaway_received(self, request: RequestOwner, goaway: Goaway) -> None:
+    def request_goaway_received(self, request: OpenRequest, goaway: Goaway) -> None:
         """One request is to move; it can only move within this session."""
         if isinstance(request, SubscriberSide) and isinstance(
             request.receiver, UpstreamSubscription

@@ -24,7 +24,7 @@ from moqt.requests.namespaces import (
 )
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import IncomingSubscribe, OutgoingPublish, PublisherSide
-from moqt.requests.request import RequestOwner
+from moqt.requests.request import OpenRequest
 from moqt.requests.stream import REQUEST_TABLE, RequestState, RequestStream, Stage, crossings
 from moqt.requests.subscribe_tracks import IncomingSubscribeTracks, OutgoingSubscribeTracks
 from moqt.requests.subscriber_side import IncomingPublish, OutgoingSubscribe, SubscriberSide
@@ -50,7 +50,7 @@ __all__ = [
     "OutgoingSubscribeTracks",
     "OutgoingTrackStatus",
     "PublisherSide",
-    "RequestOwner",
+    "OpenRequest",
     "RequestState",
     "RequestStream",
     "Stage",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moqt.requests.host import RequestHost
-from moqt.requests.request import RequestOwner
+from moqt.requests.request import OpenRequest
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import RequestErrorCode, StreamErrorCode
 from moqt.values.deadlines import Deadline
@@ -26,7 +26,7 @@ from moqt.values.messages import (
 from moqt.values.names import FullTrackName, TrackNamespace
 
 
-class IncomingRequest(RequestOwner):
+class IncomingRequest(OpenRequest):
     """A peer's request. Answer it once, with `reject` or the subclass's `accept`."""
 
     def __init__(

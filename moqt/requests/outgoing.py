@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moqt.requests.host import RequestHost
-from moqt.requests.request import RequestOwner, request_error
+from moqt.requests.request import OpenRequest, request_error
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.values.codes import RequestErrorCode
 from moqt.values.deadlines import Deadline
@@ -18,7 +18,7 @@ from moqt.values.messages import (
 )
 
 
-class OutgoingRequest(RequestOwner):
+class OutgoingRequest(OpenRequest):
     """A request of ours. Subclasses say what happens on each answer.
 
     It is sent when the peer grants a stream: at once, or later in the order in which the

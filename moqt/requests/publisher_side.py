@@ -10,7 +10,7 @@ from moqt.delivery.scheduler import Flow
 from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import RequestOwner
+from moqt.requests.request import OpenRequest
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.track.filters import merge_update
 from moqt.track.properties import track_property
@@ -42,7 +42,7 @@ from moqt.values.messages import (
 from moqt.values.names import FullTrackName, Location
 
 
-class PublisherSide(RequestOwner):
+class PublisherSide(OpenRequest):
     """What delivers Objects: a peer's SUBSCRIBE, or a PUBLISH of ours."""
 
     def __init__(

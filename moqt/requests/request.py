@@ -20,7 +20,7 @@ from moqt.values.messages import (
 from moqt.values.tokens import CARRIES_NOTHING, Token
 
 
-class RequestOwner:
+class OpenRequest:
     """What stands behind a request stream, on either side of it.
 
     Building one sends nothing: the session submits what is ours.

@@ -10,7 +10,7 @@ from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.host import Offers, RequestHost
 from moqt.requests.incoming import IncomingTrackRequest
 from moqt.requests.outgoing import OutgoingRequest
-from moqt.requests.request import RequestOwner
+from moqt.requests.request import OpenRequest
 from moqt.requests.stream import RequestState, RequestStream
 from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches
@@ -46,7 +46,7 @@ MAX_PATIENCE = 300.0
 """Seconds a subscriber waits at most for streams after PUBLISH_DONE."""
 
 
-class SubscriberSide(RequestOwner):
+class SubscriberSide(OpenRequest):
     """What takes Objects: a SUBSCRIBE of ours, or a peer's PUBLISH that was accepted."""
 
     name: FullTrackName

@@ -10,7 +10,7 @@ from moqt.requests import (
     IncomingSubscribeNamespace,
     IncomingSubscribeTracks,
     IncomingTrackStatus,
-    RequestOwner,
+    OpenRequest,
 )
 from moqt.session.session import Session
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
@@ -94,5 +94,5 @@ class SessionHandler:
         """The peer is going to end the session: move to `goaway.uri` ("" = the same) and
         `session.drain()`. No request has changed by it."""
 
-    def request_goaway_received(self, request: RequestOwner, goaway: Goaway) -> None:
+    def request_goaway_received(self, request: OpenRequest, goaway: Goaway) -> None:
         """The peer asks to move this one request, which may be of either side."""

@@ -21,11 +21,11 @@ from moqt.requests import (
     IncomingSubscribeNamespace,
     IncomingSubscribeTracks,
     IncomingTrackStatus,
+    OpenRequest,
     OutgoingFetch,
     OutgoingRequest,
     OutgoingSubscribeTracks,
     PublisherSide,
-    RequestOwner,
     RequestState,
     RequestStream,
     SubscriberSide,
@@ -101,7 +101,7 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self.incoming) + len(self.outgoing) + len(self.queued)
 
-    def __iter__(self) -> Iterator[RequestOwner]:
+    def __iter__(self) -> Iterator[OpenRequest]:
         yield from self.outgoing.values()
         yield from self.queued
         yield from self.incoming.values()

@@ -23,6 +23,7 @@ from moqt.receiving.host import Recipient
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     IncomingPublish,
+    OpenRequest,
     OutgoingFetch,
     OutgoingPublish,
     OutgoingPublishNamespace,
@@ -30,7 +31,6 @@ from moqt.requests import (
     OutgoingSubscribeNamespace,
     OutgoingSubscribeTracks,
     OutgoingTrackStatus,
-    RequestOwner,
     RequestStream,
 )
 from moqt.requests.rules import Rules
@@ -589,7 +589,7 @@ class Session:
             observer(closed)
 
 
-def session_of(request: RequestOwner) -> Session:
+def session_of(request: OpenRequest) -> Session:
     """The session of a request, for who needs all of it: requests see a `RequestHost`."""
     session = request.session
     assert isinstance(session, Session)

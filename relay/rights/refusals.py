@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moqt.requests import IncomingRequest, RequestOwner
+from moqt.requests import IncomingRequest, OpenRequest
 from moqt.session import Session, session_of
 from moqt.track.malformed import MalformedTracks
 from moqt.values.codes import RequestErrorCode
@@ -24,7 +24,7 @@ class Refusals:
         self.malformed = MalformedTracks()
         """Tracks whose publishers contradicted themselves or each other."""
 
-    def may(self, request: RequestOwner, action: Action, namespace: TrackNamespace) -> bool:
+    def may(self, request: OpenRequest, action: Action, namespace: TrackNamespace) -> bool:
         """Whether the session may, by the tokens of `request` and of its SETUP."""
         return session_of(request) in self.trusted or self.policy.allow(
             session_of(request), action, namespace, request.tokens
