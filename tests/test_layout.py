@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -100,6 +101,24 @@ def test_helpers_hold_no_tests_and_test_modules_hold_some() -> None:
             assert collected(path), f"{path} holds no test: a helper with the name of a test"
         else:
             assert not collected(path), f"{path} holds tests that nothing collects"
+
+
+MAX_LINES = 600
+MAX_FILES = 13
+
+
+def test_no_file_of_the_packages_is_long_and_no_folder_crowded() -> None:
+    paths = modules("moqt", "kvcs", "kvsp", "relay")
+    lines = {path: path.read_text("utf-8").count("\n") for path in paths}
+    assert not {path: count for path, count in lines.items() if count > MAX_LINES}
+    files = Counter(path.parent for path in paths)
+    assert not {folder: count for folder, count in files.items() if count > MAX_FILES}
+
+
+@pytest.mark.parametrize("package", ["moqt", "kvcs", "kvsp", "relay"])
+def test_every_folder_says_what_is_in_it_and_what_it_may_import(package: str) -> None:
+    for path in (ROOT / package).rglob("__init__.py"):
+        assert len((ast.get_docstring(tree(path)) or "").split()) >= 15, path
 
 
 def is_private(name: str) -> bool:

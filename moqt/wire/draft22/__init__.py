@@ -1,11 +1,15 @@
-"""MOQT draft-22 on the wire, as one `Codec`."""
+"""MOQT draft-22 on the wire, as one `Codec`: messages, parameters, data streams, datagrams.
+
+May import `moqt.values` and what drafts share in `moqt.wire` (vi64, primitives, incremental,
+objects).
+"""
 
 from __future__ import annotations
 
 from moqt.values.codes import MessageType
 from moqt.values.errors import protocol_violation
 from moqt.values.messages import Parameters, Request, RequestOk
-from moqt.wire.draft22 import messages, parameters, streams
+from moqt.wire.draft22 import datagrams, messages, parameters, streams
 from moqt.wire.objects import DEFAULT_MAX_PROPERTIES, GroupOrderOf
 from moqt.wire.primitives import decode_token, encode_token
 
@@ -24,8 +28,8 @@ class Draft22Codec:
     encode_subgroup_header = staticmethod(streams.encode_subgroup_header)
     encode_subgroup_object = staticmethod(streams.encode_subgroup_object)
     fetch_encoder = staticmethod(streams.FetchEncoder)
-    encode_datagram = staticmethod(streams.encode_datagram)
-    decode_datagram = staticmethod(streams.decode_datagram)
+    encode_datagram = staticmethod(datagrams.encode_datagram)
+    decode_datagram = staticmethod(datagrams.decode_datagram)
     encode_padding_header = staticmethod(streams.encode_padding_header)
     encode_token = staticmethod(encode_token)
     decode_token = staticmethod(decode_token)

@@ -1,4 +1,4 @@
-"""MOQT "Data Streams and Datagrams" of draft-22."""
+"""MOQT "Data Streams" of draft-22."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Generic, TypeVar
 
 from moqt.values.codes import (
     MAX_VI64,
-    PADDING_DATAGRAM_TYPE,
-    DatagramFlag,
     EndOfRange,
     FetchFlag,
     GroupOrder,
@@ -15,23 +13,29 @@ from moqt.values.codes import (
     StreamType,
     SubgroupFlag,
 )
-from moqt.values.errors import MisuseError, SessionError, protocol_violation
+from moqt.values.errors import MisuseError, protocol_violation
 from moqt.values.names import Location
+from moqt.wire.draft22.object_fields import (
+    check_status,
+    priority_octet,
+    read_properties,
+    read_status,
+    read_u8,
+    too_large,
+)
 from moqt.wire.incremental import Incremental
 from moqt.wire.objects import (
     DEFAULT_MAX_PROPERTIES,
-    DatagramObject,
     FetchHeader,
     GroupOrderOf,
     ObjectHeader,
-    PaddingDatagram,
     Payload,
     RangeMarker,
     StreamKind,
     SubgroupHeader,
     WholeObject,
 )
-from moqt.wire.primitives import check_key_values, encode_octets
+from moqt.wire.primitives import encode_octets
 from moqt.wire.vi64 import Buffer, Truncated, decode_vi64, encode_vi64
 
 # Plain ints: operators of IntFlag are too slow for what runs once per Object.
@@ -53,16 +57,12 @@ _SUBGROUP_TYPES = frozenset(
     for number in range(0x80)
     if number & SubgroupFlag.SUBGROUP and number & SubgroupFlag.MODE_MASK != SubgroupFlag.MODE_MASK
 )
-_DATAGRAM_TYPES = frozenset(range(0x10)) | frozenset(
-    DatagramFlag.STATUS | number for number in range(0x10) if not number & DatagramFlag.END_OF_GROUP
-)
 _STREAM_KINDS: dict[int, StreamKind] = {
     **dict.fromkeys(_SUBGROUP_TYPES, StreamKind.SUBGROUP),
     StreamType.FETCH: StreamKind.FETCH,
     StreamType.CONTROL: StreamKind.CONTROL,
     StreamType.PADDING: StreamKind.PADDING,
 }
-_STATUSES: dict[int, ObjectStatus] = {status.value: status for status in ObjectStatus}
 _MARKERS: dict[int, EndOfRange] = {kind.value: kind for kind in EndOfRange}
 
 PADDING_STREAM_TYPE = encode_vi64(StreamType.PADDING)
@@ -89,51 +89,6 @@ def data_stream_type(buffer: bytes) -> tuple[StreamKind, int] | None:
 
 
 # Pieces of headers ---------------------------------------------------------------------
-
-
-def _u8(buffer: Buffer, position: int) -> tuple[int, int]:
-    if position >= len(buffer):
-        raise Truncated(position + 1)
-    return buffer[position], position + 1
-
-
-def _properties(buffer: Buffer, position: int, limit: int) -> tuple[bytes, int]:
-    length, position = decode_vi64(buffer, position)
-    if not length:
-        return b"", position
-    if length > limit:
-        raise protocol_violation(f"Object Properties of {length} octets, more than {limit}")
-    end = position + length
-    if end > len(buffer):
-        raise Truncated(end)
-    octets = bytes(buffer[position:end])
-    check_key_values(octets, "Object Properties")
-    return octets, end
-
-
-def _status(buffer: Buffer, position: int, properties: bytes) -> tuple[ObjectStatus, int]:
-    number, position = decode_vi64(buffer, position)
-    status = _STATUSES.get(number)
-    if status is None:
-        raise protocol_violation(f"Object Status {number:#x}")
-    if properties and status:
-        raise protocol_violation(f"properties on Object Status {status.name}")
-    return status, position
-
-
-def _too_large(what: str) -> SessionError:
-    return protocol_violation(f"{what} ID outside 0..2^64-1")
-
-
-def _check_status(status: ObjectStatus, length: int, properties: bytes) -> None:
-    if status and (length or properties):
-        raise MisuseError(f"an Object of status {status.name} has no payload and no properties")
-
-
-def _priority_octet(priority: int) -> bytes:
-    if not 0 <= priority <= 0xFF:
-        raise MisuseError(f"priority {priority} is not in 0..255")
-    return bytes([priority])
 
 
 H = TypeVar("H")
@@ -224,17 +179,17 @@ class SubgroupDecoder(_ObjectStreamDecoder[SubgroupHeader]):
         # The first delta is the Object ID itself, as "previous" -1 makes it.
         object_id = self._previous + delta + 1
         if object_id > MAX_VI64:
-            raise _too_large("Object")
+            raise too_large("Object")
         properties = b""
         if self.flags & _SUBGROUP_PROPERTIES:
             if buffer[position : position + 1] == b"\0":  # none, nearly always
                 position += 1
             else:
-                properties, position = _properties(buffer, position, self.max_properties)
+                properties, position = read_properties(buffer, position, self.max_properties)
         length, position = decode_vi64(buffer, position)
         status = ObjectStatus.NORMAL
         if not length:
-            status, position = _status(buffer, position, properties)
+            status, position = read_status(buffer, position, properties)
         if self._subgroup is None:
             self._subgroup = object_id
         self._previous = object_id
@@ -255,7 +210,7 @@ class SubgroupDecoder(_ObjectStreamDecoder[SubgroupHeader]):
             subgroup, position = decode_vi64(buffer, position)
         priority = None
         if not flags & SubgroupFlag.DEFAULT_PRIORITY:
-            priority, position = _u8(buffer, position)
+            priority, position = read_u8(buffer, position)
         self._started = True
         self.flags = flags
         self._group, self._subgroup, self._priority = group, subgroup, priority
@@ -292,7 +247,7 @@ def encode_subgroup_header(
         + encode_vi64(header.track_alias)
         + encode_vi64(header.group)
         + subgroup
-        + (b"" if header.priority is None else _priority_octet(header.priority))
+        + (b"" if header.priority is None else priority_octet(header.priority))
     )
 
 
@@ -314,7 +269,7 @@ def encode_subgroup_object(
         raise MisuseError(f"Object {object_id} cannot follow Object {previous_id} in a subgroup")
     if properties and not with_properties:
         raise MisuseError("properties on a stream whose header says it has none")
-    _check_status(status, length, properties)
+    check_status(status, length, properties)
     return b"".join(
         (
             encode_vi64(delta),
@@ -356,7 +311,7 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
             group, object_id = prior
             object_id += 1
             if object_id > MAX_VI64:
-                raise _too_large("Object")
+                raise too_large("Object")
             length, position = decode_vi64(buffer, position)
             self._location = Location(group, object_id)
             self._subgroup = 0
@@ -379,17 +334,17 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
             if not flags & _FETCH_GROUP_ID:
                 object_id += prior_object
         if object_id > MAX_VI64:
-            raise _too_large("Object")
+            raise too_large("Object")
 
         priority = self._priority
         if flags & _FETCH_PRIORITY:
-            priority, position = _u8(buffer, position)
+            priority, position = read_u8(buffer, position)
         elif priority is None:
             raise protocol_violation("fetch Object refers to a prior priority: there is none")
 
         properties = b""
         if flags & _FETCH_PROPERTIES:
-            properties, position = _properties(buffer, position, self.max_properties)
+            properties, position = read_properties(buffer, position, self.max_properties)
         length, position = decode_vi64(buffer, position)
 
         self._location = Location(group, object_id)
@@ -424,7 +379,7 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
         step = delta + 1
         group = prior.group + (step if self.group_order == GroupOrder.ASCENDING else -step)
         if not 0 <= group <= MAX_VI64:
-            raise _too_large("Group")
+            raise too_large("Group")
         return group, position
 
     def _subgroup_id(self, mode: int, buffer: Buffer, position: int) -> tuple[int, int]:
@@ -436,7 +391,7 @@ class FetchDecoder(_ObjectStreamDecoder[FetchHeader | RangeMarker]):
             raise protocol_violation("fetch Object refers to a prior Subgroup ID: there is none")
         subgroup = self._subgroup + (mode == _FETCH_SUBGROUP_NEXT)
         if subgroup > MAX_VI64:
-            raise _too_large("Subgroup")
+            raise too_large("Subgroup")
         return subgroup, position
 
 
@@ -473,7 +428,7 @@ class FetchEncoder:
         flags |= mode
         if header.priority != self._priority:
             flags |= _FETCH_PRIORITY
-            fields.append(_priority_octet(header.priority))
+            fields.append(priority_octet(header.priority))
         if header.properties:
             flags |= _FETCH_PROPERTIES
             fields.append(encode_octets(header.properties))
@@ -529,77 +484,3 @@ class FetchEncoder:
 
 
 # Datagrams (MOQT "Datagrams", "Padding") -----------------------------------------------
-
-
-def decode_datagram(data: bytes) -> DatagramObject | PaddingDatagram:
-    """Raises SessionError for a datagram of an unknown type or that ends inside its fields."""
-    try:
-        return _decode_datagram(data)
-    except Truncated:
-        raise protocol_violation("datagram ends inside its fields") from None
-
-
-def _decode_datagram(data: bytes) -> DatagramObject | PaddingDatagram:
-    flags, position = decode_vi64(data, 0)
-    if flags == PADDING_DATAGRAM_TYPE:
-        return PaddingDatagram(len(data) - position)
-    if flags not in _DATAGRAM_TYPES:
-        raise protocol_violation(f"datagram type {flags:#x}")
-    track_alias, position = decode_vi64(data, position)
-    group, position = decode_vi64(data, position)
-    object_id = 0
-    if not flags & DatagramFlag.ZERO_OBJECT_ID:
-        object_id, position = decode_vi64(data, position)
-    priority = None
-    if not flags & DatagramFlag.DEFAULT_PRIORITY:
-        priority, position = _u8(data, position)
-    properties = b""
-    if flags & DatagramFlag.PROPERTIES:
-        properties, position = _properties(data, position, len(data))
-        if not properties:
-            raise protocol_violation("datagram with Properties Length 0")
-    status = ObjectStatus.NORMAL
-    if flags & DatagramFlag.STATUS:
-        status, position = _status(data, position, properties)
-        if position != len(data):
-            raise protocol_violation("octets after the Object Status of a datagram")
-    return DatagramObject(
-        track_alias,
-        group,
-        object_id,
-        priority,
-        properties,
-        bool(flags & DatagramFlag.END_OF_GROUP),
-        status,
-        data[position:],
-    )
-
-
-def encode_datagram(
-    datagram: DatagramObject | PaddingDatagram, *, explicit_status: bool = False
-) -> bytes:
-    """`explicit_status`: write the status of an empty Normal Object too."""
-    if isinstance(datagram, PaddingDatagram):
-        return encode_vi64(PADDING_DATAGRAM_TYPE) + bytes(datagram.length)
-    _check_status(datagram.status, len(datagram.payload), datagram.properties)
-    with_status = bool(datagram.status) or explicit_status
-    if with_status and (datagram.payload or datagram.end_of_group):
-        raise MisuseError("a status datagram has neither payload nor END_OF_GROUP")
-    flags = (
-        DatagramFlag.PROPERTIES * bool(datagram.properties)
-        | DatagramFlag.END_OF_GROUP * datagram.end_of_group
-        | DatagramFlag.ZERO_OBJECT_ID * (datagram.object == 0)
-        | DatagramFlag.DEFAULT_PRIORITY * (datagram.priority is None)
-        | DatagramFlag.STATUS * with_status
-    )
-    return b"".join(
-        (
-            encode_vi64(flags),
-            encode_vi64(datagram.track_alias),
-            encode_vi64(datagram.group),
-            encode_vi64(datagram.object) if datagram.object else b"",
-            b"" if datagram.priority is None else _priority_octet(datagram.priority),
-            encode_octets(datagram.properties) if datagram.properties else b"",
-            encode_vi64(datagram.status) if with_status else datagram.payload,
-        )
-    )
