@@ -188,9 +188,10 @@ def run_relay() -> None:
     import relay.service.cli
 
     limit = int(sys.argv[2])
-    made = relay.cli.QuicConfig
-    relay.cli.QuicConfig = lambda **settings: replace(made(**settings), max_streams_uni=limit)
-    relay.cli.main(sys.argv[3:])
+    cli = relay.service.cli
+    made = cli.QuicConfig
+    cli.QuicConfig = lambda **settings: replace(made(**settings), max_streams_uni=limit)
+    cli.main(sys.argv[3:])
 
 
 def main() -> None:

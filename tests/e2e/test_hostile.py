@@ -98,7 +98,14 @@ async def attack(port: int, cafile, send) -> tuple[int, str]:
     """The code and reason with which the relay ended the connection."""
     vandal = Vandal()
     config = QuicConfig(cafile=cafile, idle_timeout=5)
-    transport = await endpoint.connect("127.0.0.1", port, config, lambda _: vandal)
+    made = []
+
+    def make(transport):
+        made.append(transport)
+        return vandal
+
+    await endpoint.connect("127.0.0.1", port, config, make)
+    (transport,) = made
     send(transport)
     transport.wake()
     async with asyncio.timeout(20):
