@@ -185,12 +185,12 @@ async def run_linger(arguments: argparse.Namespace) -> None:
 
 def run_relay() -> None:
     """`kvcs-relay`, all its options after the limit."""
-    import relay.service.cli
+    from relay.service import cli
 
     limit = int(sys.argv[2])
-    made = relay.cli.QuicConfig
-    relay.cli.QuicConfig = lambda **settings: replace(made(**settings), max_streams_uni=limit)
-    relay.cli.main(sys.argv[3:])
+    made = cli.QuicConfig
+    cli.QuicConfig = lambda **settings: replace(made(**settings), max_streams_uni=limit)
+    cli.main(sys.argv[3:])
 
 
 def main() -> None:
