@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from moqt.requests.host import RequestHost
 from moqt.requests.incoming import IncomingRequest
@@ -12,6 +11,7 @@ from moqt.requests.namespaces import OVERLAP, check_full_name
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import OutgoingPublish
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.subscriber_side import IncomingPublish
 from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches_track, merge_update
 from moqt.track.store import TrackStore
@@ -26,9 +26,6 @@ from moqt.values.messages import (
     SubscribeTracks,
 )
 from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, is_reserved
-
-if TYPE_CHECKING:
-    from moqt.requests.subscriber_side import IncomingPublish
 
 
 class OutgoingSubscribeTracks(OutgoingRequest):
