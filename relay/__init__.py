@@ -3,5 +3,6 @@
 Floors, each importing only what is below it: `service`; `mesh`, `scopes`, `withdrawals`;
 `core` (the sessions' handler); `track`; `audience` (who asks); `sources` (who is asked),
 `rights` (who may); `cache`; `config`. Below all stands `moqt`; nothing here knows of KV caches.
-All but `service` and `mesh.uplink_client` is sans-IO: time comes with `tick`.
+All but `service` and `mesh.uplink_client` is sans-IO, time comes with `tick`; of files,
+`rights.tokens` reads that of principals.
 """

@@ -23,7 +23,7 @@ from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
-from kvsp.principals import READ, WRITE, Principal
+from kvsp.principals import EVERY_SCOPE, READ, WRITE, Principal
 from kvsp.records import costs
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
@@ -302,7 +302,7 @@ class IndexService:
         Raises Problem `kvsp-forbidden` unless the principal is or publishes for the holder.
         """
         principal.require_holder(holder)
-        scopes = [bytes.fromhex(key) for key in principal.scopes if key != "*"]
+        scopes = [bytes.fromhex(key) for key in principal.scopes if key != EVERY_SCOPE]
         everywhere = principal.may(None, WRITE)
         writable = [scope for scope in scopes if principal.may(scope, WRITE)]
         count = self.store.delete_holder(holder, None if everywhere else writable)

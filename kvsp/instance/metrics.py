@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvsp.instance.shell import InstanceShell
 from kvsp.names.codes import InstanceState
-
-if TYPE_CHECKING:
-    from kvsp.instance.shell import InstanceShell
 
 
 class InstanceMetrics(Collector):

@@ -1,7 +1,8 @@
 """The names of KVSP: codes, errors, identities of caches and blocks, URIs, I-JSON.
 
 `codes` is the table of every registry value; `identity` says which caches are interchangeable
-and what their blocks are called (KVSP 4.1, 4.2).
+and what their blocks are called (KVSP 4.1, 4.2), `prefix` turns counts of
+tokens into blocks. `private_files` is the one rule for files that hold keys, tokens or rights.
 
 The ground floor: imports nothing else of this package.
 """

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from moqt.receiving.aliases import TrackAliases
 from moqt.receiving.host import Recipient, StreamHost, Subscriber
 from moqt.receiving.receiver import IncomingStream, Via
 from moqt.values.codes import GroupOrder, StreamErrorCode
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MalformedTrack, protocol_violation
 from moqt.wire.codec import FetchDecoder, SubgroupDecoder
 from moqt.wire.objects import (
@@ -22,9 +23,6 @@ from moqt.wire.objects import (
     SubgroupHeader,
     WholeObject,
 )
-
-if TYPE_CHECKING:
-    from moqt.values.deadlines import Deadline
 
 _PAYLOAD = (bytes, memoryview)
 

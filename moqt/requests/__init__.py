@@ -5,6 +5,9 @@ stand the objects an application holds: `Outgoing…` for what we ask, `Incoming
 for what a peer asks. A subscription has the same two sides whoever starts it:
 `SubscriberSide` (OutgoingSubscribe, IncomingPublish) and `PublisherSide`
 (IncomingSubscribe, OutgoingPublish).
+
+May import `moqt.delivery` and `moqt.receiving` and what is below them; never the session, of
+which requests see what `host` says.
 """
 
 from __future__ import annotations

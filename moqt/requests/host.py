@@ -39,10 +39,6 @@ class Offers(Protocol):
 class Registry(Protocol):
     """The requests of one session, which each of them stands in until it is over."""
 
-    def submit(self, request: Any) -> Any:
-        """Send a request of ours now or when the peer grants a stream; returns it."""
-        ...
-
     def next_id(self) -> int:
         """A Request ID of ours."""
         ...

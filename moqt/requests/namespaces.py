@@ -25,10 +25,11 @@ from moqt.values.messages import (
     RequestOk,
     RequestUpdate,
     SubscribeNamespace,
+    SubscribeTracks,
 )
 from moqt.values.names import TrackNamespace, is_prefix, is_reserved
 
-OVERLAP = "overlaps a subscription of this kind in this session"
+_OVERLAP = "overlaps a subscription of this kind in this session"
 
 
 def check_full_name(namespace: TrackNamespace, name: bytes = b"") -> None:
@@ -153,15 +154,21 @@ class IncomingPublishNamespace(IncomingRequest):
         self._accept_for(expires_ms)
 
 
-class IncomingSubscribeNamespace(IncomingRequest):
-    """SUBSCRIBE_NAMESPACE from a peer."""
+class IncomingPrefixRequest(IncomingRequest):
+    """SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS from a peer: what is under a prefix.
+
+    `prefix` is the one asked for now, updates included. Prefixes of one kind in one session
+    do not overlap.
+    """
 
     def __init__(
-        self, session: RequestHost, message: SubscribeNamespace, stream: RequestStream | None = None
+        self,
+        session: RequestHost,
+        message: SubscribeNamespace | SubscribeTracks,
+        stream: RequestStream | None = None,
     ) -> None:
         super().__init__(session, message, stream)
         self.prefix = message.prefix
-        self._told: set[TrackNamespace] = set()
 
     @property
     def namespace(self) -> TrackNamespace:
@@ -169,9 +176,29 @@ class IncomingSubscribeNamespace(IncomingRequest):
 
     def admit(self) -> bool:
         if self.session.requests.prefix_overlaps(self.prefix, self):
-            self.reject(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
+            self.reject(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
             return False
         return True
+
+    def check_prefix(self, prefix: TrackNamespace) -> None:
+        """Raise RequestError when an update may not change the prefix to this one."""
+        if is_reserved(prefix):
+            raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
+        if self.session.requests.prefix_overlaps(prefix, self):
+            raise RequestError(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
+        refused = self.session.handler.check_prefix(self, prefix)
+        if refused is not None:
+            raise RequestError(refused, "no right to the new prefix")
+
+
+class IncomingSubscribeNamespace(IncomingPrefixRequest):
+    """SUBSCRIBE_NAMESPACE from a peer."""
+
+    def __init__(
+        self, session: RequestHost, message: SubscribeNamespace, stream: RequestStream | None = None
+    ) -> None:
+        super().__init__(session, message, stream)
+        self._told: set[TrackNamespace] = set()
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_NAMESPACE_OK; `add` what is there afterwards."""
@@ -196,13 +223,7 @@ class IncomingSubscribeNamespace(IncomingRequest):
     def updated(self, update: RequestUpdate) -> None:
         prefix = update.parameters.track_namespace_prefix
         if prefix is not None:
-            if is_reserved(prefix):
-                raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-            if self.session.requests.prefix_overlaps(prefix, self):
-                raise RequestError(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
-            refused = self.session.handler.check_prefix(self, prefix)
-            if refused is not None:
-                raise RequestError(refused, "no right to the new prefix")
+            self.check_prefix(prefix)
             self.prefix = prefix
             self._told = {n for n in self._told if is_prefix(prefix, n)}
         super().updated(update)

@@ -61,11 +61,16 @@ class PublisherSide(OpenRequest):
         """The EXPIRES that was told; each REQUEST_UPDATE extends the subscription by it again."""
 
     def begin_delivery(
-        self, store: TrackStore, asked: Parameters, largest: Location | None, *, held: bool = False
-    ) -> SubscriptionDelivery:
+        self,
+        store: TrackStore,
+        asked: Parameters,
+        largest: Location | None,
+        *,
+        done_waits: bool = False,
+    ) -> None:
         """Deliver from `store` as `asked` says, fill included. `largest` was told the peer.
 
-        `held`: no PUBLISH_DONE until `release`.
+        `done_waits`: no PUBLISH_DONE until that is taken off the delivery.
         """
         assert self.track_alias is not None
         self.store = store
@@ -94,13 +99,12 @@ class PublisherSide(OpenRequest):
             on_done=self._done,
             timeouts=Timeouts.asked(asked),
         )
-        self.delivery.done_waits = held
+        self.delivery.done_waits = done_waits
         if asked.new_group_request is not None:
             store.request_new_group(asked.new_group_request)
         if asked.fill_parameters is not None:
             self._fill(self.request_id, asked.fill_parameters, largest)
         self.delivery.begin()
-        return self.delivery
 
     def _fill(self, request_id: int, fill: Parameters, largest: Location | None) -> None:
         """Open the fill fetch stream, unless there is nothing to fill (MOQT "Fill Semantics")."""
@@ -306,7 +310,7 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
     def opened(self) -> None:
         assert self.store is not None
         self.begin_delivery(
-            self.store, self._asked, self.message_sent.parameters.largest_object, held=True
+            self.store, self._asked, self.message_sent.parameters.largest_object, done_waits=True
         )
         self.live_for(self.parameters.expires)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from moqt.requests.host import RequestHost
-from moqt.requests.incoming import IncomingRequest
-from moqt.requests.namespaces import OVERLAP, check_full_name
+from moqt.requests.namespaces import IncomingPrefixRequest, check_full_name
 from moqt.requests.outgoing import OutgoingRequest
 from moqt.requests.publisher_side import OutgoingPublish
 from moqt.requests.stream import RequestState, RequestStream
+from moqt.requests.subscriber_side import IncomingPublish
 from moqt.requests.updates import UpdateAnswer
 from moqt.track.filters import matches_track, merge_update
 from moqt.track.store import TrackStore
-from moqt.values.codes import MessageType, RequestErrorCode
+from moqt.values.codes import MessageType
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import (
     Message,
@@ -25,10 +24,7 @@ from moqt.values.messages import (
     RequestUpdate,
     SubscribeTracks,
 )
-from moqt.values.names import FullTrackName, TrackNamespace, is_prefix, is_reserved
-
-if TYPE_CHECKING:
-    from moqt.requests.subscriber_side import IncomingPublish
+from moqt.values.names import FullTrackName, TrackNamespace, is_prefix
 
 
 class OutgoingSubscribeTracks(OutgoingRequest):
@@ -101,7 +97,7 @@ class OutgoingSubscribeTracks(OutgoingRequest):
             self._on_ended(None)
 
 
-class IncomingSubscribeTracks(IncomingRequest):
+class IncomingSubscribeTracks(IncomingPrefixRequest):
     """SUBSCRIBE_TRACKS from a peer: `accept` it, then `offer` every matching track.
 
     `prefix` and `parameters` are what is asked for now, updates included.
@@ -111,19 +107,8 @@ class IncomingSubscribeTracks(IncomingRequest):
         self, session: RequestHost, message: SubscribeTracks, stream: RequestStream | None = None
     ) -> None:
         super().__init__(session, message, stream)
-        self.prefix = message.prefix
         self._offered: set[FullTrackName] = set()
         """Tracks offered or skipped: not again before they are `withdrawn`."""
-
-    @property
-    def namespace(self) -> TrackNamespace:
-        return self.prefix
-
-    def admit(self) -> bool:
-        if self.session.requests.prefix_overlaps(self.prefix, self):
-            self.reject(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
-            return False
-        return True
 
     def accept(self, *, expires_ms: int | None = None) -> None:
         """SUBSCRIBE_TRACKS_OK. Offer what is there afterwards."""
@@ -188,13 +173,7 @@ class IncomingSubscribeTracks(IncomingRequest):
         self.session.rules.check_filters(replace(self.parameters, range_filters=merged))
         prefix = parameters.track_namespace_prefix
         if prefix is not None:
-            if is_reserved(prefix):
-                raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-            if self.session.requests.prefix_overlaps(prefix, self):
-                raise RequestError(RequestErrorCode.PREFIX_OVERLAP, OVERLAP)
-            refused = self.session.handler.check_prefix(self, prefix)
-            if refused is not None:
-                raise RequestError(refused, "no right to the new prefix")
+            self.check_prefix(prefix)
             self.prefix = prefix
             self._offered = {n for n in self._offered if is_prefix(prefix, n.namespace)}
         forward = self.parameters.forward if parameters.forward is None else parameters.forward

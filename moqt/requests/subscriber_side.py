@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from moqt.receiving.receiver import Receiver, Via
 from moqt.requests.host import Offers, RequestHost
@@ -22,6 +21,7 @@ from moqt.values.codes import (
     PropertyType,
     RequestErrorCode,
 )
+from moqt.values.deadlines import Deadline
 from moqt.values.errors import MisuseError, MoqtError, RequestError, protocol_violation
 from moqt.values.messages import (
     LocationFilter,
@@ -37,10 +37,7 @@ from moqt.values.messages import (
     SubscribeOk,
 )
 from moqt.values.names import MAX_LOCATION, FullTrackName, Location
-
-if TYPE_CHECKING:
-    from moqt.values.deadlines import Deadline
-    from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader
 
 MAX_PATIENCE = 300.0
 """Seconds a subscriber waits at most for streams after PUBLISH_DONE."""

@@ -185,10 +185,9 @@ async def run_linger(arguments: argparse.Namespace) -> None:
 
 def run_relay() -> None:
     """`kvcs-relay`, all its options after the limit."""
-    import relay.service.cli
+    from relay.service import cli
 
     limit = int(sys.argv[2])
-    cli = relay.service.cli
     made = cli.QuicConfig
     cli.QuicConfig = lambda **settings: replace(made(**settings), max_streams_uni=limit)
     cli.main(sys.argv[3:])

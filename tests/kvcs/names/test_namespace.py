@@ -37,10 +37,10 @@ HERE = {
     "namespace_invalid",
     "track_names",
     "publisher_priority",
-    "layer_digest",  # these three in test_kvcs_payload.py
+    "layer_digest",  # these three in test_payload.py
     "payloads",
     "payload_invalid",
-    "manifest",  # these three in test_kvcs_manifest.py
+    "manifest",  # these three in test_manifest.py
     "manifest_invalid",
     "manifest_accepted",
 }

@@ -49,7 +49,7 @@ HERE = {
     "scope_id_invalid",
     "block_keys",
     "tokens_invalid",
-    "elements",  # with layout, in tests/kvcs/names/test_tensors.py
+    "elements",  # with layout, in tests/kvsp/blocks/test_layout.py
     "layout",
     "sample_data",  # in tests/kvsp/blocks/test_kv_files.py
     "containers",  # from here in test_vectors_container.py
