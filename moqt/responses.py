@@ -152,9 +152,7 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
             self.request.session.transport.pause_receiving(stream.stream_id)
 
     def stream_opened(self, stream: IncomingStream) -> None:
-        if self._octets > self._max_octets:
-            self._paused.add(stream.stream_id)
-            self.request.session.transport.pause_receiving(stream.stream_id)
+        self._hold_back(stream)
 
     def request_failed(self, error: MoqtError) -> None:
         self._finish(error)

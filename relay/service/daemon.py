@@ -14,7 +14,6 @@ import moqt
 from moqt.quic.config import QuicConfig
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
-from relay import withdrawals as rights
 from relay.core import Relay
 from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient
@@ -22,6 +21,7 @@ from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
 from relay.service.metrics import RelayMetrics
 from relay.service.transport_metrics import TransportMetrics
+from relay.withdrawals import recheck
 
 logger = logging.getLogger("relay")
 
@@ -147,7 +147,7 @@ async def _tick(
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():
             for relay in scopes.relays.values():
-                rights.recheck(relay)
+                recheck(relay)
         numbers.update()
         transport.update()
         await asyncio.sleep(TICK_SECONDS)

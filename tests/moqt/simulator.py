@@ -143,7 +143,7 @@ class Host:
 
 
 class Simulation:
-    """The world of one story. See the module."""
+    """The world of one story: its clock, its network, its dice, and what happened."""
 
     def __init__(self, seed: int = 1, *, path: Path | None = None) -> None:
         self.now = START

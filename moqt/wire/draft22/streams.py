@@ -132,7 +132,7 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
                 if event is None:
                     break
             else:
-                try:
+                try:  # as `_take` does, a call less for each Object
                     event, position = self._parse(data, position)
                 except Truncated as cut:
                     self._hold(data, position, cut.need)
