@@ -48,7 +48,7 @@ class DataNeeds(Protocol):
     def live_failed(self, state: TrackState, error: MoqtError) -> None:
         """The subscription was refused, or the session has ended."""
 
-    def fetch_accepted(self, receiver: FetchReceiver) -> None:
+    def fetch_accepted(self) -> None:
         """FETCH_OK."""
 
     def fetch_over(self, receiver: FetchReceiver, why: str) -> None:
@@ -190,7 +190,7 @@ class FetchReceiver(DataReceiver):
     def fetch_accepted(self, request: AcceptedFetch) -> None:
         self.answered = True
         self.state.arrivals += 1
-        self.retrieval.fetch_accepted(self)
+        self.retrieval.fetch_accepted()
 
     def stream_opened(self, stream: IncomingStream) -> None:
         self.opened = True

@@ -409,7 +409,7 @@ class Retrieval:
             else:
                 self.live_over(state, str(error))
 
-    def fetch_accepted(self, receiver: FetchReceiver) -> None:
+    def fetch_accepted(self) -> None:
         self._changed()
 
     def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:

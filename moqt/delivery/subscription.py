@@ -54,7 +54,8 @@ class SubscriptionDelivery:
         self.done_waits = False
         """No PUBLISH_DONE yet: the subscriber may still ask for a fill."""
         self.pending_datagrams = 0
-        self._asked = timeouts or Timeouts()
+        self.timeouts = timeouts or Timeouts()
+        """The subscriber's own."""
         self.timed = False
         """Whether a delivery timeout may be in force: the clocks have to be kept."""
         self._expiry: Deadline | None = None
@@ -73,7 +74,7 @@ class SubscriptionDelivery:
         (MOQT "Publishing and Receiving Tracks": a subscription delivers newly published Objects)
         """
         self.store.add_listener(self)
-        self.timed = any((*self._asked, *track_timeouts(self.store)))
+        self.timed = any((*self.timeouts, *track_timeouts(self.store)))
         self.selection.begin()
         # Statuses beyond the Largest Object may be there already, and no fill brings them.
         last = self.store.largest or Location(0, -1)
@@ -135,22 +136,17 @@ class SubscriptionDelivery:
     # -- time ----------------------------------------------------------------------------
 
     def _set_timeouts(self, delivery: SubgroupDelivery) -> None:
-        publisher = subgroup_timeouts(self.store, delivery.log, track_timeouts(self.store))
-        delivery.set_timeouts(self._asked.merged(publisher))
+        publisher = subgroup_timeouts(delivery.log, track_timeouts(self.store))
+        delivery.set_timeouts(self.timeouts.merged(publisher))
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
         """A REQUEST_UPDATE may have changed the subscriber's own."""
-        if timeouts == self._asked:
+        if timeouts == self.timeouts:
             return
-        self._asked = timeouts
-        self.timed = any((*self._asked, *track_timeouts(self.store)))
+        self.timeouts = timeouts
+        self.timed = any((*self.timeouts, *track_timeouts(self.store)))
         for delivery in self._subgroups.values():
             self._set_timeouts(delivery)
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """The subscriber's own."""
-        return self._asked
 
     def expire_at(self, when: float | None) -> None:
         """End with PUBLISH_DONE EXPIRED at `when`, which replaces an earlier one."""
@@ -171,7 +167,7 @@ class SubscriptionDelivery:
             return
         expires = None
         if self.timed:
-            after = self._asked.merged(track_timeouts(self.store)).datagram_ms
+            after = self.timeouts.merged(track_timeouts(self.store)).datagram_ms
             expires = (stored.arrived or scheduler.now) + after / 1000 if after else None
         self.pending_datagrams += 1
         scheduler.ready(DatagramDelivery(self, self.selection, stored, expires))

@@ -64,7 +64,7 @@ def track_timeouts(store: TrackStore) -> Timeouts:
     )
 
 
-def subgroup_timeouts(store: TrackStore, log: SubgroupLog, track: Timeouts) -> Timeouts:
+def subgroup_timeouts(log: SubgroupLog, track: Timeouts) -> Timeouts:
     """The original publisher's for one Subgroup: each Object Property on its first Object
     that is there goes before the Track Property."""
     if log.timeouts is None or log.first_id != log.timeouts[0]:

@@ -156,7 +156,7 @@ def parameter_list(parameters: Parameters) -> list[Fields]:
     return listed
 
 
-def _value(message: Message, name: str, value: Any) -> Any:
+def _value(name: str, value: Any) -> Any:
     match value:
         case Redirect():
             return {
@@ -195,7 +195,7 @@ def describe(message: Message) -> Fields:
             shown |= _code(message, value)
         else:
             name = _FIELD_NAMES.get(field.name, field.name)
-            shown[name] = _value(message, field.name, value)
+            shown[name] = _value(field.name, value)
     if isinstance(message, Setup):
         shown["number_of_parameters"] = len(message.options)
     return shown
