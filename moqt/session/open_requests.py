@@ -31,7 +31,7 @@ from moqt.requests import (
     SubscriberSide,
 )
 from moqt.requests.host import RequestHost
-from moqt.values.codes import REQUEST_OPENERS, RequestErrorCode
+from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import (
     MisuseError,
     MoqtError,
@@ -168,9 +168,9 @@ class OpenRequests:
         self._next_id += 2
         return request_id
 
-    def take_back(self, request: object) -> None:
+    def take_back(self, request: OutgoingRequest) -> None:
         """It is cancelled before it was sent."""
-        self.queued.pop(request, None)  # type: ignore[call-overload]
+        self.queued.pop(request, None)
 
     def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
         """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
@@ -198,12 +198,12 @@ class OpenRequests:
 
         `leaving`: we have sent GOAWAY, and take no new requests.
         """
-        if message.TYPE not in REQUEST_OPENERS:
+        if not isinstance(message, Request):
             raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
         session, rules = self._session, self._session.rules
-        opening = OPENINGS[type(message)]  # type: ignore[index]
+        opening = OPENINGS[type(message)]
         stream = RequestStream(session, message.TYPE, requester=False, stream_id=stream_id)
-        rules.use_request_id(message.request_id)  # type: ignore[union-attr]
+        rules.use_request_id(message.request_id)
         request = opening.request(session, message, stream)
         self.incoming[stream_id] = request
         session.counters.requests_received += 1
