@@ -187,6 +187,11 @@ class RequestStream:
             return RequestState.ESTABLISHED
         return RequestState.PENDING if self.stream_id >= 0 else RequestState.QUEUED
 
+    @property
+    def takes_updates(self) -> bool:
+        """Whether REQUEST_UPDATE is ours to send, at some time."""
+        return MessageType.REQUEST_UPDATE in self._we_say[Stage.TALKING]
+
     def end(self) -> None:
         """The request is over; the directions that are open are ended by the caller."""
         self.over = True

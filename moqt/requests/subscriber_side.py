@@ -20,6 +20,7 @@ from moqt.values.codes import (
     ParameterType,
     PropertyType,
     RequestErrorCode,
+    StreamErrorCode,
 )
 from moqt.values.deadlines import Deadline
 from moqt.values.errors import MisuseError, MoqtError, RequestError, protocol_violation
@@ -354,6 +355,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
                 # PUBLISH cannot tell that they are in force: ask for them once more.
                 update = replace(update, range_filters=filters)
             self.update(update, lambda answer: None)
+        self.updates.flush()
         self.apply_held_updates()
         if self.state is RequestState.ESTABLISHED:
             self.session.data_streams.place_waiting()
@@ -377,9 +379,11 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
 
     def cancel(self) -> None:
         """Unsubscribe; the receiver hears nothing more of it."""
-        if self.state is not RequestState.CLOSED:
-            self.updates.settle_all(tell=False)
-            self.revoke()
+        self.revoke()
+
+    def revoke(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
+        self.updates.settle_all(tell=False)
+        super().revoke(code)
 
     def give_up(self, error: RequestError) -> None:
         if self.state is not RequestState.CLOSED:
@@ -421,4 +425,5 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
 
     def ended(self) -> None:
         self.forget_subscription()
+        self.updates.settle_all()
         super().ended()

@@ -100,6 +100,8 @@ class Updates:
         stream, rules = self._stream, self._session.rules
         if stream.over or stream.ours.fin:
             raise MisuseError("the request is over, or FIN was sent: it cannot be updated")
+        if not stream.takes_updates:
+            raise MisuseError(f"this side of {stream.opening.name} has nothing to update")
         filters = self.asked_filters
         if parameters.range_filters:
             filters = merge_update(filters, parameters.range_filters)

@@ -23,6 +23,8 @@ class Deadlines:
         self.now = now
         """The time of the last `run`."""
         self._heap: list[tuple[float, int, Deadline]] = []
+        self._due: list[Deadline] = []
+        """Those that the `run` which is under way has taken out of the heap."""
         self._number = 0
         self._pending = 0
         self.on_sooner: Callable[[], None] | None = None
@@ -47,7 +49,7 @@ class Deadlines:
 
     def clear(self) -> None:
         """Nothing of it is to happen any more."""
-        for _, _, deadline in self._heap:
+        for deadline in (*self._due, *(entry[2] for entry in self._heap)):
             deadline.action = None
         self._heap.clear()
         self._pending = 0
@@ -72,7 +74,7 @@ class Deadlines:
     def run(self, now: float) -> None:
         """Do what is due at `now`, in order; what an action adds waits for the next call."""
         self.now = now
-        due: list[Deadline] = []
+        due = self._due = []
         while (when := self.next) is not None and when <= now:
             due.append(heapq.heappop(self._heap)[2])
         for deadline in due:
@@ -80,3 +82,4 @@ class Deadlines:
             if action is not None:  # else cancelled by one before it
                 self._pending -= 1
                 action()
+        self._due = []

@@ -6,7 +6,7 @@ import pytest
 
 from moqt.receiving.receiver import Via
 from moqt.requests import RequestState
-from moqt.session import SessionConfig, SessionState
+from moqt.session import SessionConfig, SessionHandler, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
     GroupOrder,
@@ -594,3 +594,72 @@ def test_a_request_that_is_over_cannot_be_updated():
     offer.cancel()
     with pytest.raises(MisuseError):
         offer.update(Parameters(forward=0), lambda answer: None)
+
+
+def pending_offer(**config):
+    """A PUBLISH that has no answer yet, at its subscriber."""
+    handler = Interested(accept=False)
+    pair = Pair(client=handler, client_config=SessionConfig(**config))
+    publication = pair.server.publish(live_store())
+    pair.run()
+    (offer,) = handler.offers
+    return pair, publication, offer
+
+
+def test_an_update_before_the_answer_follows_it():
+    for later in (None, Parameters(subscriber_priority=9)):
+        pair, publication, offer = pending_offer()
+        answers = []
+        offer.update(Parameters(subscriber_priority=3), answers.append)
+        pair.run()
+        assert not answers
+        offer.accept(Collector(), update=later)
+        pair.run()
+        assert [type(each) for each in answers] == [RequestOk]
+        assert publication.delivery.flow.subscriber_priority == (9 if later else 3)
+        offer.cancel()
+        pair.run()
+        assert_clean(pair.client)
+
+
+def test_the_end_of_a_publication_settles_the_updates_that_have_no_answer():
+    def ended(how):
+        pair, _, offer = pending_offer(request_timeout=5.0)
+        answers = []
+        if how not in (rejected, cancelled):  # those come before an answer
+            offer.accept(Collector())
+        offer.update(Parameters(subscriber_priority=3), answers.append)
+        how(offer)
+        pair.run()
+        assert_clean(pair.client)
+        with pytest.raises(MisuseError):
+            offer.update(Parameters(), answers.append)
+        return [each.reason for each in answers]
+
+    def rejected(offer):
+        offer.reject(RequestErrorCode.UNINTERESTED)
+
+    def cancelled(offer):
+        offer.cancel()
+
+    def refuse_theirs(offer):
+        offer.update_failed(RequestError(RequestErrorCode.UNAUTHORIZED, "no"))
+
+    assert ended(rejected) == ended(refuse_theirs) == ["the request ended before its answer"]
+    assert ended(cancelled) == ended(lambda offer: offer.revoke()) == []
+
+
+def test_only_the_side_that_asks_has_something_to_update():
+    class Keeps(SessionHandler):
+        def subscribe_received(self, request):
+            self.request = request
+
+    handler = Keeps()
+    pair = Pair(server=handler)
+    pair.client.subscribe(NAME, Collector())
+    pair.run()
+    for _ in range(2):
+        with pytest.raises(MisuseError, match="nothing to update"):
+            handler.request.update(Parameters(), lambda answer: None)
+        assert pair.server.remembered().updates == 0
+        handler.request.accept(live_store())

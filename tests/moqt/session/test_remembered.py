@@ -53,6 +53,19 @@ def test_open_requests_and_their_updates_are_counted_at_both_ends_and_gone_with_
         assert not any(session.remembered().of_requests.values())
 
 
+def test_a_session_that_ends_when_a_time_is_up_does_nothing_more_of_what_was_due_with_it():
+    pair = Pair(client_config=SessionConfig(request_timeout=5.0), server=Holds())
+    session = pair.client
+    failed = Collector()
+    session.subscribe(NAME, failed)
+    session.send_goaway(timeout_ms=1000)
+    told = []
+    session.clock.after(5.0, lambda: told.append("due"))
+    session.tick(6.0)
+    assert session.closed is not None and failed.failed is session.closed and not told
+    assert session.remembered() == Remembered()
+
+
 def test_what_two_sessions_remember_adds_up_field_by_field():
     one = Remembered(**{each.name: 1 for each in fields(Remembered)})
     assert one + one == Remembered(**{each.name: 2 for each in fields(Remembered)})
