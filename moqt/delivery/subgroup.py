@@ -196,7 +196,11 @@ class SubgroupDelivery(StreamDelivery):
                 self.position = object_id
                 self.incomplete = StreamErrorCode.TOO_FAR_BEHIND
                 continue
-            if self.passed is None and not self._may_begin(stored):
+            if (
+                self.passed is None
+                and not self.store.authoritative  # which knows all of its Track
+                and not self._may_begin(stored)
+            ):
                 return None
             self.position = object_id
             if stored.status is not ObjectStatus.NORMAL or self.selection.passes(stored):
@@ -225,8 +229,7 @@ class SubgroupDelivery(StreamDelivery):
         object_id, group = stored.location.object, self.log.group
         low = max(self.position, self.selection.before_start(group))
         if (
-            self.store.authoritative
-            or object_id <= low + 1
+            object_id <= low + 1
             or object_id == self.log.first_id
             or (stored.follows is not None and stored.follows <= low)
         ):

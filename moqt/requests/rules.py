@@ -16,8 +16,9 @@ from moqt.values.messages import (
     Parameters,
     RequestErrorMessage,
 )
-from moqt.values.names import Location
+from moqt.values.names import FullTrackName, Location
 from moqt.values.tokens import Carried, SentTokens, Token, TokenCache
+from moqt.wire.primitives import full_name_fault
 
 MAX_REQUEST_ID_GAPS = 4096
 """Runs of the peer's Request IDs told apart; beyond it the oldest gap counts as used."""
@@ -140,6 +141,11 @@ class Rules:
         return resolved
 
     # -- to the peer -----------------------------------------------------------------------
+
+    def check_name(self, name: FullTrackName) -> None:
+        """Raise MisuseError for what is no Full Track Name, such as text where octets belong."""
+        if fault := full_name_fault(name.namespace, name.name):
+            raise MisuseError(fault)
 
     def check_ranges_to_peer(self, filters: RangeFilters, fill: Parameters | None) -> None:
         """Raise RequestError INVALID_FILTER beyond the peer's MAX_FILTER_RANGES."""

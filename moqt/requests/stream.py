@@ -235,9 +235,9 @@ class RequestStream:
                 f"{message.TYPE.name} cannot be sent on a {self.opening.name} stream "
                 f"{_WHEN[ours.stage]}"
             )
+        self.session.send_message(self.stream_id, message, fin)
         ours.stage = stage
         ours.fin = fin
-        self.session.send_message(self.stream_id, message, fin)
 
     def send_goaway(self, uri: str, timeout_ms: int) -> None:
         """GOAWAY for this request only; after the time it is reset (MOQT "GOAWAY")."""

@@ -107,6 +107,7 @@ class Updates:
             filters = merge_update(filters, parameters.range_filters)
         rules.check_ranges_to_peer(filters, parameters.fill_parameters)
         rules.check_tokens_to_peer(parameters)
+        self._session.codec.encode_message(RequestUpdate(0, parameters))
         self.asked_filters = filters
         self._unsent.append(SentUpdate(parameters, on_answer))
         self.flush()

@@ -8,6 +8,7 @@ stream for it, in the order in which they were submitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from moqt.receiving.control_streams import RequestIn
@@ -119,15 +120,17 @@ class OpenRequests:
     def submit(self, request: R) -> R:
         """Send a request of ours now, or queue it until the peer grants a stream.
 
-        Raises SessionClosed; MisuseError before the session is connected or for a token that
-        cannot be registered; RequestError INVALID_FILTER for more ranges than the peer's
-        MAX_FILTER_RANGES, EXCESSIVE_LOAD when `max_queued_requests` wait already.
+        Raises SessionClosed; MisuseError before the session is connected, for what no message can
+        carry and for a token that cannot be registered; RequestError INVALID_FILTER for more
+        ranges than the peer's MAX_FILTER_RANGES, EXCESSIVE_LOAD when `max_queued_requests` wait.
         """
         session = self._session
         if session.closed is not None:
             raise session.closed
         if not session.connected:
             raise MisuseError("the session is not connected yet")
+        # Encoded once for nothing: what cannot be sent is refused before anything is kept of it.
+        session.codec.encode_message(replace(request.message_sent, request_id=0))
         parameters = request.parameters
         session.rules.check_ranges_to_peer(parameters.range_filters, parameters.fill_parameters)
         session.rules.check_tokens_to_peer(parameters)

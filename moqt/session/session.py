@@ -173,6 +173,7 @@ class Session:
 
         Raises RequestError MALFORMED_TRACK for a while after it was found to be malformed.
         """
+        self.rules.check_name(name)
         self.malformed.refuse(name, self.clock.now)
         return self.requests.submit(OutgoingSubscribe(self, name, parameters, receiver))
 
@@ -180,6 +181,7 @@ class Session:
         self, name: FullTrackName, receiver: Receiver, parameters: Parameters = NO_PARAMETERS
     ) -> OutgoingFetch:
         """FETCH a range of a track; refused like `subscribe`."""
+        self.rules.check_name(name)
         self.malformed.refuse(name, self.clock.now)
         return self.requests.submit(OutgoingFetch(self, name, parameters, receiver))
 

@@ -118,6 +118,11 @@ class Reader:
 
 def full_name_fault(namespace: TrackNamespace, name: bytes = b"") -> str | None:
     """Why this is no Full Track Name (or namespace), or None (MOQT "Track Naming")."""
+    if not isinstance(namespace, tuple) or not isinstance(name, bytes):
+        return "a Track Namespace is a tuple of bytes, and a Track Name is bytes"
+    for field in namespace:
+        if not isinstance(field, bytes):
+            return f"a Track Namespace Field is bytes, not {type(field).__name__}"
     if len(namespace) > MAX_NAMESPACE_FIELDS:
         return f"{len(namespace)} Track Namespace Fields, more than {MAX_NAMESPACE_FIELDS}"
     if not all(namespace):

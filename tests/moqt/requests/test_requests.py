@@ -88,6 +88,16 @@ def test_requests_wait_for_streams_and_are_sent_in_the_order_they_were_made():
     assert client.transport.out[8].fin  # TRACK_STATUS: nothing more from us
 
 
+def test_a_request_that_cannot_be_sent_is_refused_at_once_and_not_queued():
+    client = Client()
+    Gate(client.transport)
+    waits = client.session.fetch(named(0), Collector())
+    with pytest.raises(MisuseError):
+        client.session.fetch(named(1), Collector(), Parameters(subscriber_priority=300))
+    assert waits.state is RequestState.QUEUED
+    assert client.session.remembered().requests_queued == 1
+
+
 def test_a_request_made_while_others_wait_does_not_overtake_them():
     client = Client()
     gate = Gate(client.transport)
