@@ -246,7 +246,7 @@ class UpstreamTrack:
     def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
         request, store = subscription.request, self.store
         assert request is not None
-        subscription.established = True
+        subscription.accepted()
         self._end_unseen = False
         self.home.upstream_subscriptions += 1
         self._lost = None
@@ -378,6 +378,9 @@ class UpstreamTrack:
         self.downstream.let_go()
         self.store.finish(code, reason)
         self.home.track_ended(self)
+
+    def rejected(self, location: Location) -> None:
+        self.ranges.rejected(location)
 
     def _note_refusal(self, error: MoqtError) -> None:
         """Of several refusals the one that says most is passed on."""

@@ -180,6 +180,12 @@ class Selection:
                 return log.ids[at] if at + 1 < len(log.ids) else -1
         return log.forgotten if Location(log.group, log.forgotten) <= self._largest else -1
 
+    def last_there(self, group: int) -> int:
+        """The last Object ID of the group that can be old, whether or not it is in the store."""
+        if self._largest is None or group > self._largest.group:
+            return -1
+        return self._largest.object if group == self._largest.group else MAX_VI64
+
     def owes(self, log: SubgroupLog, low: int, high: int) -> bool:
         """Whether a stream that leaves out the Objects of (low, high] lacks one of the filter's.
 

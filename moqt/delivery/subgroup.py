@@ -196,6 +196,8 @@ class SubgroupDelivery(StreamDelivery):
                 self.position = object_id
                 self.incomplete = StreamErrorCode.TOO_FAR_BEHIND
                 continue
+            if self.passed is None and not self._may_begin(stored):
+                return None
             self.position = object_id
             if stored.status is not ObjectStatus.NORMAL or self.selection.passes(stored):
                 return stored
@@ -212,6 +214,49 @@ class SubgroupDelivery(StreamDelivery):
         if not self.store.authoritative:
             end = self.store.known.missing_end(start, end)
         return source.want(start, end)
+
+    def _may_begin(self, stored: StoredObject) -> bool:
+        """Whether nothing that may exist lies before the first Object of all, or it cannot be
+        had: then the stream does not end with FIN. False when it is on its way.
+
+        Another publisher may be about to bring it: the FIN of one that came later says
+        nothing of what is older than its subscription.
+        """
+        object_id, group = stored.location.object, self.log.group
+        low = max(self.position, self.selection.before_start(group))
+        if (
+            self.store.authoritative
+            or object_id <= low + 1
+            or object_id == self.log.first_id
+            or (stored.follows is not None and stored.follows <= low)
+        ):
+            return True
+        end = Location(group, object_id - 1)
+        hole = self.store.first_unknown(Location(group, low + 1), end)
+        there = self.selection.last_there(group)
+        if hole is not None and hole.object <= there:
+            # It is not sent in any case.
+            if self.selection.is_owed(hole):
+                self.incomplete = StreamErrorCode.CANCELLED
+            if there >= end.object:
+                return True
+            hole = self.store.first_unknown(Location(group, there + 1), end)
+        if hole is None:
+            return True
+        if self._is_coming(hole, end):
+            return False
+        self.incomplete = StreamErrorCode.CANCELLED
+        return True
+
+    def _is_coming(self, start: Location, end: Location) -> bool:
+        """Whether the source fetches [start, end], of which it may find that it does not exist."""
+        source = self.store.source
+        if source is None:
+            return False
+        gap = source.assumed(start)
+        if gap is not None and not gap[0].stalled:
+            return True
+        return source.want(start, self.store.known.missing_end(start, end))
 
     def _may_follow(self, stored: StoredObject) -> bool:
         """The relays' "next object" rule: nothing that may exist lies between on the stream."""

@@ -217,6 +217,7 @@ class TrackStore:
         *,
         subgroup: int | None = 0,
         priority: int | None = None,
+        follows: int | None = None,
     ) -> None:
         """Record an End of Group or End of Track status Object at `location`.
 
@@ -236,7 +237,7 @@ class TrackStore:
             self.changed()
             return
         log = self.subgroup(location.group, subgroup, priority)
-        self._place(location, subgroup, log.priority, b"", 0, status)
+        self._place(location, subgroup, log.priority, b"", 0, status, follows=follows)
         self.changed(log)
 
     def set_end_of_group(self, location: Location) -> None:

@@ -29,7 +29,9 @@ class StoredObject:
     """An Object, possibly still growing. `subgroup` None means Delivery Mode Datagram.
 
     `parts` are buffers whose lengths add up to `received`; `ends` their running sums.
-    `follows` is the Object ID that came directly before on the stream that brought it.
+    `follows` is the Object ID that came directly before on the stream that brought it; for the
+    first on a stream, the one before all that the stream brings of its Subgroup (-1: it begins
+    with the Subgroup's first). None where neither is known.
     """
 
     location: Location

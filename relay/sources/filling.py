@@ -187,12 +187,16 @@ class Filling:
         self.store.abort(stored)
         self.store.forget_group(stored.location.group)
 
-    def status(self, header: ObjectHeader) -> None:
+    def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
         if self.cache.room_for_status():
             self.store.mark_end(
-                location, header.status, subgroup=header.subgroup, priority=header.priority
+                location,
+                header.status,
+                subgroup=header.subgroup,
+                priority=header.priority,
+                follows=follows,
             )
         else:
             self.cache.stores_rejected += 1

@@ -85,6 +85,10 @@ class Ranges:
                 return fetch.attempt, end
         return None
 
+    def rejected(self, location: Location) -> None:
+        """A subscription has brought it, and the cache had no room: as if a FETCH had."""
+        self._remember_failure([(location, location)])
+
     def _missing(self, start: Location, end: Location) -> list[tuple[Location, Location]]:
         coming = IntervalSet()
         for fetch in self.fetches:

@@ -60,13 +60,21 @@ class UpstreamReceiver(Receiver):
     ) -> StoredObject | None:
         """Store a whole Object; None for one that takes a closer look, step by step."""
         state = self._stream(stream)
-        stored = self.filling.add(header, payload, state.previous, live=self.live)
+        follows = state.previous
+        if follows is None:
+            follows = self._before_first(stream, header)
+        stored = self.filling.add(header, payload, follows, live=self.live)
         if stored is not None:
             if self.live and state.previous is None:
                 self._opened(state, header)
                 self._first_of_subgroup(stream, header)
             state.previous = header.object
         return stored
+
+    def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
+        """The Object ID up to which the Subgroup may have Objects that a stream, which begins
+        with this one, does not bring; None when it may lack any."""
+        return None
 
     def _opened(self, state: StreamState, header: ObjectHeader) -> None:
         """A live stream, or a datagram, brings its first Object."""
@@ -86,10 +94,13 @@ class UpstreamReceiver(Receiver):
     def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
         state = self._stream(stream)
         follows, state.previous = state.previous, header.object
-        if self.live and follows is None:
-            self._opened(state, header)
+        first = follows is None
+        if first:
+            follows = self._before_first(stream, header)
+            if self.live:
+                self._opened(state, header)
         if header.status is not ObjectStatus.NORMAL:
-            self.filling.status(header)
+            self.filling.status(header, follows)
             return
         if self.filling.declared_nonexistent(header):
             self.filling.counters.objects_nonexistent += 1
@@ -99,7 +110,7 @@ class UpstreamReceiver(Receiver):
         if state.arrival is None:
             state.lossy = True
             self.rejected(Location(header.group, header.object))
-        elif self.live and follows is None:
+        elif self.live and first:
             self._first_of_subgroup(stream, header)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:

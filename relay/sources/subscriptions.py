@@ -11,6 +11,8 @@ from moqt.session import Session, session_of
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
+from moqt.values.names import Location, location_after
+from moqt.wire.objects import ObjectHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
@@ -40,6 +42,9 @@ class Subscribed(Filled, Protocol):
     def upstream_done(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
         """PUBLISH_DONE, and the streams it counts have ended."""
 
+    def rejected(self, location: Location) -> None:
+        """The cache had no room for an Object that it brought."""
+
     def reissue(self, subscription: UpstreamSubscription) -> None:
         """The publisher wants it to move (GOAWAY on the request)."""
 
@@ -52,6 +57,9 @@ class UpstreamSubscription(UpstreamReceiver):
     """The publisher started it: it can be paused, but once given up only the publisher can
     offer it again."""
 
+    replaces: UpstreamSubscription | None = None
+    """It is given up once this one is established (GOAWAY on a request)."""
+
     def __init__(self, track: Subscribed, session: Session) -> None:
         super().__init__(track.filling, session)
         self.track = track
@@ -60,6 +68,8 @@ class UpstreamSubscription(UpstreamReceiver):
         self.paused = False
         """FORWARD 0 is in force: the publisher said so, or we asked for it."""
         self.whole = True
+        self.start = Location(0, 0)
+        """It brings what is published from there on."""
         self.used = False
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
@@ -74,6 +84,13 @@ class UpstreamSubscription(UpstreamReceiver):
         if self.request is not None and self.request.done is not None:
             return self.established
         return self.established and not self.paused and not self._resuming
+
+    def accepted(self) -> None:
+        """It is established, and begins after the Largest Object of then."""
+        assert self.request is not None
+        self.established = True
+        if self.request.largest is not None:
+            self.start = location_after(self.request.largest)
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -160,6 +177,17 @@ class UpstreamSubscription(UpstreamReceiver):
         self._end_streams()
         self.track.upstream_done(self, code, reason)
 
+    def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
+        opened = stream.subgroup
+        if opened is not None and opened.first_object:
+            return -1
+        if opened is None or not self.whole or header.group < self.start.group:
+            return None  # a stream of the same Subgroup may have been reset
+        return self.start.object - 1 if header.group == self.start.group else -1
+
+    def rejected(self, location: Location) -> None:
+        self.track.rejected(location)
+
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         state = self.streams.pop(stream.stream_id, None)
         if state is None:
@@ -192,7 +220,6 @@ class UpstreamSubscribe(UpstreamSubscription):
     def __init__(
         self, track: Subscribed, session: Session, *, replaces: UpstreamSubscription | None = None
     ) -> None:
-        """`replaces` is given up once this one is established (GOAWAY on a request)."""
         super().__init__(track, session)
         self.replaces = replaces
         self.deadline = 0.0

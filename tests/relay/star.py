@@ -107,6 +107,7 @@ class Star:
         self.relay = Relay(config or RelayConfig(**settings), policy)
         self.seed = seed
         self.pairs = []
+        self.delayed = set()
         self.now = 0.0
 
     def connect(self, handler=None, **transport):
@@ -158,9 +159,18 @@ class Star:
         for pair in self.pairs:
             pair.client.ready_to_send()
             pair.server.ready_to_send()
-            moved |= pair.client_transport.deliver()
+            if pair not in self.delayed:
+                moved |= pair.client_transport.deliver()
             moved |= pair.server_transport.deliver()
         return moved
+
+    def delay(self, pair):
+        """What the peer sends is on its way until `arrive`."""
+        self.delayed.add(pair)
+
+    def arrive(self, pair):
+        self.delayed.remove(pair)
+        self.run()
 
     def pass_time(self, seconds, step=0.5):
         until = self.now + seconds
