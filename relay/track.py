@@ -95,7 +95,8 @@ class UpstreamTrack:
         self.over = False
         self._refusal: RequestError | None = None
         self._lost: tuple[int, str] | None = None
-        """How the last established subscription ended, while another may still come."""
+        """How the last established subscription ended, while another, or what was missed, may
+        still come."""
         self._end_unseen = False
         """It ended while its publication was paused: there may be Objects nobody told of."""
         self._patience: float | None = None
@@ -260,7 +261,7 @@ class UpstreamTrack:
             self.cache.retime(store)
         if not self._learn(subscription):
             return
-        if isinstance(subscription, UpstreamSubscribe) and subscription.replaces is not None:
+        if subscription.replaces is not None:
             self._give_up(subscription.replaces)
         self.ranges.forgive()
         self.home.track_busy(self)
@@ -285,11 +286,14 @@ class UpstreamTrack:
             self.malformed("the Largest Object lies beyond the end of the track")
             return False
         store.largest = largest
-        others = any(other.current for other in self.subscriptions if other is not subscription)
-        if not others and self.downstream.listens:
-            # They have missed what was published while nothing came (MOQT "Relays").
-            missed = location_after(before) if before is not None else Location(0, 0)
-            self.ranges.want(missed, largest)
+        if self.downstream.listens:
+            self.ranges.missed(
+                location_after(before) if before is not None else Location(0, 0), largest
+            )
+            going = subscription, subscription.replaces
+            if not any(other.current for other in self.subscriptions if other not in going):
+                # It was published while nothing came (MOQT "Relays"), or is given up.
+                self.ranges.recover()
         return True
 
     def _ready(self, subscription: UpstreamSubscription) -> None:
@@ -335,6 +339,8 @@ class UpstreamTrack:
             store.set_end_of_track(
                 location_after(store.largest) if store.largest else Location(0, 0)
             )
+        if code == PublishDoneCode.TRACK_ENDED and subscription.whole:
+            self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
         else:
@@ -350,6 +356,8 @@ class UpstreamTrack:
 
     def _lost_upstream(self, code: int, reason: str) -> None:
         if self.established:
+            if self.downstream.listens:
+                self.ranges.recover()
             self.adjust()
         else:
             self._finish_or_wait(code, reason)
@@ -375,9 +383,22 @@ class UpstreamTrack:
         self._lost = None
         if self.store.is_complete():
             code, reason = PublishDoneCode.TRACK_ENDED, ""
+        elif (
+            code == PublishDoneCode.TRACK_ENDED and self.ranges.missing and self.downstream.listens
+        ):
+            if self.ranges.recover():
+                self._lost = code, reason
+                return
+            code, reason = PublishDoneCode.INTERNAL_ERROR, "what was missed cannot be had"
+        self.ranges.forget_missed()
         self.downstream.let_go()
         self.store.finish(code, reason)
         self.home.track_ended(self)
+
+    def recovered(self) -> None:
+        """What was missed has come, or cannot be had."""
+        if self._lost is not None and not self.subscriptions:
+            self._finish(*self._lost)
 
     def rejected(self, location: Location) -> None:
         self.ranges.rejected(location)
@@ -539,6 +560,7 @@ class UpstreamTrack:
             self.close_upstream(publications=False)
         self.adjust()
         self.ranges.tick(now)
+        self.recovered()
 
     def _give_up_waiting(self) -> None:
         """Upstream has not answered an update: go on with what is known."""

@@ -26,5 +26,8 @@ class Filled(Protocol):
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
 
+    def recovered(self) -> None:
+        """What those who listen have missed has come, or a FETCH has ended."""
+
     def malformed(self, reason: str) -> None:
         """The publishers contradict each other: end everything."""

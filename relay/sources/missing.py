@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterator
 
 from moqt.session import Session
+from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
-from moqt.values.names import Location, location_after
+from moqt.values.names import Location, location_after, location_before
 from relay.sources.fetches import Attempt, Unknown, UpstreamFetch
 from relay.sources.filled import Filled
 
@@ -29,6 +30,7 @@ class Ranges:
         self._queued = IntervalSet()
         """The same as a set: each of many readers asks again whenever something has come."""
         self._failures: list[tuple[float, Location, Location]] = []
+        self._missed: list[tuple[Location, Location]] = []
 
     @property
     def idle(self) -> bool:
@@ -40,6 +42,7 @@ class Ranges:
         self.fetches.clear()
         self.queue.clear()
         self._queued = IntervalSet()
+        self.forget_missed()
         for fetch in fetches:
             fetch.cancel()
 
@@ -88,6 +91,56 @@ class Ranges:
     def rejected(self, location: Location) -> None:
         """A subscription has brought it, and the cache had no room: as if a FETCH had."""
         self._remember_failure([(location, location)])
+
+    # -- what was missed -------------------------------------------------------------------
+
+    def missed(self, start: Location, end: Location) -> None:
+        """Those who listen are to get [start, end], and a subscription that goes on says nothing
+        of it: another one may bring it, else it is to be recovered."""
+        self._missed.append((start, end))
+        self._track.store.add_listener(self)
+
+    @property
+    def missing(self) -> bool:
+        """Whether some of what was missed has not come."""
+        return bool(self._missed)
+
+    def recover(self) -> bool:
+        """FETCH what was missed and has not come; whether some of it is on its way."""
+        coming = False
+        for start, end in tuple(self._missed):
+            gap = self.assumed(start)
+            coming |= (gap is not None and not gap[0].stalled) or self.want(start, end)
+        return coming
+
+    def vouched(self, start: Location) -> None:
+        """A subscription has brought all there is from `start` on."""
+        self._missed = [
+            (low, min(high, location_before(start))) for low, high in self._missed if low < start
+        ]
+        self._note_missed()
+
+    def forget_missed(self) -> None:
+        self._missed.clear()
+        self._track.store.remove_listener(self)
+
+    def _note_missed(self) -> None:
+        """What has come has come, even if it is evicted before the rest is here."""
+        store = self._track.store
+        left = [(store.first_unknown(low, high), high) for low, high in self._missed]
+        self._missed = [(low, high) for low, high in left if low is not None]
+        if not self._missed:
+            store.remove_listener(self)
+
+    def store_changed(self, log: SubgroupLog | None) -> None:
+        self._note_missed()
+        if log is None or not self._missed:
+            self._track.recovered()
+
+    def datagram_stored(self, stored: StoredObject) -> None:
+        """`store_changed` follows."""
+
+    # -- FETCHes ---------------------------------------------------------------------------
 
     def _missing(self, start: Location, end: Location) -> list[tuple[Location, Location]]:
         coming = IntervalSet()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.values.codes import PublishDoneCode, StreamErrorCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import Location
 from tests.relay.star import (
     LIVE,
+    CountingPublisher,
     Star,
     end_track,
     everything,
@@ -16,6 +17,11 @@ from tests.relay.star import (
     publish,
     track,
 )
+
+
+class NoFetches(CountingPublisher):
+    def fetch_received(self, request):
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "only what is published")
 
 
 class Late:
@@ -85,6 +91,85 @@ def test_a_track_does_not_end_before_what_another_publisher_is_to_bring():
     late.assert_whole(2)
 
 
+def test_a_group_that_only_a_lost_publisher_was_to_bring_is_fetched_although_the_track_goes_on():
+    """No stream of the group has begun: there is nothing that could be reset."""
+    late = Late(GROUP_0, GROUP_1, marked=False)
+    late.star.kill(late.first)
+    assert late.collector.payloads == everything(2) and not late.collector.repeated
+    assert late.collector.done is None
+    late.end(2, late.stores[1])
+    late.assert_whole(2)
+
+
+def test_a_publisher_that_ends_when_all_it_had_has_come_vouches_for_its_whole_time():
+    """Nobody has said that nothing lies between 0/3 and 1/0."""
+    late = Late(
+        [*GROUP_0, (1, 0)], GROUP_1[1:], marked=False, first=NoFetches(), second=NoFetches()
+    )
+    late.star.arrive(late.first)
+    late.end(2, late.stores[0])
+    late.end(2, late.stores[1])
+    late.assert_whole(2)
+
+
+@pytest.mark.parametrize("early", [GROUP_0[:1], GROUP_0[:3], GROUP_0])
+def test_a_track_of_which_something_missed_cannot_be_had_does_not_end_as_ended(early):
+    late = Late(early, (GROUP_0 + GROUP_1)[len(early) :], second=NoFetches())
+    late.star.kill(late.first)
+    late.end(2, late.stores[1])
+    assert late.collector.payloads == {
+        at: data for at, data in everything(2).items() if at not in early
+    }
+    assert late.collector.done == PublishDoneCode.INTERNAL_ERROR
+
+
+class Holding(CountingPublisher):
+    """Answers when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def subscribe_received(self, request):
+        self.held.append(lambda: CountingPublisher.subscribe_received(self, request))
+
+    def fetch_received(self, request):
+        self.held.append(lambda: CountingPublisher.fetch_received(self, request))
+
+    def answer(self, star):
+        held, self.held = self.held, []
+        for each in held:
+            each()
+        star.run()
+
+
+@pytest.mark.parametrize("then", ["answered", "lost", "left"])
+def test_what_was_published_between_two_publishers_comes_before_the_end(then):
+    star, store = Star(), track()
+    first = star.publisher(track())
+    _, collector = star.subscriber(LIVE)
+    second = star.publisher(store, handler=Holding())
+    star.kill(first)
+    for location in GROUP_0:
+        publish(store, *location)
+    second.handler.answer(star)
+    end_track(store, 1)
+    star.run()
+    assert collector.done is None
+    if then == "answered":
+        second.handler.answer(star)
+        assert collector.payloads == everything(1)
+        assert collector.done == PublishDoneCode.TRACK_ENDED
+    elif then == "lost":
+        star.kill(second)
+        assert collector.done == PublishDoneCode.INTERNAL_ERROR
+    else:
+        collector.request.cancel()
+        star.run()
+        star.pass_time(1)
+        assert not star.relay.tracks, "nobody waits for it any more"
+
+
 def test_a_stream_that_begins_after_the_filter_does_not_end_with_fin():
     """What was there before anybody listened is for a fill or a FETCH; the filter wants it."""
     star, store = Star(), track()
@@ -114,3 +199,23 @@ def test_what_never_was_before_the_first_object_costs_no_fetch():
     assert len(collector.payloads) == 6
     assert [error for _, error in collector.streams] == 4 * [None]
     assert not publisher.handler.fetches
+
+
+def test_what_was_on_its_way_when_a_request_moved_is_fetched_at_once():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    publication = publisher.client.publish(store)
+    star.run()
+    _, collector = star.subscriber(LIVE)
+    publication.send_goaway(timeout_ms=5000)
+    publisher.client_transport.deliver()
+    star.delay(publisher)
+    for location in GROUP_0:
+        store.append(*location, payload(*location))
+    store.finish_subgroup(0, 0)
+    star.run()
+    star.arrive(publisher)
+    assert collector.payloads == everything(1) and not collector.repeated
+    publish(store, 1, 0)
+    star.run()
+    assert collector.locations[-1] == Location(1, 0) and collector.done is None
