@@ -261,7 +261,7 @@ class UpstreamTrack:
             self.cache.retime(store)
         if not self._learn(subscription):
             return
-        if isinstance(subscription, UpstreamSubscribe) and subscription.replaces is not None:
+        if subscription.replaces is not None:
             self._give_up(subscription.replaces)
         self.ranges.forgive()
         self.home.track_busy(self)
@@ -290,9 +290,9 @@ class UpstreamTrack:
             self.ranges.missed(
                 location_after(before) if before is not None else Location(0, 0), largest
             )
-            others = (other for other in self.subscriptions if other is not subscription)
-            if not any(other.current for other in others):
-                # It was published while nothing came (MOQT "Relays").
+            going = subscription, subscription.replaces
+            if not any(other.current for other in self.subscriptions if other not in going):
+                # It was published while nothing came (MOQT "Relays"), or is given up.
                 self.ranges.recover()
         return True
 
@@ -356,7 +356,8 @@ class UpstreamTrack:
 
     def _lost_upstream(self, code: int, reason: str) -> None:
         if self.established:
-            self.ranges.recover()
+            if self.downstream.listens:
+                self.ranges.recover()
             self.adjust()
         else:
             self._finish_or_wait(code, reason)

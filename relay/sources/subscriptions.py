@@ -57,6 +57,9 @@ class UpstreamSubscription(UpstreamReceiver):
     """The publisher started it: it can be paused, but once given up only the publisher can
     offer it again."""
 
+    replaces: UpstreamSubscription | None = None
+    """It is given up once this one is established (GOAWAY on a request)."""
+
     def __init__(self, track: Subscribed, session: Session) -> None:
         super().__init__(track.filling, session)
         self.track = track
@@ -217,7 +220,6 @@ class UpstreamSubscribe(UpstreamSubscription):
     def __init__(
         self, track: Subscribed, session: Session, *, replaces: UpstreamSubscription | None = None
     ) -> None:
-        """`replaces` is given up once this one is established (GOAWAY on a request)."""
         super().__init__(track, session)
         self.replaces = replaces
         self.deadline = 0.0

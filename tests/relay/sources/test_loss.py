@@ -285,6 +285,30 @@ def test_64_concurrent_subgroups_with_random_resets():
         assert any(error is not None for _, error in collectors[0].streams)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="A delivery without an open stream resets nothing: a Subgroup that is cut before any "
+    "of it went downstream, in its first Object or right after the header, needs a stream of its "
+    "header alone to be reset",
+)
+@pytest.mark.parametrize("octets", [0, 10])
+def test_a_subgroup_that_is_cut_before_any_of_it_went_on_is_told_by_a_reset_too(octets):
+    star, store = Star(), track(1)
+    publisher = star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    cut = store.begin(Location(1, 0), subgroup=0, priority=None, properties=b"", length=100)
+    store.grow(cut, bytes(octets))
+    publisher.client.ready_to_send()
+    publisher.client_transport.deliver()
+    store.abort(cut)
+    store.break_subgroup(1, 0)
+    star.run()
+    end_track(store, 2)
+    star.run()
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+    assert any(error is not None for _, error in collector.streams)
+
+
 def test_killed_sessions_leave_no_state_behind():
     star = Star(linger=0)
     stores = [TrackStore(FullTrackName((b"n", b"%d" % n), b"t")) for n in range(5)]

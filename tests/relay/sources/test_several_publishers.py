@@ -199,3 +199,23 @@ def test_what_never_was_before_the_first_object_costs_no_fetch():
     assert len(collector.payloads) == 6
     assert [error for _, error in collector.streams] == 4 * [None]
     assert not publisher.handler.fetches
+
+
+def test_what_was_on_its_way_when_a_request_moved_is_fetched_at_once():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    publication = publisher.client.publish(store)
+    star.run()
+    _, collector = star.subscriber(LIVE)
+    publication.send_goaway(timeout_ms=5000)
+    publisher.client_transport.deliver()
+    star.delay(publisher)
+    for location in GROUP_0:
+        store.append(*location, payload(*location))
+    store.finish_subgroup(0, 0)
+    star.run()
+    star.arrive(publisher)
+    assert collector.payloads == everything(1) and not collector.repeated
+    publish(store, 1, 0)
+    star.run()
+    assert collector.locations[-1] == Location(1, 0) and collector.done is None
