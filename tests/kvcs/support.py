@@ -13,11 +13,9 @@ from kvcs.retrieving.consumer import Consumer
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
-from moqt.receiving.control_streams import ControlIn
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
-from tests.moqt.inside import tables
 from tests.moqt.memory import ALPN, Pair
 
 LAYERS = 6
@@ -192,15 +190,9 @@ class Link:
     async def assert_clean(self):
         """Nothing of any request is left in either session."""
         await self.settle()
-        client, server = self.pair.client, self.pair.server
-        assert client.requests.outgoing == {}
-        assert client.data_streams.expected == {}
-        assert len(client.data_streams.aliases) == 0
-        assert client.data_streams.waiting == {}
-        assert server.requests.incoming == {}
-        assert not tables(server).sending
-        for session in (client, server):
-            assert all(isinstance(s, ControlIn) for s in tables(session).streams.values())
+        for session in (self.pair.client, self.pair.server):
+            left = session.remembered().of_requests
+            assert not any(left.values()), left
         others = asyncio.all_tasks() - {asyncio.current_task(), self._task}
         assert not others
 

@@ -1,11 +1,12 @@
 """Where tests of sessions look inside: what no interface of theirs shows, each named once.
 
-For sessions and what they are made of; `tests.moqt.probe` does the same for moqt.quic.
+For sessions and what they are made of; `tests.moqt.probe` does the same for moqt.quic. How much a
+session keeps it says itself (`Session.remembered`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +15,6 @@ from moqt.delivery.scheduler import Scheduler
 from moqt.delivery.subscription import SubscriptionDelivery
 from moqt.log.logged_transport import LoggedTransport
 from moqt.publisher import Publisher
-from moqt.receiving.early import EarlyStreams
 from moqt.responses import ObjectQueue
 from moqt.session import Session
 from moqt.track.malformed import TrackChecker
@@ -22,21 +22,14 @@ from moqt.track.store import TrackStore
 from moqt.values.deadlines import Deadlines
 
 
-class Tables(NamedTuple):
-    """What a session has of streams."""
-
-    streams: Mapping[int, Any]
-    """Those that are read: control, requests and data, by their IDs."""
-    sending: Mapping[int, Any]
-    """Those that Objects are written to, by their IDs."""
-    early: EarlyStreams
-    """What came before SETUP."""
-    control_in: int | None
-    """The peer's control stream."""
+def streams_sent(session: Session) -> Collection[int]:
+    """The IDs of the streams that Objects are written to."""
+    return session._sending
 
 
-def tables(session: Session) -> Tables:
-    return Tables(session._streams, session._sending, session._early, session._control_in)
+def control_of_peer(session: Session) -> int | None:
+    """The peer's control stream, once it has come."""
+    return session._control_in
 
 
 def read_through(session: Session, kind: type[dict[int, Any]]) -> None:

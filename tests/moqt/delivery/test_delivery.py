@@ -22,7 +22,7 @@ from moqt.values.messages import KeyValue, LocationFilter, Parameters, RangeFilt
 from moqt.values.names import Location
 from moqt.wire.primitives import encode_key_values
 from tests.moqt.deliveries import ALL, NEXT, Recorder, World, grow, locations
-from tests.moqt.inside import considered, tables
+from tests.moqt.inside import considered
 from tests.moqt.memory import Pair
 from tests.moqt.peers import NAME, Collector, publish, track
 
@@ -510,7 +510,7 @@ def test_cancelling_the_subscription_resets_its_fills_and_streams():
     for _ in range(3):
         world.pair.server.ready_to_send()
         world.pair.client_transport.deliver()
-    assert len(tables(world.pair.server).sending) == 3
+    assert world.pair.server.remembered().streams_sent == 3
     request.cancel()
     world.run()
     world.clean()
@@ -530,7 +530,7 @@ def test_publish_done_counts_a_fill_exactly_when_its_stream_was_opened(opened):
         world.pair.server_transport.max_streams = world.pair.server_transport.open_uni
     before = world.request.streams_ended
     world.update(fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)))
-    assert len(tables(world.pair.server).sending) == opened
+    assert world.pair.server.remembered().streams_sent == opened
     (incoming,) = world.pair.server.requests.incoming.values()
     incoming.end(PublishDoneCode.GOING_AWAY)
     world.run()

@@ -37,7 +37,7 @@ from moqt.wire.codec import codec_for
 from moqt.wire.objects import DatagramObject, PaddingDatagram
 from moqt.wire.vi64 import encode_vi64
 from tests.moqt.deliveries import NEXT, Recorder, World, grow, locations
-from tests.moqt.inside import fills, listeners, tables
+from tests.moqt.inside import fills, listeners, streams_sent
 from tests.moqt.memory import ALPN, Pair
 from tests.moqt.peers import NAME, track
 from tests.moqt.raw import Client, Raw, Server, fetch_stream, octets
@@ -226,7 +226,7 @@ def test_stop_sending_on_the_stream_of_a_fetch_resets_that_and_the_request_strea
     got.stream_opened = lambda stream: world.pair.client_transport.pause_receiving(stream.stream_id)
     request = world.pair.client.fetch(NAME, got)
     world.run()
-    (stream_id,) = tables(world.pair.server).sending
+    (stream_id,) = streams_sent(world.pair.server)
     world.pair.client_transport.stop_receiving(stream_id, StreamErrorCode.CANCELLED)
     world.pair.client_transport.deliver()
     out = world.pair.server_transport.out

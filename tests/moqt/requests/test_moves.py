@@ -28,7 +28,7 @@ from moqt.values.codes import (
 from moqt.values.errors import MisuseError, MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
-from tests.moqt.inside import listeners, tables
+from tests.moqt.inside import control_of_peer, listeners, streams_sent
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import Collector
 from tests.paths import DATA
@@ -337,7 +337,7 @@ class Moves(RuleBasedStateMachine):
     def stop_a_data_stream(self, side: str, data: st.DataObject) -> None:
         """STOP_SENDING for a stream of Objects, as by a reader that has had enough."""
         session = self.session(side)
-        sending = sorted(tables(session).sending)
+        sending = sorted(streams_sent(session))
         if sending:
             stream_id = data.draw(st.sampled_from(sending))
             self.transport(side).reset(stream_id, StreamErrorCode.CANCELLED)
@@ -467,9 +467,10 @@ class IllegalMoves(Moves):
     @rule(side=SIDES)
     def the_control_stream_is_reset(self, side: str) -> None:
         session = self.session(side)
-        if tables(session).control_in is not None:
+        control = control_of_peer(session)
+        if control is not None:
             self.broken = True
-            session.stream_reset(tables(session).control_in, 0)
+            session.stream_reset(control, 0)
 
     @precondition(lambda self: self.broken)
     @rule(side=SIDES)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from moqt.session import Session, SessionConfig, SessionState
 from moqt.values.codes import SessionErrorCode
-from tests.moqt.inside import tables
 from tests.moqt.loose import SETUP, Everything, Lone, Loose
 from tests.moqt.memory import assert_clean
 from tests.paths import DATA
@@ -115,7 +114,7 @@ def test_any_octets_before_setup_are_survived_too(client, pieces):
     for n, uni, octets in pieces[3:]:
         transport.give("data", 4 * n + first + 2 * uni, octets)
     transport.give("data", 0x100 + first + 2, SETUP)
-    assert tables(it).early.octets <= 5000
+    assert it.remembered().octets_held <= 5000
     if it.closed is not None:
         assert SessionErrorCode(transport.closed[0]) in SessionErrorCode
     it.close()
