@@ -2,6 +2,9 @@
 
 The core (`moqt.session`, `moqt.track.store`) owns no I/O; `moqt.connect` and `moqt.serve`
 put it on asyncio and UDP.
+
+Floors: server → client, redirects → aio → publisher, responses → session → requests → delivery,
+receiving → track, log → token_file → wire, quic → uri → values, backoff.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keeps records, sessions and, blocks (16 GiB, or holder.disk_mib).",
+            help="Keeps records, sessions and blocks (16 GiB, or holder.disk_mib).",
         ),
     ] = None,
     config: Annotated[

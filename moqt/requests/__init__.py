@@ -6,6 +6,9 @@ for what a peer asks. A subscription has the same two sides whoever starts it:
 `SubscriberSide` (OutgoingSubscribe, IncomingPublish) and `PublisherSide`
 (IncomingSubscribe, OutgoingPublish).
 
+What either side may change with REQUEST_UPDATE goes through `updates`; what needs to know both
+ends (Request IDs, tokens, ranges) is in `rules`; namespaces and prefixes are in `namespaces`.
+
 May import `moqt.delivery` and `moqt.receiving` and what is below them; never the session, of
 which requests see what `host` says.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from moqt.values.codes import MAX_VI64, LocationFilterType, MessageType, ParameterType
@@ -266,6 +266,9 @@ _VALUES: dict[ParameterType, _Value] = {
     _P.TRACK_NAMESPACE_PREFIX: _Value("track_namespace_prefix", Reader.namespace, encode_namespace),
     _P.INCLUDE_PROPERTIES: _u8("include_properties", range(2)),
 }
+# A parameter that is in one table only would silently not be sent.
+assert _VALUES.keys() == _PLACES.keys() == frozenset(ParameterType)
+assert {value.field for value in _VALUES.values()} == {field.name for field in fields(Parameters)}
 
 
 def _present(parameters: Parameters) -> Iterator[tuple[ParameterType, _Value, Any]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from prometheus_client import generate_latest
 
-from relay.config import RelayConfig
+from moqt.delivery.scheduler import DeliveryCounters
+from relay.config import Counters, RelayConfig
 from relay.scopes import Scopes
-from relay.service.metrics import RelayMetrics
+from relay.service.metrics import COUNTERS, DELIVERIES, RelayMetrics
 from tests.moqt.memory import Pair
 
 
@@ -26,3 +29,8 @@ def test_what_sessions_remember_of_their_peers_is_shown_table_by_table():
     pair.run()
     metrics.update()
     assert 'table="requests_incoming"} 0.0' in generate_latest(metrics.registry).decode()
+
+
+def test_every_counter_has_its_sentence():
+    assert {each.name for each in fields(Counters)} <= set(COUNTERS)
+    assert {each.name for each in fields(DeliveryCounters)} <= set(DELIVERIES)
