@@ -60,10 +60,13 @@ class UpstreamReceiver(Receiver):
     ) -> StoredObject | None:
         """Store a whole Object; None for one that takes a closer look, step by step."""
         state = self._stream(stream)
-        stored = self.filling.add(header, payload, state.previous, live=self.live)
+        follows = state.previous
+        first = self.live and follows is None
+        if first:  # before room is made, which may forget a Subgroup that nobody brings
+            self._opened(state, header)
+        stored = self.filling.add(header, payload, follows, live=self.live)
         if stored is not None:
-            if self.live and state.previous is None:
-                self._opened(state, header)
+            if first:
                 self._first_of_subgroup(stream, header)
             state.previous = header.object
         return stored

@@ -10,6 +10,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PropertyType
 from moqt.values.messages import KeyValue
 from moqt.values.names import Location
+from moqt.wire.objects import ObjectHeader
 from relay.cache import bill
 from tests.relay.star import JOIN, LIVE, NAME, Star
 
@@ -196,3 +197,55 @@ def test_an_end_of_group_is_no_whole_object():
     store = star.relay.tracks[NAME].store
     assert store.statuses == 1 and store.groups[0].end == 1
     assert collector.failed is None
+
+
+def test_a_whole_copy_of_an_object_that_is_growing_pushes_nothing_out():
+    star = Star(cache_octets=4000)
+    track = TrackStore(NAME)
+    star.publisher(track)
+    _, collector = star.subscriber(LIVE)
+    track.append(0, 0, bytes(1500))
+    star.run()
+    growing = track.begin(Location(0, 1), subgroup=0, priority=128, properties=b"", length=900)
+    track.grow(growing, bytes(10))
+    star.run()
+    filling, cache = star.relay.tracks[NAME].filling, star.relay.cache
+    assert len(filling.bringing) == 1
+    copy = ObjectHeader(0, 1, 0, 128, b"", 900)
+    assert filling.add(copy, bytes(900), 0, live=True) is None
+    assert cache.evictions == 0
+    track.grow(growing, bytes(890))
+    track.complete(growing)
+    star.run()
+    assert collector.payloads[Location(0, 1)] == bytes(900)
+    assert cache.evictions == cache.stores_rejected == 0 and cache.objects == 2
+
+
+def test_a_whole_object_larger_than_the_cache_pushes_nothing_out():
+    star = Star(cache_octets=4000)
+    track = TrackStore(NAME)
+    star.publisher(track)
+    star.subscriber(LIVE)
+    track.append(0, 0, b"small")
+    star.run()
+    large = ObjectHeader(0, 1, 0, 128, b"", 5000)
+    assert star.relay.tracks[NAME].filling.add(large, bytes(5000), 0, live=True) is None
+    assert star.relay.cache.evictions == 0 and star.relay.cache.objects == 1
+
+
+def test_the_room_that_the_first_object_of_a_stream_takes_is_none_of_its_subgroups_log():
+    star = Star(cache_octets=1700)
+    first, second = TrackStore(NAME), TrackStore(NAME)
+    leaves = star.publisher(first)
+    star.publisher(second)
+    star.subscriber(LIVE)
+    first.append(0, 5, bytes(100))
+    star.run()
+    leaves.client.close()
+    star.run()
+    group = star.relay.tracks[NAME].store.groups[0]
+    assert group.subgroups[0].broken
+    second.append(0, 6, bytes(100))
+    star.run()
+    assert star.relay.cache.evictions == 1 and list(group.objects) == [6]
+    assert group.subgroups[0].ids == [5, 6] and not group.subgroups[0].broken
