@@ -130,7 +130,7 @@ class ReceivedObject(NamedTuple):
         )
 
 
-_STEPS = frozenset({"object_begun", "object_part", "object_ended"})
+_TOLD = frozenset({"object_arrived", "object_begun", "object_part", "object_ended"})
 
 MAX_OBJECT_OCTETS = 64 << 20
 """Payload that is assembled at the most, unless a receiver says otherwise."""
@@ -140,8 +140,8 @@ class ObjectReceiver(Receiver):
     """Assembles each Object and hands it over whole, through `object_received`.
 
     It checks that the Objects do not contradict each other (MOQT "Malformed Tracks"). A
-    subclass that has its own `object_begun`, `object_part` or `object_ended` is told of every
-    Object in steps, unless it has its own `object_arrived`, too.
+    subclass that has its own `object_begun`, `object_part` or `object_ended`, be it mixed in, is
+    told of every Object in steps, unless it has its own `object_arrived`, too.
     """
 
     max_object_octets = MAX_OBJECT_OCTETS
@@ -153,10 +153,9 @@ class ObjectReceiver(Receiver):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "object_arrived" in vars(cls):
-            cls._in_steps = False
-        elif not _STEPS.isdisjoint(vars(cls)):
-            cls._in_steps = True
+        # whichever comes first of those it is made of, be they ObjectReceivers or not
+        own = next(each for each in cls.__mro__ if not _TOLD.isdisjoint(vars(each)))
+        cls._in_steps = "object_arrived" not in vars(own)
 
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload

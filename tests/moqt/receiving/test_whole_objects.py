@@ -143,8 +143,9 @@ def test_a_whole_object_that_is_too_large_is_not_handed_over():
     assert collector.locations == [(0, 1)] and too_large == [(0, 0)]
 
 
+@pytest.mark.parametrize("mixed_in", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_an_object_receiver_with_a_step_of_its_own_is_told_of_every_object_in_steps(step):
+def test_an_object_receiver_with_a_step_of_its_own_is_told_of_every_object_in_steps(step, mixed_in):
     seen = []
 
     class Watching(Collector):
@@ -154,7 +155,10 @@ def test_an_object_receiver_with_a_step_of_its_own_is_told_of_every_object_in_st
         seen.append(step)
         return getattr(ObjectReceiver, step)(self, stream, what)
 
-    Stepwise = type("Stepwise", (Watching,), {step: watch})
+    if mixed_in:
+        Stepwise = type("Stepwise", (type("Mixin", (), {step: watch}), Watching), {})
+    else:
+        Stepwise = type("Stepwise", (Watching,), {step: watch})
     Heir = type("Heir", (Stepwise,), {})
     collector = Heir()
     client = accepted(collector)
