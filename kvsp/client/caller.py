@@ -279,15 +279,13 @@ class Caller:
                 source, f"it answers with a redirect (status {response.status}); none is followed"
             )
         body = await read_whole(response, _PROBLEM_OCTETS) or b""
-        if token:
-            # a server never echoes a credential; one that does is not repeated
-            body = body.replace(token.encode(), b"[credential]")
         fields = response.headers
         problem = ProblemDetails.read(
             response.status,
             body,
             fields.get("Content-Type", "").partition(";")[0].strip().lower(),
             fields.get("Retry-After"),
+            token,
         )
         return refusal(source, problem)
 

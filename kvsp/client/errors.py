@@ -37,9 +37,17 @@ class ProblemDetails:
 
     @classmethod
     def read(
-        cls, status: int, body: bytes, media_type: str, retry_after: str | None
+        cls,
+        status: int,
+        body: bytes,
+        media_type: str,
+        retry_after: str | None,
+        credential: str | None = None,
     ) -> ProblemDetails:
-        """What a refused request says; a malformed document counts as none."""
+        """What a refused request says; a malformed document counts as none.
+
+        A server never echoes the `credential` it was shown; one that does is not repeated.
+        """
         document: Any = None
         if media_type == PROBLEM_MEDIA_TYPE:
             try:
@@ -47,6 +55,8 @@ class ProblemDetails:
             except DecodeError:
                 document = None
         members = document if isinstance(document, dict) else {}
+        if credential:
+            members = _without(credential, members)
         detail = members.get("detail")
         return cls(
             status=status,
@@ -58,6 +68,21 @@ class ProblemDetails:
 
 
 _KNOWN: Final = {str(name): name for name in ProblemName}
+
+
+def _without(credential: str, tree: Any) -> Any:
+    """`tree` with something else in the place of a credential, however it was escaped."""
+    match tree:
+        case str():
+            return tree.replace(credential, "[credential]")
+        case list():
+            return [_without(credential, each) for each in tree]
+        case dict():
+            return {
+                _without(credential, name): _without(credential, each)
+                for name, each in tree.items()
+            }
+    return tree
 
 
 def plain(text: str) -> str:

@@ -21,6 +21,7 @@ from kvsp.client import (
     VerificationError,
 )
 from kvsp.names.errors import FileError
+from kvsp.records.problems import PROBLEM_MEDIA_TYPE
 from kvsp.records.records import Link
 from tests.kvsp.client.support import (
     DESCRIPTOR,
@@ -245,6 +246,20 @@ async def test_a_credential_that_a_server_echoes_is_not_repeated():
         with pytest.raises(NotAuthorizedError, match="credential") as caught:
             await client.lookup(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS)
     assert "geheim-42" not in f"{caught.value!r}{caught.value}"
+
+
+async def test_not_even_one_that_is_echoed_in_escapes_of_json():
+    escaped = "".join(f"\\u{ord(each):04x}" for each in "geheim-42")
+    body = f'{{"type":"x#{escaped}","detail":"no: {escaped}","{escaped}":["{escaped}"]}}'
+    echo = Response(body, 403, media_type=PROBLEM_MEDIA_TYPE)
+    async with (
+        holders(lambda request: echo) as (_, (uri,), _),
+        Client(uri, token="geheim-42", http_loopback=True) as client,
+    ):
+        with pytest.raises(NotAuthorizedError) as caught:
+            await client.get_descriptor(DESCRIPTOR.compat_id)
+    assert "[credential]" in str(caught.value)
+    assert "geheim-42" not in f"{caught.value!r} {caught.value} {caught.value.problem}"
 
 
 async def test_without_a_token_to_show_nothing_is_sent_and_the_next_request_asks_for_it_again():
