@@ -89,6 +89,8 @@ class Cache:
         self.octets -= payload
 
     def _make_room(self, octets: int) -> bool:
+        if octets > self.budget:
+            return False  # whatever goes
         while self.billed + octets > self.budget and self._used:
             # Each turn takes one entry away, so this ends whatever cannot be evicted.
             stored, store = self._used.popitem(last=False)

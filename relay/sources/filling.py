@@ -86,7 +86,9 @@ class Filling:
         there, not known to be nowhere, and there is room. None for another, which has to `begin`.
         """
         store, cache = self.store, self.cache
-        if header.status or Location(header.group, header.object) in store.known:
+        at = Location(header.group, header.object)
+        # what grows is not known yet: no room is made for what it has room for already
+        if header.status or at in store.known or (self.bringing and store.get(at) is not None):
             return None
         overhead = len(header.properties) + OBJECT_OVERHEAD
         if not cache.reserve(header.length, overhead):

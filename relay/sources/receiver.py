@@ -61,12 +61,14 @@ class UpstreamReceiver(Receiver):
         """Store a whole Object; None for one that takes a closer look, step by step."""
         state = self._stream(stream)
         follows = state.previous
-        if follows is None:
+        first = follows is None
+        if first:
             follows = self._before_first(stream, header)
+            if self.live:  # before room is made, which may forget a Subgroup that nobody brings
+                self._opened(state, header)
         stored = self.filling.add(header, payload, follows, live=self.live)
         if stored is not None:
-            if self.live and state.previous is None:
-                self._opened(state, header)
+            if first and self.live:
                 self._first_of_subgroup(stream, header)
             state.previous = header.object
         return stored
