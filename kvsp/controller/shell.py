@@ -96,7 +96,7 @@ class _Batch:
 
 
 class Shell:
-    """The one owner of a core and its journal."""
+    """Runs a core and keeps its journal; nobody else does either."""
 
     def __init__(
         self,

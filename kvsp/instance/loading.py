@@ -202,12 +202,12 @@ class BlockLoader:
         self,
         block: BlockId,
         sources: Sequence[str],
-        owner: str,
+        user: str,
         *,
         lease_ms: int = 5000,
         publish: bool = True,
     ) -> KvBlock:
-        """A block in the engine's memory, pinned for `owner`; the first source that gives it
+        """A block in the engine's memory, pinned for `user`; the first source that gives it
         is used, those that did not answer lately last. With `publish` it
         becomes a replica of this instance, too.
 
@@ -217,7 +217,7 @@ class BlockLoader:
             found = self.pool.get(block)
             if found is None:
                 found = await self._obtain(block, sources, lease_ms, publish)
-            self.pool.pin(block, owner)
+            self.pool.pin(block, user)
             return found
 
     async def _obtain(

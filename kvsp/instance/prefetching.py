@@ -45,14 +45,14 @@ class Prefetcher:
     async def _load(self, loading: Loading) -> None:
         table, directive = self._agent.directives, loading.directive
         reason = TIMEOUT
-        owner = f"directive {directive.directive}"
+        user = f"directive {directive.directive}"
         try:
             async with asyncio.timeout((loading.ends_ms - self._clock_ms()) / 1000):
                 for wanted in loading.missing:
                     block = BlockId(directive.compat_id, directive.scope_id, wanted.block_key)
                     try:
                         await self._loader.load(
-                            block, wanted.sources, owner, lease_ms=directive.lease_ms
+                            block, wanted.sources, user, lease_ms=directive.lease_ms
                         )
                     except LoadError as error:
                         table.failed(loading, wanted.block_key, error.reason)
@@ -67,7 +67,7 @@ class Prefetcher:
         finally:
             table.finish(loading, self._clock_ms(), reason)
             # from now on they stay as others do: as long as there is room
-            self._agent.pool.unpin_all(owner)
+            self._agent.pool.unpin_all(user)
 
     async def stop(self) -> None:
         await self._tasks.stop()

@@ -67,7 +67,7 @@ class Run:
         self._news = asyncio.Event()
 
     @property
-    def owner(self) -> str:
+    def user(self) -> str:
         return f"session {self.serving.session} {self.serving.epoch}"
 
     def step(self) -> tuple[int, int | None]:
@@ -262,7 +262,7 @@ class SessionRunner:
             replicas = found[place] if place < len(found) else ()
             sources = [_source(record) for record in replicas]
             try:
-                held = await self._loader.load(_block(serving, key), sources, run.owner)
+                held = await self._loader.load(_block(serving, key), sources, run.user)
             except LoadError:
                 return
             if not serving.live:
@@ -318,7 +318,7 @@ class SessionRunner:
                 again_s = min(2 * again_s, _LONGEST_S)
         if serving.settled:
             self._agent.rates.served(time.monotonic() - run.began)
-        self._agent.pool.unpin_all(run.owner)
+        self._agent.pool.unpin_all(run.user)
         run.tell()
 
     def _countable(self, run: Run) -> bool:
@@ -372,7 +372,7 @@ class SessionRunner:
     def _leave(self, run: Run) -> None:
         if self._runs.get(run.serving.session) is run:
             del self._runs[run.serving.session]
-        self._agent.pool.unpin_all(run.owner)
+        self._agent.pool.unpin_all(run.user)
         run.tell()
 
     def end_output(self, name: str) -> None:

@@ -163,15 +163,15 @@ class Controller:
 
     def report(self, number: int, report: Report, now_ms: int) -> None:
         """How a command went. Late and repeated reports change nothing."""
-        owner = self.ledger.settle(number)
-        if owner is None:
+        asker = self.ledger.settle(number)
+        if asker is None:
             return
-        if owner.kind == SESSION:
-            self.sessions.report(owner.name, number, report, now_ms)
-        elif owner.kind == MAP:
-            self.maps.report(owner.name, number, report, now_ms)
-        elif owner.kind == DIRECTIVE:
-            self.directives.report(owner.name, number, report, now_ms)
+        if asker.kind == SESSION:
+            self.sessions.report(asker.name, number, report, now_ms)
+        elif asker.kind == MAP:
+            self.maps.report(asker.name, number, report, now_ms)
+        elif asker.kind == DIRECTIVE:
+            self.directives.report(asker.name, number, report, now_ms)
 
     def next_due(self) -> int | None:
         """When `tick` has something to do, None for never."""

@@ -174,7 +174,7 @@ class Ledger:
         self.timers = Timers()
         self.counters: Counter[str] = Counter()
         self._effects = Effects()
-        self._owners: dict[int, Key] = {}
+        self._askers: dict[int, Key] = {}
         self._last = 0
 
     def write(self, key: Key, document: Mapping[str, Any] | None) -> None:
@@ -182,22 +182,22 @@ class Ledger:
         text = None if document is None else msgspec.json.encode(document)
         self._effects.writes[key] = text
 
-    def send(self, owner: Key, command: Callable[..., C], **members: Any) -> C:
-        """Issue a command; its report goes to `owner`."""
+    def send(self, asker: Key, command: Callable[..., C], **members: Any) -> C:
+        """Issue a command; its report goes to `asker`."""
         self._last += 1
         made = command(number=self._last, **members)
-        self._owners[self._last] = owner
+        self._askers[self._last] = asker
         self._effects.commands.append(made)
         return made
 
     def settle(self, number: int) -> Key | None:
         """Whose command this was; None when its report is not awaited (any more)."""
-        return self._owners.pop(number, None)
+        return self._askers.pop(number, None)
 
     @property
     def outstanding(self) -> int:
         """Commands whose report is awaited."""
-        return len(self._owners)
+        return len(self._askers)
 
     def take(self) -> Effects:
         """Everything since the last call."""

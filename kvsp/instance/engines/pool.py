@@ -26,7 +26,7 @@ class BlockPool:
         """`evicted`, `rejected`."""
         self._blocks: OrderedDict[BlockId, KvBlock] = OrderedDict()
         self._pins: dict[BlockId, set[str]] = {}
-        self._owned: dict[str, set[BlockId]] = {}
+        self._pinned_by: dict[str, set[BlockId]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -81,29 +81,29 @@ class BlockPool:
             self.used += held.octets
         return known
 
-    def pin(self, block: BlockId, owner: str) -> None:
-        """Keep a block until `owner` lets go. Raises KeyError for one that is not here."""
+    def pin(self, block: BlockId, user: str) -> None:
+        """Keep a block until `user` lets go. Raises KeyError for one that is not here."""
         if block not in self._blocks:
             raise KeyError(block)
-        self._pins.setdefault(block, set()).add(owner)
-        self._owned.setdefault(owner, set()).add(block)
+        self._pins.setdefault(block, set()).add(user)
+        self._pinned_by.setdefault(user, set()).add(block)
 
-    def unpin(self, block: BlockId, owner: str) -> None:
-        """`owner` lets go of a block; harmless when it does not hold it."""
-        owners = self._pins.get(block)
-        if owners is None or owner not in owners:
+    def unpin(self, block: BlockId, user: str) -> None:
+        """`user` lets go of a block; harmless when it does not hold it."""
+        users = self._pins.get(block)
+        if users is None or user not in users:
             return
-        owners.discard(owner)
-        if not owners:
+        users.discard(user)
+        if not users:
             del self._pins[block]
-        self._owned[owner].discard(block)
-        if not self._owned[owner]:
-            del self._owned[owner]
+        self._pinned_by[user].discard(block)
+        if not self._pinned_by[user]:
+            del self._pinned_by[user]
 
-    def unpin_all(self, owner: str) -> None:
-        """`owner` lets go of everything."""
-        for block in list(self._owned.get(owner, ())):
-            self.unpin(block, owner)
+    def unpin_all(self, user: str) -> None:
+        """`user` lets go of everything."""
+        for block in list(self._pinned_by.get(user, ())):
+            self.unpin(block, user)
 
     def discard(self, block: BlockId) -> bool:
         """Drop a block unless somebody pins it; whether it is gone."""
