@@ -341,7 +341,6 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
             delivery.check_done()
 
     def done_sent(self) -> None:
-        self.updates.settle_all()
         self._close()
         self.notify(None)
         self._over(None)

@@ -140,7 +140,11 @@ class SubscriberSide(OpenRequest):
                     self.on_state(message.parameters)
 
     def finish_done(self) -> None:
-        """PUBLISH_DONE has come: wait for the streams it counts, but not for ever."""
+        """PUBLISH_DONE has come: wait for the streams it counts, but not for ever. What we had
+        asked to change meanwhile is settled by it: no answer follows."""
+        self.updates.settle_all()
+        if self.state is not RequestState.ESTABLISHED:
+            return  # whoever was told has cancelled
         self.stream.finish()
         self._done_timer = self.session.clock.after(self._patience(), self._out_of_patience)
         self.check_done()
@@ -197,7 +201,6 @@ class SubscriberSide(OpenRequest):
         if expired or self.streams_ended >= done.stream_count:
             self.forget_subscription()
             self.stream.closed()
-            self.updates.settle_all()
             self.receiver.subscription_done(done.code, done.reason)
             self.subscription_over()
 
@@ -249,7 +252,7 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
 
     @property
     def owed(self) -> bool:
-        return self.done is None or super().owed
+        return self.done is None
 
     def subscription_over(self) -> None:
         self.notify(None)
@@ -349,7 +352,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.live_for(expires_ms)
         filters = self.offered_for.parameters.range_filters if self.offered_for else ()
         filters = tuple(f for f in filters if f.type in OBJECT_FILTERS)
-        if update is not None or filters:
+        if self.done is None and (update is not None or filters):
             update = update or Parameters()
             if filters and not update.range_filters:
                 # PUBLISH cannot tell that they are in force: ask for them once more.
@@ -382,7 +385,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.revoke()
 
     def revoke(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
-        self.updates.settle_all(tell=False)
+        self.updates.settle_all()
         super().revoke(code)
 
     def give_up(self, error: RequestError) -> None:

@@ -88,18 +88,13 @@ class Updates:
         """How many of either side are remembered."""
         return len(self._sent) + len(self._unsent) + len(self._held)
 
-    @property
-    def owed(self) -> bool:
-        """Whether the peer still owes an answer to one of ours."""
-        return bool(self._sent or self._unsent)
-
     # -- ours ------------------------------------------------------------------------------
 
     def ask(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
         """Send it, or hold it back. Raises as the request's `update` says."""
         stream, rules = self._stream, self._session.rules
-        if stream.over or stream.ours.fin:
-            raise MisuseError("the request is over, or FIN was sent: it cannot be updated")
+        if stream.over or stream.ours.fin or stream.theirs.fin:
+            raise MisuseError("the request has ended at one side: it cannot be updated")
         if not stream.takes_updates:
             raise MisuseError(f"this side of {stream.opening.name} has nothing to update")
         filters = self.asked_filters
@@ -146,14 +141,14 @@ class Updates:
         self.flush()
         return update
 
-    def settle_all(self, *, tell: bool = True) -> None:
-        """The request is over: none of ours will be answered any more."""
+    def settle_all(self) -> None:
+        """None of ours will be answered any more: the request is over, or the peer has said all
+        it has to say. An update that crosses such an end is no fault of either side."""
         while waiting := self._sent or self._unsent:
             update = waiting.popleft()
             self._session.clock.cancel(update.timer)
             self._session.rules.sent_tokens.release(update.carried)
-            if tell:
-                update.on_answer(RequestError(RequestErrorCode.INTERNAL_ERROR, REFUSED_BY_END))
+            update.on_answer(RequestError(RequestErrorCode.INTERNAL_ERROR, REFUSED_BY_END))
 
     # -- the peer's ------------------------------------------------------------------------
 

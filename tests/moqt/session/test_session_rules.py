@@ -326,15 +326,18 @@ def test_fin_of_an_established_subscription_without_publish_done_fails_it():
     assert_clean(client.session)
 
 
-def test_fin_before_the_answer_to_an_update_fails_the_request():
+def test_the_end_of_a_fetchs_answer_settles_an_update_and_the_objects_still_come():
     client = Client()
     collector = client.fetch()
     client.say(collector.request, FetchOk(False, Location(0, 0)))
     answers = []
     collector.request.update(Parameters(subscriber_priority=1), answers.append)
     client.say(collector.request, fin=True)
-    assert isinstance(collector.failed, RequestError)
-    assert [type(a) for a in answers] == [RequestError]
+    assert collector.failed is None and [type(a) for a in answers] == [RequestError]
+    with pytest.raises(MisuseError):
+        collector.request.update(Parameters(subscriber_priority=2), answers.append)
+    client.send_uni(fetch_stream(0, (0, 0)), fin=True)
+    assert collector.locations == [(0, 0)] and collector.failed is None and len(answers) == 1
     assert_clean(client.session)
 
 
