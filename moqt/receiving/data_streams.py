@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import cast
 
@@ -39,6 +38,8 @@ class DataStreams:
         self.aliases = TrackAliases()
         self.expected: dict[int, Recipient] = {}
         """For whom a fetch stream is to come, by its Request ID."""
+        self._expecting: defaultdict[Recipient, set[int]] = defaultdict(set)
+        """The Request IDs under which something is to come for a recipient."""
         self.waiting: dict[int, DataIn] = {}
         """Streams, by id, that came before it is known for whom."""
         self.reading: dict[Recipient, dict[int, DataIn]] = {}
@@ -64,6 +65,15 @@ class DataStreams:
     def expect(self, request_id: int, recipient: Recipient) -> None:
         """A fetch stream with this Request ID is `recipient`'s."""
         self.expected[request_id] = recipient
+        self._expecting[recipient].add(request_id)
+
+    def expect_no_more(self, request_id: int) -> None:
+        """No fetch stream with this Request ID comes any more, or it has come."""
+        recipient = self.expected.pop(request_id, None)
+        if recipient is not None:
+            self._expecting[recipient].discard(request_id)
+            if not self._expecting[recipient]:
+                del self._expecting[recipient]
 
     def place_waiting(self) -> None:
         """A Track Alias was named, or a recipient is ready: place what waited for that."""
@@ -79,11 +89,11 @@ class DataStreams:
             stream.reset(code)
         return bool(streams)
 
-    def forget(self, recipient: Recipient, request_ids: Iterable[int]) -> None:
-        """It is over: no stream of these IDs is expected any more, and STOP_SENDING goes out on
-        those of its that are still open."""
-        for request_id in request_ids:
-            self.expected.pop(request_id, None)
+    def forget(self, recipient: Recipient) -> None:
+        """It is over: no stream is expected for it any more, and STOP_SENDING goes out on those
+        of its that are still open."""
+        for request_id in self._expecting.pop(recipient, ()):
+            del self.expected[request_id]
         for stream in (*self._streams_of(recipient), *self.waiting.values()):
             if stream.recipient is recipient or not self.may_want(stream.header):
                 stream.drop()
@@ -154,7 +164,7 @@ class DataStreams:
         self.reading.setdefault(recipient, {})[stream.stream_id] = stream
         if isinstance(stream.header, FetchHeader):
             # There is one stream for each request: another one of this ID is unwanted.
-            del self.expected[stream.header.request_id]
+            self.expect_no_more(stream.header.request_id)
 
     def ended(self, stream: DataIn) -> None:
         """Nothing more is read from `stream`."""

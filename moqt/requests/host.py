@@ -39,6 +39,11 @@ class Offers(Protocol):
 class Registry(Protocol):
     """The requests of one session, which each of them stands in until it is over."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer may have one more request, or fill, open."""
+        ...
+
     def next_id(self) -> int:
         """A Request ID of ours."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -62,6 +63,7 @@ class SubscriberSide(OpenRequest):
         self.largest: Location | None = None
         """Largest Object as the publisher told last."""
         self.properties: Properties = ()
+        self._chosen: LocationFilter | None = None
         self._range = Location(0, 0), MAX_LOCATION
         self._forwards = True
         self.streams_ended = 0
@@ -75,7 +77,8 @@ class SubscriberSide(OpenRequest):
         self._order_follows_track = order is None
         self.group_order = GroupOrder(order or GroupOrder.ASCENDING)
         """In which order fills come; the track's default is known from the answer on."""
-        self._fill_ids: list[int] = []
+        self._fill_ids: deque[int] = deque()
+        """Request IDs of updates with a fill that have no answer yet."""
         self._done_timer: Deadline | None = None
 
     @property
@@ -96,6 +99,7 @@ class SubscriberSide(OpenRequest):
     def restrict(self, asked: Parameters, largest: Location | None) -> None:
         """The publisher has taken these filters, when its Largest Object was `largest`."""
         if asked.location_filter is not None:
+            self._chosen = asked.location_filter
             self._range = asked.location_filter.resolve(largest)
         if asked.forward is not None:
             self._forwards = asked.forward == 1
@@ -120,9 +124,18 @@ class SubscriberSide(OpenRequest):
         )
 
     def expect_fill(self, request_id: int) -> None:
-        """A fill fetch stream with this Request ID is ours."""
-        self._fill_ids.append(request_id)
+        """A fill fetch stream with this Request ID is ours, if there is something to fill."""
         self.session.data_streams.expect(request_id, self)
+
+    def _fill_answered(self, request_id: int, fill: Parameters, largest: Location | None) -> None:
+        """The publisher has taken it when its Largest Object was `largest`: without a range to
+        fill, no stream comes (MOQT "Fill Semantics")."""
+        chosen = fill.location_filter or self._chosen or LocationFilter.absolute_start(0)
+        if self._forwards and largest is not None:
+            start, end = chosen.resolve(largest)
+            if start <= min(end, largest):
+                return
+        self.session.data_streams.expect_no_more(request_id)
 
     def saw(self, largest: Location | None) -> None:
         if largest is not None and (self.largest is None or largest > self.largest):
@@ -180,11 +193,15 @@ class SubscriberSide(OpenRequest):
 
     def update_sent(self, message: RequestUpdate) -> None:
         if message.parameters.fill_parameters is not None:
+            self._fill_ids.append(message.request_id)
             self.expect_fill(message.request_id)
 
     def update_accepted(self, message: RequestOk, asked: Parameters) -> None:
-        self.saw(message.parameters.largest_object)
-        self.restrict(asked, message.parameters.largest_object)
+        largest = message.parameters.largest_object
+        self.saw(largest)
+        self.restrict(asked, largest)
+        if asked.fill_parameters is not None:
+            self._fill_answered(self._fill_ids.popleft(), asked.fill_parameters, largest)
 
     def update_refused(self, error: RequestError) -> None:
         """PUBLISH_DONE UPDATE_FAILED follows."""
@@ -212,7 +229,7 @@ class SubscriberSide(OpenRequest):
         self.session.clock.cancel(self._done_timer)
         if self.track_alias is not None:
             self.session.data_streams.remove_alias(self.track_alias, self)
-        self.session.data_streams.forget(self, self._fill_ids)
+        self.session.data_streams.forget(self)
 
 
 class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
@@ -242,6 +259,12 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
         self.session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(self.parameters, message.parameters.largest_object)
+        if self.parameters.fill_parameters is not None:
+            self._fill_answered(
+                self.request_id,
+                self.parameters.fill_parameters,
+                message.parameters.largest_object,
+            )
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
         self.session.data_streams.place_waiting()

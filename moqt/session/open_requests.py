@@ -196,6 +196,17 @@ class OpenRequests:
 
     # -- the peer's ------------------------------------------------------------------------
 
+    @property
+    def _open_here(self) -> int:
+        """What of the peer's is open: its requests, and fills, which are requests in all but
+        their streams."""
+        return len(self.incoming) + self._session.scheduler.fills
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer may have one more request, or fill, open."""
+        return self._open_here < self._session.config.max_requests
+
     def opened(self, stream_id: int, message: Message, *, leaving: bool) -> RequestStream:
         """The message that opens a request stream. Raises SessionError for another one.
 
@@ -218,7 +229,7 @@ class OpenRequests:
                 session.counters.tokens_refused += 1
             request.reject(RequestErrorCode(error.code), error.reason)
             return stream
-        if len(self.incoming) > session.config.max_requests:
+        if self._open_here > session.config.max_requests:
             session.counters.requests_over_limit += 1
             request.reject(
                 RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000

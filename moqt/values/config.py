@@ -19,7 +19,7 @@ class SessionConfig:
     max_request_updates: int = 16
     max_auth_token_cache_size: int = 4096
     max_requests: int = 1024
-    """Requests of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
+    """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
     max_queued_requests: int = 1024
     """Requests of ours that may wait for a stream; beyond, they fail here."""
     max_track_aliases: int = 16384
@@ -62,6 +62,8 @@ class SessionCounters:
     """Of the peer: answered with REQUEST_ERROR, for whatever reason."""
     requests_over_limit: int = 0
     """Of those, the ones beyond `max_requests` or `max_track_aliases`."""
+    fills_over_limit: int = 0
+    """Updates refused because as many fills were open as may be."""
     updates_received: int = 0
     publications_received: int = 0
     tracks_skipped: int = 0

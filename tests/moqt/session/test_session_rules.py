@@ -782,7 +782,8 @@ def test_a_fill_may_overtake_subscribe_ok_whatever_the_tracks_group_order():
         groups = [1, 2, 3] if order is GroupOrder.ASCENDING else [3, 2, 1]
         client.send_uni(fetch_stream(0, *((g, 0) for g in groups), order=order), fin=True)
         assert collector.locations == []
-        client.accept(collector, properties=properties)
+        known = Parameters(largest_object=Location(3, 0))
+        client.accept(collector, parameters=known, properties=properties)
         assert collector.locations == [(g, 0) for g in groups]
         collector.request.cancel()
         assert_clean(client.session)
