@@ -45,11 +45,16 @@ class OutgoingRequest(OpenRequest):
         parameters, self.carried = self.session.rules.sent_tokens.compress(message.parameters)
         self.message_sent = replace(message, parameters=parameters)
         self.stream.open(stream_id, self.message_sent)
+        self.session.clock.cancel(self._answer_timer)
         timeout = self.session.config.request_timeout
         if timeout is not None:
             self._answer_timer = self.session.clock.after(timeout + self.patience, self._unanswered)
         self.opened()
         self.updates.flush()
+
+    def await_stream(self, timeout: float, too_late: Callable[[OutgoingRequest], None]) -> None:
+        """The peer grants no stream for now: `too_late` is called if that takes so long."""
+        self._answer_timer = self.session.clock.after(timeout, lambda: too_late(self))
 
     @property
     def patience(self) -> float:

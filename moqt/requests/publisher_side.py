@@ -187,6 +187,7 @@ class PublisherSide(OpenRequest):
         limit = self.session.scheduler.limits.pending_fills
         if delivery.open_fills >= limit or not self.session.requests.has_room:
             self.session.counters.fills_over_limit += 1
+            self.session.requests.at_limit("pending_fills", limit)
             raise RequestError(
                 RequestErrorCode.EXCESSIVE_LOAD,
                 f"too many fills are open (a subscription may have {limit})",

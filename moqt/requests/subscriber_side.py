@@ -229,7 +229,7 @@ class SubscriberSide(OpenRequest):
         self.session.clock.cancel(self._done_timer)
         if self.track_alias is not None:
             self.session.data_streams.remove_alias(self.track_alias, self)
-        self.session.data_streams.forget(self)
+        self.session.data_streams.forget(self, self.track_alias)
 
 
 class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
@@ -267,7 +267,7 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
             )
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
-        self.session.data_streams.place_waiting()
+        self.session.data_streams.place_waiting(self, self.track_alias)
 
     @property
     def ready(self) -> bool:
@@ -346,9 +346,13 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             return False
         self.session.counters.publications_received += 1
         if len(self.session.data_streams.aliases) > self.session.config.max_track_aliases:
+            limit = self.session.config.max_track_aliases
             self.session.counters.requests_over_limit += 1
+            self.session.requests.at_limit("max_track_aliases", limit)
             self.reject(
-                RequestErrorCode.EXCESSIVE_LOAD, "too many tracks are open", retry_after_ms=1000
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"{limit} tracks are open, and no more may be",
+                retry_after_ms=1000,
             )
             return False
         if self.offered_for is not None:
@@ -384,7 +388,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.updates.flush()
         self.apply_held_updates()
         if self.state is RequestState.ESTABLISHED:
-            self.session.data_streams.place_waiting()
+            self.session.data_streams.place_waiting(self, self.track_alias)
         if self.done is not None and self.state is RequestState.ESTABLISHED:
             self.finish_done()
 

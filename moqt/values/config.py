@@ -18,13 +18,16 @@ class SessionConfig:
     max_filter_ranges: int = 16
     max_request_updates: int = 16
     max_auth_token_cache_size: int = 4096
-    max_requests: int = 1024
+    max_requests: int = 32_768
     """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
-    max_queued_requests: int = 1024
+    max_queued_requests: int = 32_768
     """Requests of ours that may wait for a stream; beyond, they fail here."""
-    max_track_aliases: int = 16384
+    stream_timeout: float | None = 10.0
+    """Seconds a request of ours waits for the peer to grant a stream; then it fails here with
+    EXCESSIVE_LOAD. None waits for ever."""
+    max_track_aliases: int = 32_768
     """Track Aliases of the peer in use; a PUBLISH beyond gets EXCESSIVE_LOAD."""
-    max_namespaces: int = 4096
+    max_namespaces: int = 65_536
     """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
     max_held_octets: int = 4 << 20
     """Octets held for streams that came before SETUP or before their Track Alias."""
@@ -56,6 +59,9 @@ class SessionCounters:
     requests_sent: int = 0
     requests_queued: int = 0
     """Of ours: those that had to wait for the peer to grant a stream."""
+    requests_streamless: int = 0
+    """Of those, the ones that failed because none was granted in `stream_timeout`, or because
+    `max_queued_requests` waited already."""
     requests_timed_out: int = 0
     requests_received: int = 0
     requests_refused: int = 0
