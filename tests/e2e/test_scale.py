@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.request import urlopen
 
 from moqt.client import connect
 from tests.e2e.support import relay
@@ -11,10 +10,10 @@ from tests.e2e.support import relay
 MANY = 5000
 
 
-async def stream(publisher_url, subscriber_url, cafile):
+async def stream(origin, edge):
     async with (
-        connect(publisher_url, cafile=cafile) as publisher,
-        connect(subscriber_url, cafile=cafile) as subscriber,
+        connect(origin.url, cafile=origin.cafile) as publisher,
+        connect(edge.url, cafile=edge.cafile) as subscriber,
     ):
         names = [(b"fleet", b"%d" % n) for n in range(MANY)]
         stores = [publisher.publish_track(name, b"track") for name in names]
@@ -35,7 +34,7 @@ async def stream(publisher_url, subscriber_url, cafile):
 
 
 def test_one_session_carries_5000_namespaces_and_5000_live_tracks_through_two_relays(tmp_path):
-    with relay(tmp_path, metrics=True) as origin:
+    with relay(tmp_path / "origin") as origin:
         above = ("--upstream", origin.url, "--upstream-cafile", origin.cafile)
-        with relay(tmp_path, *above, name="edge") as edge:
-            asyncio.run(asyncio.wait_for(stream(origin.url, edge.url, origin.cafile), 110))
+        with relay(tmp_path / "edge", *above) as edge:
+            asyncio.run(stream(origin, edge))
