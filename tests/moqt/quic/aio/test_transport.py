@@ -13,7 +13,7 @@ import pytest
 
 from moqt.quic.aio import sending as aioquic_connection
 from moqt.quic.config import QuicConfig
-from moqt.quic.transport import Transport
+from moqt.quic.transport import Transport, TransportHandler
 from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
 
 MIB = 1 << 20
@@ -911,8 +911,6 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_recorder_is_a_handler() -> None:
-    from moqt.quic.transport import Transport, TransportHandler
-
     pair = Pair()
     handler: TransportHandler = Recorder(pair.client.live)
     transport: Transport = pair.client.live
