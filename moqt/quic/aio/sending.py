@@ -115,7 +115,7 @@ class Connection(ReceivingConnection):
         finally:
             self._close_pending = True
         event = self._close_event
-        assert event is not None
+        assert event is not None and self._version is not None
         for types in _EARLY_CLOSES:
             builder = QuicPacketBuilder(
                 host_cid=self.host_cid,
