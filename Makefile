@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test test-torch lint unit e2e fuzz bench trips mutants interop clean
+.PHONY: help install demo docs test test-torch lint unit e2e fuzz bench trips interop clean mutants
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -46,6 +46,9 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
+
+docs: $(STAMP)   ## write the pages that are made from the code
+	$(BIN)/python -m tools.limits
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips

@@ -38,10 +38,12 @@ class QuicConfig:
     carry it is noticed, and the connection goes on with 1200."""
 
     idle_timeout: float = 30.0
+    """Seconds without a word after which a connection is given up."""
     keep_alive: float | None = None
     """PING after so long without hearing from the peer; None is a third of the idle time-out
     in effect, 0 sends none (an idle connection then ends by time-out)."""
     handshake_timeout: float = 10.0
+    """Seconds a handshake may take."""
 
     stream_window: int = 2 << 20
     """Receive credit per stream beyond what the application has consumed."""

@@ -16,8 +16,13 @@ class SessionConfig:
     setup_tokens: tuple[bytes, ...] = field(default=(), repr=False)
     """Encoded Token structures to send in SETUP."""
     max_filter_ranges: int = 16
+    """Ranges the filters of one request may have, its fill's included (MAX_FILTER_RANGES)."""
     max_request_updates: int = 16
+    """REQUEST_UPDATEs without an answer on one request stream (MAX_REQUEST_UPDATES)."""
     max_auth_token_cache_size: int = 4096
+    """Octets of tokens the peer may have registered, as the draft counts them."""
+    max_tokens: int = 16
+    """Authorization Tokens one message may carry: each costs a look at who it stands for."""
     max_requests: int = 32_768
     """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
     max_queued_requests: int = 32_768
@@ -38,12 +43,14 @@ class SessionConfig:
     grease: int | None = None
     """N of a Setup Option 0x7f*N+0x9D to send along, so that peers learn to ignore them."""
     setup_timeout: float = 10.0
+    """Seconds the peer's SETUP may take once the handshake is over."""
     request_timeout: float | None = 60.0
     """Seconds a request or an update may stay unanswered, beyond its RENDEZVOUS_TIMEOUT; then
     it fails here with TIMEOUT. None waits for ever."""
     publish_linger: float = 1.0
     """How long PUBLISH_DONE waits after PUBLISH was accepted, so that a fill can be asked for."""
     alias_timeout: float = 5.0
+    """Seconds a data stream may wait for the answer that says for whom it is."""
     done_timeout: float = 10.0
     """How long PUBLISH_DONE waits at least for the streams it counts."""
 

@@ -23,8 +23,9 @@ class StreamGrants:
     @property
     def at_most(self) -> tuple[int, str, str]:
         """The limit, and how it is called."""
-        kind = "uni" if "uni" in self._limit.name else "bidi"
-        return self._most, f"{kind}directional", kind
+        if "uni" in self._limit.name:
+            return self._most, "unidirectional", "uni"
+        return self._most, "bidirectional", "bidi"
 
     def closed_one(self) -> None:
         """One that the peer had opened is over."""
