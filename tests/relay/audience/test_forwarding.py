@@ -138,7 +138,14 @@ def test_two_subscribers_at_the_same_moment_cost_one_upstream_subscription():
 def test_upstream_it_asks_for_the_next_object_without_filters_and_without_a_fill():
     star, store = Star(), track(2)
     publisher = star.publisher(store)
-    star.subscriber(Parameters(location_filter=LocationFilter.groups(5, 9), subscriber_priority=3))
+    star.subscriber(
+        Parameters(
+            location_filter=LocationFilter.groups(5, 9),
+            subscriber_priority=3,
+            object_delivery_timeout=100,
+            subgroup_delivery_timeout=200,
+        )
+    )
     [request] = publisher.handler.subscribes
     assert request.parameters == LIVE
 
