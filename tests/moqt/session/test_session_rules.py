@@ -972,13 +972,37 @@ def test_updates_before_the_answer_are_applied_and_answered_after_it_in_order():
     raw = Server()
     stream_id = raw.ask(
         subscribe_message(),
-        RequestUpdate(2, Parameters(forward=0)),
-        RequestUpdate(4, Parameters(subscriber_priority=3)),
+        RequestUpdate(2, Parameters(forward=0, subscriber_priority=9)),
+        RequestUpdate(4),
+        RequestUpdate(6, Parameters(subscriber_priority=3)),
     )
     (request,) = raw.requests
     request.accept(TrackStore(VIDEO))
-    assert [type(m) for m in raw.answers(stream_id)] == [SubscribeOk, RequestOk, RequestOk]
+    assert [type(m) for m in raw.answers(stream_id)] == [SubscribeOk, *[RequestOk] * 3]
     assert request.delivery.paused and request.delivery.flow.subscriber_priority == 3
+
+
+def test_an_update_changes_nothing_of_a_subscription_that_it_does_not_carry():
+    raw = Server()
+    filters = (RangeFilter(ParameterType.OBJECTID_FILTER, 0, None, ((1, 2),)),)
+    stream_id = raw.ask(
+        subscribe_message(
+            forward=0,
+            subscriber_priority=9,
+            location_filter=LocationFilter.absolute_start(5),
+            range_filters=filters,
+            object_delivery_timeout=100,
+        )
+    )
+    (request,) = raw.requests
+    request.accept(TrackStore(VIDEO))
+    for n, change in enumerate(({}, {"subgroup_delivery_timeout": 7}, {"new_group_request": 0})):
+        update = RequestUpdate(2 + 2 * n, Parameters(**change))
+        raw.session.stream_data(stream_id, octets(update), False)
+    delivery = request.delivery
+    assert delivery.paused and delivery.flow.subscriber_priority == 9
+    assert delivery.selection.start == Location(5, 0) and delivery.selection.filters == filters
+    assert (delivery.timeouts.object_ms, delivery.timeouts.subgroup_ms) == (100, 7)
 
 
 def test_a_flood_of_updates_to_an_unanswered_request_ends_the_session():
@@ -1173,7 +1197,7 @@ def test_goaway_on_a_request_stream_concerns_that_request_only():
     client.accept(collector)
     client.say(collector.request, Goaway("moqt://b.example/", 1))
     assert [r for r, _ in handler.request_goaways] == [collector.request]
-    assert client.session.goaway is None
+    assert client.session.goaway is None and handler.goaways == []
     client.say(collector.request, Goaway())
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
