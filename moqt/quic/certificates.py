@@ -22,6 +22,19 @@ VALIDITY = timedelta(days=365)
 SPARE = timedelta(days=1)
 """A certificate with less time left, or less than a quarter of its time, is replaced."""
 
+_ITS_OWN_AUTHORITY = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""RFC 5280 section 4.2.1.3 asks this of every authority, and strict clients want it."""
+
 
 def make_self_signed(
     directory: str | os.PathLike[str],
@@ -181,8 +194,10 @@ def _build(
         .not_valid_after(start + validity)
         .add_extension(x509.SubjectAlternativeName(names), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_ITS_OWN_AUTHORITY, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False)
         .sign(key, hashes.SHA256())
     )
 

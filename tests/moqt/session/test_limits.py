@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import tracemalloc
 
 import pytest
 
@@ -48,6 +50,30 @@ def test_a_session_opens_thousands_of_requests_by_a_first_grant_of_128_and_all_o
     simulation.advance(2)
     assert_clean(session)
     assert not server.session.requests.incoming
+
+
+def test_an_idle_request_costs_a_few_thousand_octets_at_both_ends_together():
+    simulation = Simulation()
+    server = simulation.serve("server", Accepts())
+    client = simulation.connect("client", server)
+
+    def announce(numbers):
+        for number in numbers:
+            client.session.publish_namespace((b"%d" % number,), on_ended=lambda error: None)
+        simulation.advance(5)
+        assert len(server.session.requests.incoming) == numbers.stop
+        simulation.trace.clear()
+        gc.collect()
+
+    announce(range(50))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        announce(range(50, 550))
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used / 500 < 8000
 
 
 def test_as_many_streams_are_open_as_max_open_streams_says_and_more_follow_as_some_end(caplog):
