@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo test test-torch lint unit e2e fuzz bench trips interop clean
+.PHONY: help install demo docs test test-torch lint unit e2e fuzz bench trips interop clean mutants
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -47,8 +47,16 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
 
+docs: $(STAMP)   ## write the pages that are made from the code
+	$(BIN)/python -m tools.limits
+
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips
+
+# MUTANTS="--changed main" for what a change may have spoiled; python -m tools.mutate --help says more
+MUTANTS ?=
+mutants: $(STAMP)  ## break every rule of the conformance tables: the tests of its row must notice
+	$(BIN)/python -m tools.mutate $(MUTANTS)
 
 interop: $(STAMP)  ## our client and relay against other implementations; writes interop/results
 	$(BIN)/python -m interop.run

@@ -20,7 +20,9 @@ class RelayConfig:
     max_tracks: int = 65_536
     """Tracks known at once, cached ones included."""
     max_namespaces: int = 65_536
-    max_namespaces_per_session: int = 1024
+    """Namespaces published at once, each publisher counted; the same for listings of prefixes."""
+    max_namespaces_per_session: int = 16_384
+    """Of these, those of one session."""
     max_pending: int = 4096
     """Requests waiting for a publisher at once."""
     upstream_timeout: float = 5.0
@@ -38,10 +40,13 @@ class RelayConfig:
     failure_memory: float = 1.0
     """How long a range that could not be had is not asked for again."""
     retry_after_ms: int = 1000
+    """What a refused request is told to wait."""
     pending_subgroups: int = 4096
     """Subgroups one subscription may be behind; beyond, it ends with TOO_FAR_BEHIND."""
     pending_datagrams: int = 1024
     """Objects that may wait to go out as datagrams, per subscription; beyond, they are dropped."""
+    pending_fills: int = 64
+    """Fills one subscription may have open; an update that asks for one more is refused."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

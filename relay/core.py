@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import fields
 from functools import partial
-from operator import attrgetter
 
-from moqt.delivery.scheduler import DeliveryCounters, DeliveryLimits
+from moqt.delivery.scheduler import DeliveryLimits
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
@@ -39,6 +37,7 @@ from relay.audience.prefixes import PrefixMap
 from relay.audience.waiting import Waiting
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
+from relay.counted import Numbers
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
 from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscription
@@ -68,13 +67,6 @@ _PASSED_ON = frozenset(
 """Refusals that mean downstream what they meant to us; others are about our own request."""
 
 
-_numbers = attrgetter(*(field.name for field in fields(DeliveryCounters)))
-
-
-def total(each: list[DeliveryCounters]) -> DeliveryCounters:
-    return DeliveryCounters(*map(sum, zip(*map(_numbers, each), strict=True)))
-
-
 class Relay(SessionHandler):
     """Accepts publishers and subscribers, and joins them over the tracks they share."""
 
@@ -98,7 +90,7 @@ class Relay(SessionHandler):
         self.upstream_subscriptions = 0
         """Established subscriptions to publishers."""
         self.sessions: set[Session] = set()
-        self._delivered = DeliveryCounters()
+        self._counted = Numbers()
         """Of the sessions that have ended."""
         self.upstreams = self.refusals.trusted
         """Sessions to upstream relays: asked for what no publisher here has."""
@@ -118,14 +110,15 @@ class Relay(SessionHandler):
     def session_established(self, session: Session) -> None:
         self.sessions.add(session)
         self.counters.sessions += 1
+        config = self.config
         session.scheduler.limits = DeliveryLimits(
-            self.config.pending_subgroups, self.config.pending_datagrams
+            config.pending_subgroups, config.pending_datagrams, config.pending_fills
         )
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:
         # Its requests have been ended one by one before this is called.
         self.sessions.discard(session)
-        self._delivered = total([self._delivered, session.scheduler.counters])
+        self._counted = Numbers.total([self._counted, Numbers.of([session])])
         self.upstreams.pop(session, None)
 
     def add_upstream(self, session: Session) -> None:
@@ -467,9 +460,9 @@ class Relay(SessionHandler):
 
     # -- numbers -----------------------------------------------------------------------------
 
-    def deliveries(self) -> DeliveryCounters:
-        """What the deliveries of all sessions, ended ones included, gave up."""
-        return total([self._delivered, *(each.scheduler.counters for each in self.sessions)])
+    def numbers(self) -> Numbers:
+        """What all sessions, ended ones included, have counted."""
+        return Numbers.total([self._counted, Numbers.of(self.sessions)])
 
     @property
     def downstream_subscriptions(self) -> int:

@@ -9,13 +9,13 @@ are shared. Sans-IO.
 
 from __future__ import annotations
 
-from moqt.delivery.scheduler import DeliveryCounters
 from moqt.session import Session, SessionHandler
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.tokens import Token
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
-from relay.core import Relay, total
+from relay.core import Relay
+from relay.counted import Numbers
 from relay.rights.policy import AllowAll, Policy
 
 
@@ -35,7 +35,7 @@ class Scopes(SessionHandler):
         self.clock = Clock()
         self.relays: dict[str, Relay] = {}
         self._kept: set[str] = set()
-        self._delivered = DeliveryCounters()
+        self._counted = Numbers()
         """Of the scopes that are gone."""
 
     def keep(self, path: str) -> Relay:
@@ -87,7 +87,7 @@ class Scopes(SessionHandler):
     def _forget(self, scope: str) -> None:
         relay = self.relays.pop(scope)
         relay.forget_all()
-        self._delivered = total([self._delivered, relay.deliveries()])
+        self._counted = Numbers.total([self._counted, relay.numbers()])
 
     # -- time and numbers --------------------------------------------------------------------
 
@@ -100,6 +100,6 @@ class Scopes(SessionHandler):
             if not relay.sessions and not relay.tracks and scope not in self._kept:
                 self._forget(scope)
 
-    def deliveries(self) -> DeliveryCounters:
-        """What the deliveries of all sessions, ended ones included, gave up."""
-        return total([self._delivered, *(relay.deliveries() for relay in self.relays.values())])
+    def numbers(self) -> Numbers:
+        """What all sessions, ended ones included, have counted."""
+        return Numbers.total([self._counted, *(relay.numbers() for relay in self.relays.values())])

@@ -77,7 +77,6 @@ class FetchDelivery(StreamDelivery):
         )
 
     def begin(self) -> None:
-        self.store.add_listener(self)
         if self._fill_timeout_ms:
             scheduler = self.outlet.scheduler
             self._deadline = scheduler.deadlines.at(
@@ -111,6 +110,7 @@ class FetchDelivery(StreamDelivery):
             if stream_id is None:
                 return Progress.NO_STREAM
             self.stream_id, self.opened = stream_id, True
+            self.store.add_listener(self)  # before, there was nothing that it could do about it
             self.outlet.transport.send(stream_id, self._encoder.header())
         assert self.stream_id is not None
         if self.outlet.transport.send_room(self.stream_id) <= 0:

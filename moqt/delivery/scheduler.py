@@ -42,6 +42,8 @@ class DeliveryLimits:
     """Subgroups it may be behind; beyond, it ends with TOO_FAR_BEHIND."""
     pending_datagrams: int = 1024
     """Objects waiting to go out as datagrams; beyond, they are dropped."""
+    pending_fills: int = 64
+    """Fills it may have open; an update that asks for one more gets EXCESSIVE_LOAD."""
 
 
 @dataclass(slots=True)
@@ -99,8 +101,10 @@ class Flow:
         """When it was served last or came: of equals, the one that waits longest is next."""
         self.entry: Entry | None = None
         """Where it stands in the scheduler's queue."""
-        self.streamless = 0
-        """Deliveries of it that wait for a stream."""
+        self.streamless: list[tuple[tuple[int, ...], int, Delivery]] = []
+        """Deliveries of it that wait for a stream, the first of them first."""
+        self.streamless_entry: StreamlessEntry | None = None
+        """Where it stands among the flows that wait for one."""
         self.over = False
         """The scheduler was told to forget it."""
 
@@ -108,10 +112,16 @@ class Flow:
         if subscriber_priority != self.subscriber_priority:
             self.subscriber_priority = subscriber_priority
             self.scheduler.offer(self)
+            if self.streamless:
+                self.scheduler.offer_streamless(self)
 
 
 Entry = tuple[int, int, int, int, Flow]
 """Subscriber priority, publisher priority, turn, a number that makes it unique, the flow."""
+
+StreamlessEntry = tuple[int, tuple[int, ...], int, int, Flow]
+"""Subscriber priority, rank and number of the flow's first delivery, a number that makes it
+unique, the flow."""
 
 
 class Scheduler:
@@ -132,18 +142,18 @@ class Scheduler:
         self.counters = DeliveryCounters()
         self.deadlines = Deadlines()
         self.clock = clock
+        self.fills = 0
+        """Fills that are not over, of all subscriptions."""
         self._ticked = 0.0
         self._flows: list[Entry] = []
         self._number = 0
         self._unflushed: dict[Delivery, None] = {}
         self._blocked: dict[int, Delivery] = {}
         """By stream: those that wait for credit on it."""
-        self._streamless: list[tuple[int, tuple[int, ...], int, Delivery]] = []
-        """Deliveries that need a stream, by priority: one tries, the others wait for it."""
-        self._void = 0
-        """How many of them belong to flows that are over."""
+        self._streamless: list[StreamlessEntry] = []
+        """Flows with deliveries that need a stream, by priority: one tries, the others wait."""
         self._trying: Delivery | None = None
-        self._compact_at = 256
+        self._compact_at = self._compact_streamless_at = 256
 
     @property
     def now(self) -> float:
@@ -179,6 +189,21 @@ class Scheduler:
             heapq.heapify(self._flows)
             self._compact_at = max(256, 2 * len(self._flows))
 
+    def offer_streamless(self, flow: Flow) -> None:
+        """The same among those that need a stream."""
+        if not flow.streamless:
+            flow.streamless_entry = None
+            return
+        place = (flow.subscriber_priority, *flow.streamless[0][:2])
+        if flow.streamless_entry is not None and flow.streamless_entry[:3] == place:
+            return
+        flow.streamless_entry = (*place, self._next_number(), flow)
+        heapq.heappush(self._streamless, flow.streamless_entry)
+        if len(self._streamless) > self._compact_streamless_at:
+            self._streamless = [e for e in self._streamless if e[4].streamless_entry is e]
+            heapq.heapify(self._streamless)
+            self._compact_streamless_at = max(256, 2 * len(self._streamless))
+
     def _next_number(self) -> int:
         self._number += 1
         return self._number
@@ -202,12 +227,14 @@ class Scheduler:
     def _try_stream(self) -> None:
         """Let the first by priority of those that need a stream ask for one."""
         while self._streamless:
-            delivery = heapq.heappop(self._streamless)[3]
-            if delivery.flow.over:
-                self._void -= 1
+            entry = heapq.heappop(self._streamless)
+            flow = entry[4]
+            if flow.streamless_entry is not entry:
                 continue
-            delivery.flow.streamless -= 1
+            flow.streamless_entry = None
+            delivery = heapq.heappop(flow.streamless)[2]
             delivery.streamless = False
+            self.offer_streamless(flow)
             self._trying = delivery
             self.ready(delivery)
             return
@@ -228,9 +255,8 @@ class Scheduler:
                 self._trying = None
             if progress is Progress.NO_STREAM and not flow.over:
                 delivery.streamless = True
-                flow.streamless += 1
-                place = (flow.subscriber_priority, delivery.rank(), self._next_number())
-                heapq.heappush(self._streamless, (*place, delivery))
+                heapq.heappush(flow.streamless, (delivery.rank(), self._next_number(), delivery))
+                self.offer_streamless(flow)
             elif tried:
                 self._try_stream()
             if progress is Progress.MORE:
@@ -256,12 +282,7 @@ class Scheduler:
         flow.heap.clear()
         flow.entry = None
         flow.over = True
-        # Many end at once, with their session: none of them looks at what the others wait for.
-        self._void += flow.streamless
-        flow.streamless = 0
-        if 2 * self._void > len(self._streamless):
-            self._streamless = [entry for entry in self._streamless if not entry[3].flow.over]
-            heapq.heapify(self._streamless)
-            self._void = 0
+        flow.streamless.clear()
+        flow.streamless_entry = None
         if self._trying is not None and self._trying.flow is flow:
             self._trying = None

@@ -49,7 +49,7 @@ class SubscriptionDelivery:
         """Groups dealt with that the store has forgotten since: never send them again."""
         self._resume: dict[tuple[int, int], int] = {}
         """How far a Subgroup had come when its upstream stream was reset."""
-        self._fills: list[FetchDelivery] = []
+        self._fills: dict[FetchDelivery, None] = {}
         self.over = False
         self.done_waits = False
         """No PUBLISH_DONE yet: the subscriber may still ask for a fill."""
@@ -180,12 +180,19 @@ class SubscriptionDelivery:
 
     # -- streams -------------------------------------------------------------------------
 
+    @property
+    def open_fills(self) -> int:
+        """Fills that are not over, whether or not they have a stream."""
+        return len(self._fills)
+
     def add_fill(self, fill: FetchDelivery) -> None:
-        self._fills.append(fill)
+        self._fills[fill] = None
+        self.outlet.scheduler.fills += 1
         fill.begin()
 
     def fill_done(self, fill: FetchDelivery) -> None:
-        self._fills.remove(fill)
+        del self._fills[fill]
+        self.outlet.scheduler.fills -= 1
         self.streams_opened += fill.opened
         self.check_done()
 
@@ -291,6 +298,7 @@ class SubscriptionDelivery:
         for fill in tuple(self._fills):
             fill.abort(code)
             self.streams_opened += fill.opened
+        self.outlet.scheduler.fills -= len(self._fills)
         self._subgroups.clear()
         self._fills.clear()
         self.outlet.scheduler.forget(self.flow)

@@ -38,18 +38,25 @@ class QuicConfig:
     carry it is noticed, and the connection goes on with 1200."""
 
     idle_timeout: float = 30.0
+    """Seconds without a word after which a connection is given up."""
     keep_alive: float | None = None
     """PING after so long without hearing from the peer; None is a third of the idle time-out
     in effect, 0 sends none (an idle connection then ends by time-out)."""
     handshake_timeout: float = 10.0
+    """Seconds a handshake may take."""
 
     stream_window: int = 2 << 20
     """Receive credit per stream beyond what the application has consumed."""
     session_window: int = 32 << 20
     """Receive credit over all streams beyond what the application has consumed."""
     max_streams_bidi: int = 128
-    """Bidirectional streams the peer may have open at a time."""
+    """Bidirectional streams granted to the peer at first, and at least so many beyond those it
+    has opened: as many more as it has open, up to `max_open_streams_bidi`."""
     max_streams_uni: int = 128
+    """The same for unidirectional streams."""
+    max_open_streams_bidi: int = 32_768
+    """Bidirectional streams the peer may have open at a time."""
+    max_open_streams_uni: int = 16_384
     """Unidirectional streams the peer may have open at a time."""
     max_datagram_queue: int = 256 << 10
     """Octets of QUIC DATAGRAMs waiting to be sent; more are dropped."""
@@ -128,8 +135,9 @@ class QuicConfig:
             "session_window must not be smaller than stream_window",
         )
         check(self.session_window < 1 << 60, "session_window must be below 2^60")
-        for name in ("max_streams_bidi", "max_streams_uni"):
-            check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")
+        for kind in ("streams_bidi", "streams_uni"):
+            for name in (f"max_{kind}", f"max_open_{kind}"):
+                check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")
         check(self.max_datagram_queue >= 0, "max_datagram_queue must not be negative")
         check(self.max_connections > 0, "max_connections must be positive")
         check(self.max_connections_per_address > 0, "max_connections_per_address must be positive")

@@ -39,8 +39,12 @@ class DataStreams:
         self.aliases = TrackAliases()
         self.expected: dict[int, Recipient] = {}
         """For whom a fetch stream is to come, by its Request ID."""
+        self._expecting: defaultdict[Recipient, set[int]] = defaultdict(set)
+        """The Request IDs under which something is to come for a recipient."""
         self.waiting: dict[int, DataIn] = {}
         """Streams, by id, that came before it is known for whom."""
+        self._held_for: defaultdict[tuple[bool, int], dict[int, DataIn]] = defaultdict(dict)
+        """The same, by what they begin with: a Track Alias, or the Request ID of a fetch."""
         self.reading: dict[Recipient, dict[int, DataIn]] = {}
         """Streams, by id, that are read for a recipient."""
         self.held_octets = 0
@@ -64,10 +68,19 @@ class DataStreams:
     def expect(self, request_id: int, recipient: Recipient) -> None:
         """A fetch stream with this Request ID is `recipient`'s."""
         self.expected[request_id] = recipient
+        self._expecting[recipient].add(request_id)
 
-    def place_waiting(self) -> None:
-        """A Track Alias was named, or a recipient is ready: place what waited for that."""
-        for stream in tuple(self.waiting.values()):
+    def expect_no_more(self, request_id: int) -> None:
+        """No fetch stream with this Request ID comes any more, or it has come."""
+        recipient = self.expected.pop(request_id, None)
+        if recipient is not None:
+            self._expecting[recipient].discard(request_id)
+            if not self._expecting[recipient]:
+                del self._expecting[recipient]
+
+    def place_waiting(self, recipient: Recipient, alias: int | None) -> None:
+        """`recipient` has named its Track Alias, or is ready: place what waited for that."""
+        for stream in self._waiting_for(self._expecting.get(recipient, ()), alias):
             if not stream.discard:
                 stream.place()
 
@@ -79,13 +92,16 @@ class DataStreams:
             stream.reset(code)
         return bool(streams)
 
-    def forget(self, recipient: Recipient, request_ids: Iterable[int]) -> None:
-        """It is over: no stream of these IDs is expected any more, and STOP_SENDING goes out on
-        those of its that are still open."""
+    def forget(self, recipient: Recipient, alias: int | None = None) -> None:
+        """It is over, and has given up its `alias`: no stream is expected for it any more, and
+        STOP_SENDING goes out on those of its that are still open."""
+        request_ids = self._expecting.pop(recipient, ())
         for request_id in request_ids:
-            self.expected.pop(request_id, None)
-        for stream in (*self._streams_of(recipient), *self.waiting.values()):
-            if stream.recipient is recipient or not self.may_want(stream.header):
+            del self.expected[request_id]
+        for stream in self._streams_of(recipient):
+            stream.drop()
+        for stream in self._waiting_for(request_ids, alias):
+            if not self.may_want(stream.header):
                 stream.drop()
 
     def last_heard(self, recipient: Recipient) -> float:
@@ -108,6 +124,7 @@ class DataStreams:
         """The session is over. What requests expect, they take back themselves."""
         self.reading.clear()
         self.waiting.clear()
+        self._held_for.clear()
         self.held_octets = 0
 
     # -- for the streams ---------------------------------------------------------------------
@@ -134,6 +151,7 @@ class DataStreams:
         if stream.stream_id not in self.waiting:
             stream.held_since = self.host.clock.now
             self.waiting[stream.stream_id] = stream
+            self._held_for[stream.holder][stream.stream_id] = stream
             self.host.transport.pause_receiving(stream.stream_id)
         stream.held += data
         self.held_octets += len(data)
@@ -144,6 +162,10 @@ class DataStreams:
         """What was held of `stream`, which waits no more."""
         if self.waiting.pop(stream.stream_id, None) is None:
             return b""
+        held_for = self._held_for[stream.holder]
+        del held_for[stream.stream_id]
+        if not held_for:
+            del self._held_for[stream.holder]
         held, stream.held = bytes(stream.held), bytearray()
         self.held_octets -= len(held)
         self.host.transport.resume_receiving(stream.stream_id)
@@ -154,7 +176,7 @@ class DataStreams:
         self.reading.setdefault(recipient, {})[stream.stream_id] = stream
         if isinstance(stream.header, FetchHeader):
             # There is one stream for each request: another one of this ID is unwanted.
-            del self.expected[stream.header.request_id]
+            self.expect_no_more(stream.header.request_id)
 
     def ended(self, stream: DataIn) -> None:
         """Nothing more is read from `stream`."""
@@ -169,6 +191,12 @@ class DataStreams:
 
     def _streams_of(self, recipient: Recipient) -> tuple[DataIn, ...]:
         return tuple(self.reading.get(recipient, {}).values())
+
+    def _waiting_for(self, request_ids: Iterable[int], alias: int | None) -> list[DataIn]:
+        keys = [(False, request_id) for request_id in request_ids]
+        if alias is not None:
+            keys.append((True, alias))
+        return [stream for key in keys for stream in self._held_for.get(key, {}).values()]
 
     def _make_room(self) -> None:
         """Drop what is held until it is within `max_held_octets`, from whoever holds most: a

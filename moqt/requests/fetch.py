@@ -88,7 +88,7 @@ class OutgoingFetch(OutgoingRequest):
         self.receiver.request_failed(error)
 
     def _forget(self) -> None:
-        self.session.data_streams.forget(self, (self.request_id,))
+        self.session.data_streams.forget(self)
 
 
 class IncomingFetch(IncomingTrackRequest):

@@ -39,6 +39,11 @@ class Offers(Protocol):
 class Registry(Protocol):
     """The requests of one session, which each of them stands in until it is over."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer may have one more request, or fill, open."""
+        ...
+
     def next_id(self) -> int:
         """A Request ID of ours."""
         ...
@@ -52,9 +57,12 @@ class Registry(Protocol):
     def over(self, stream_id: int) -> None:
         """A peer's request is over."""
 
-    def prefix_overlaps(self, prefix: TrackNamespace, but: Any) -> bool:
-        """Whether another request of the kind of `but` overlaps `prefix`."""
+    def claim_prefix(self, request: Any, prefix: TrackNamespace) -> bool:
+        """Have `request` claim `prefix`; False when it overlaps that of another of its kind."""
         ...
+
+    def at_limit(self, name: str, limit: int) -> None:
+        """The session has come to one of its limits: the log says so, once for each."""
 
     def tracks_request_for(self, name: FullTrackName) -> Offers | None:
         """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""

@@ -97,6 +97,7 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
                 if namespace in self.namespaces:
                     return
                 if len(self.namespaces) >= limit:
+                    self.session.requests.at_limit("max_namespaces", limit)
                     raise RequestError(
                         RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {limit} namespaces"
                     )
@@ -175,7 +176,7 @@ class IncomingPrefixRequest(IncomingRequest):
         return self.prefix
 
     def admit(self) -> bool:
-        if self.session.requests.prefix_overlaps(self.prefix, self):
+        if not self.session.requests.claim_prefix(self, self.prefix):
             self.reject(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
             return False
         return True
@@ -184,7 +185,7 @@ class IncomingPrefixRequest(IncomingRequest):
         """Raise RequestError when an update may not change the prefix to this one."""
         if is_reserved(prefix):
             raise RequestError(RequestErrorCode.DOES_NOT_EXIST, "the namespace is reserved")
-        if self.session.requests.prefix_overlaps(prefix, self):
+        if not self.session.requests.claim_prefix(self, prefix):
             raise RequestError(RequestErrorCode.PREFIX_OVERLAP, _OVERLAP)
         refused = self.session.handler.check_prefix(self, prefix)
         if refused is not None:

@@ -45,11 +45,16 @@ class OutgoingRequest(OpenRequest):
         parameters, self.carried = self.session.rules.sent_tokens.compress(message.parameters)
         self.message_sent = replace(message, parameters=parameters)
         self.stream.open(stream_id, self.message_sent)
+        self.session.clock.cancel(self._answer_timer)
         timeout = self.session.config.request_timeout
         if timeout is not None:
             self._answer_timer = self.session.clock.after(timeout + self.patience, self._unanswered)
         self.opened()
         self.updates.flush()
+
+    def await_stream(self, timeout: float, too_late: Callable[[OutgoingRequest], None]) -> None:
+        """The peer grants no stream for now: `too_late` is called if that takes so long."""
+        self._answer_timer = self.session.clock.after(timeout, lambda: too_late(self))
 
     @property
     def patience(self) -> float:
@@ -124,18 +129,21 @@ class OutgoingRequest(OpenRequest):
 
     def cancel(self) -> None:
         """Give the request up; the receiver hears nothing more of it."""
-        self.updates.settle_all(tell=False)
+        self.updates.settle_all()
         self.session.clock.cancel(self._answer_timer)
         self._forget()
         self.stream.cancel()
 
     @property
     def owed(self) -> bool:
-        """Whether the peer still owes a message."""
-        return self.state is RequestState.PENDING or self.updates.owed
+        """Whether the peer still owes a message that is no answer to an update: those are
+        settled by its end (MOQT "REQUEST_UPDATE")."""
+        return self.state is RequestState.PENDING
 
     def peer_finished(self) -> None:
-        if self.owed:
+        if not self.owed:
+            self.updates.settle_all()
+        else:
             self._close()
             self._fail(
                 RequestError(
@@ -163,6 +171,7 @@ class OutgoingRequest(OpenRequest):
     def _close(self) -> None:
         self._forget()
         self.stream.closed()
+        self.updates.settle_all()
 
     def _forget(self) -> None:
         """Drop what the session remembers for this request."""

@@ -22,6 +22,7 @@ from moqt.values.codes import (
     MessageType,
     PropertyType,
     PublishDoneCode,
+    RequestErrorCode,
 )
 from moqt.values.deadlines import Deadline
 from moqt.values.errors import MoqtError, RequestError
@@ -110,7 +111,7 @@ class PublisherSide(OpenRequest):
         """Open the fill fetch stream, unless there is nothing to fill (MOQT "Fill Semantics")."""
         delivery = self.delivery
         assert delivery is not None and self.store is not None
-        if delivery.paused or largest is None:
+        if delivery.over or delivery.paused or largest is None:
             return
         chosen = fill.location_filter or self.filter or LocationFilter.absolute_start(0)
         start, end = chosen.resolve(largest)
@@ -145,6 +146,10 @@ class PublisherSide(OpenRequest):
         if parameters.range_filters or parameters.fill_parameters is not None:
             merged = merge_update(merged, parameters.range_filters)
             self.session.rules.check_filters(replace(parameters, range_filters=merged))
+        if parameters.fill_parameters is not None:
+            self._check_fills(delivery)
+        # What changes may be all that PUBLISH_DONE waited for: it comes after the answer.
+        waits, delivery.done_waits = delivery.done_waits, True
         largest = store.largest
         self.range_filters = merged
         start: Location | None = None
@@ -172,6 +177,21 @@ class PublisherSide(OpenRequest):
         )
         if parameters.fill_parameters is not None:
             self._fill(update.request_id, parameters.fill_parameters, largest)
+        delivery.done_waits = waits
+        if store.ended:
+            delivery.check_done()
+
+    def _check_fills(self, delivery: SubscriptionDelivery) -> None:
+        """A fill is a request in all but its stream: raises RequestError EXCESSIVE_LOAD beyond
+        what one subscription, or the session, may have open."""
+        limit = self.session.scheduler.limits.pending_fills
+        if delivery.open_fills >= limit or not self.session.requests.has_room:
+            self.session.counters.fills_over_limit += 1
+            self.session.requests.at_limit("pending_fills", limit)
+            raise RequestError(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"too many fills are open (a subscription may have {limit})",
+            )
 
     def live_for(self, lifetime_ms: int | None) -> None:
         """End with PUBLISH_DONE EXPIRED that long from now (MOQT "EXPIRES Parameter")."""
@@ -341,7 +361,6 @@ class OutgoingPublish(PublisherSide, OutgoingRequest):
             delivery.check_done()
 
     def done_sent(self) -> None:
-        self.updates.settle_all()
         self._close()
         self.notify(None)
         self._over(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from moqt.requests.host import RequestHost
 from moqt.requests.stream import RequestState, RequestStream
@@ -80,6 +81,15 @@ class OpenRequest:
             case _:
                 self.answered(message)
 
+    def message_after_end(self, message: Message) -> None:
+        """A REQUEST_UPDATE that crossed the end of its request is settled by that end. It has
+        used its Request ID, and what it registers is registered, all the same."""
+        if isinstance(message, RequestUpdate):
+            self.session.rules.use_request_id(message.request_id)
+            self.session.codec.check_request_update(message.parameters, self.stream.opening)
+            with suppress(RequestError):  # nobody is told any more
+                self.session.rules.resolve_tokens(message.parameters)
+
     def first_answer(self, message: Message) -> None:
         """The answer to the opening message; only requests of ours get one."""
         raise NotImplementedError
@@ -131,10 +141,12 @@ class OpenRequest:
     # -- updates of ours -------------------------------------------------------------------
 
     def update(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
-        """REQUEST_UPDATE. `on_answer` is called once, unless the request is cancelled here.
+        """REQUEST_UPDATE. `on_answer` is called once: with a RequestError also when the request,
+        or all the peer has to say on it, ends before the answer, whoever ends it.
 
         It is held back while the peer's MAX_REQUEST_UPDATES are unanswered. Raises
-        MisuseError when nothing more can be sent, RequestError INVALID_FILTER when the
+        MisuseError when the request has ended, or the peer has ended its side of the stream or
+        sent PUBLISH_DONE: nothing could be answered. RequestError INVALID_FILTER when the
         range filters would be more than the peer's MAX_FILTER_RANGES.
         """
         self.updates.ask(parameters, on_answer)

@@ -98,6 +98,12 @@ class Rules:
     def resolve_tokens(self, parameters: Parameters) -> tuple[Token, ...]:
         """The tokens a message carries. Raises RequestError when one cannot be accepted."""
         tokens = self.token_cache.resolve(parameters.authorization_tokens)
+        if len(tokens) > self._config.max_tokens:
+            raise RequestError(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"{len(tokens)} Authorization Tokens in one message, at most "
+                f"{self._config.max_tokens} are looked at",
+            )
         for token in tokens:
             refused = self._judge.check_token(token)
             if refused is not None:
@@ -131,6 +137,12 @@ class Rules:
     def setup_tokens(self, tokens: list[AuthorizationToken]) -> tuple[Token, ...]:
         """The tokens of SETUP. Raises SessionError when one cannot be accepted."""
         resolved = self.token_cache.resolve(tokens, setup=True)
+        if len(resolved) > self._config.max_tokens:
+            raise SessionError(
+                SessionErrorCode.UNAUTHORIZED,
+                f"{len(resolved)} Authorization Tokens in SETUP, at most "
+                f"{self._config.max_tokens} are looked at",
+            )
         for token in resolved:
             refused = self._judge.check_token(token)
             if refused is not None:

@@ -141,6 +141,9 @@ class StreamOwner(Protocol):
     def message(self, message: Message) -> None:
         """What the peer says, but for the first answer."""
 
+    def message_after_end(self, message: Message) -> None:
+        """It crossed the end of the request: nothing is answered, and nothing kept of it."""
+
     def first_answer(self, message: Message) -> None:
         """The answer to the message that opened the stream."""
 
@@ -218,6 +221,7 @@ class RequestStream:
             self.session.rules.check_goaway(message)
         before, theirs.stage = theirs.stage, stage
         if self.over:
+            self.owner.message_after_end(message)
             return
         if before is Stage.SILENT and stage is not before:
             self.owner.first_answer(message)

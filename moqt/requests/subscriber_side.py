@@ -62,6 +62,7 @@ class SubscriberSide(OpenRequest):
         self.largest: Location | None = None
         """Largest Object as the publisher told last."""
         self.properties: Properties = ()
+        self._chosen: LocationFilter | None = None
         self._range = Location(0, 0), MAX_LOCATION
         self._forwards = True
         self.streams_ended = 0
@@ -76,6 +77,7 @@ class SubscriberSide(OpenRequest):
         self.group_order = GroupOrder(order or GroupOrder.ASCENDING)
         """In which order fills come; the track's default is known from the answer on."""
         self._fill_ids: list[int] = []
+        """Request IDs of updates with a fill that have no answer yet."""
         self._done_timer: Deadline | None = None
 
     @property
@@ -96,6 +98,7 @@ class SubscriberSide(OpenRequest):
     def restrict(self, asked: Parameters, largest: Location | None) -> None:
         """The publisher has taken these filters, when its Largest Object was `largest`."""
         if asked.location_filter is not None:
+            self._chosen = asked.location_filter
             self._range = asked.location_filter.resolve(largest)
         if asked.forward is not None:
             self._forwards = asked.forward == 1
@@ -120,9 +123,18 @@ class SubscriberSide(OpenRequest):
         )
 
     def expect_fill(self, request_id: int) -> None:
-        """A fill fetch stream with this Request ID is ours."""
-        self._fill_ids.append(request_id)
+        """A fill fetch stream with this Request ID is ours, if there is something to fill."""
         self.session.data_streams.expect(request_id, self)
+
+    def _fill_answered(self, request_id: int, fill: Parameters, largest: Location | None) -> None:
+        """The publisher has taken it when its Largest Object was `largest`: without a range to
+        fill, no stream comes (MOQT "Fill Semantics")."""
+        chosen = fill.location_filter or self._chosen or LocationFilter.absolute_start(0)
+        if self._forwards and largest is not None:
+            start, end = chosen.resolve(largest)
+            if start <= min(end, largest):
+                return
+        self.session.data_streams.expect_no_more(request_id)
 
     def saw(self, largest: Location | None) -> None:
         if largest is not None and (self.largest is None or largest > self.largest):
@@ -140,7 +152,11 @@ class SubscriberSide(OpenRequest):
                     self.on_state(message.parameters)
 
     def finish_done(self) -> None:
-        """PUBLISH_DONE has come: wait for the streams it counts, but not for ever."""
+        """PUBLISH_DONE has come: wait for the streams it counts, but not for ever. What we had
+        asked to change meanwhile is settled by it: no answer follows."""
+        self.updates.settle_all()
+        if self.state is not RequestState.ESTABLISHED:
+            return  # whoever was told has cancelled
         self.stream.finish()
         self._done_timer = self.session.clock.after(self._patience(), self._out_of_patience)
         self.check_done()
@@ -176,11 +192,15 @@ class SubscriberSide(OpenRequest):
 
     def update_sent(self, message: RequestUpdate) -> None:
         if message.parameters.fill_parameters is not None:
+            self._fill_ids.append(message.request_id)
             self.expect_fill(message.request_id)
 
     def update_accepted(self, message: RequestOk, asked: Parameters) -> None:
-        self.saw(message.parameters.largest_object)
-        self.restrict(asked, message.parameters.largest_object)
+        largest = message.parameters.largest_object
+        self.saw(largest)
+        self.restrict(asked, largest)
+        if asked.fill_parameters is not None:
+            self._fill_answered(self._fill_ids.pop(0), asked.fill_parameters, largest)
 
     def update_refused(self, error: RequestError) -> None:
         """PUBLISH_DONE UPDATE_FAILED follows."""
@@ -197,7 +217,6 @@ class SubscriberSide(OpenRequest):
         if expired or self.streams_ended >= done.stream_count:
             self.forget_subscription()
             self.stream.closed()
-            self.updates.settle_all()
             self.receiver.subscription_done(done.code, done.reason)
             self.subscription_over()
 
@@ -209,7 +228,7 @@ class SubscriberSide(OpenRequest):
         self.session.clock.cancel(self._done_timer)
         if self.track_alias is not None:
             self.session.data_streams.remove_alias(self.track_alias, self)
-        self.session.data_streams.forget(self, self._fill_ids)
+        self.session.data_streams.forget(self, self.track_alias)
 
 
 class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
@@ -239,9 +258,15 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
         self.session.data_streams.add_alias(message.track_alias, self)
         self.track_alias = message.track_alias
         self.restrict(self.parameters, message.parameters.largest_object)
+        if self.parameters.fill_parameters is not None:
+            self._fill_answered(
+                self.request_id,
+                self.parameters.fill_parameters,
+                message.parameters.largest_object,
+            )
         self.take_properties(message.properties)
         self.receiver.subscribe_accepted(self)
-        self.session.data_streams.place_waiting()
+        self.session.data_streams.place_waiting(self, self.track_alias)
 
     @property
     def ready(self) -> bool:
@@ -249,7 +274,7 @@ class OutgoingSubscribe(SubscriberSide, OutgoingRequest):
 
     @property
     def owed(self) -> bool:
-        return self.done is None or super().owed
+        return self.done is None
 
     def subscription_over(self) -> None:
         self.notify(None)
@@ -320,9 +345,13 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             return False
         self.session.counters.publications_received += 1
         if len(self.session.data_streams.aliases) > self.session.config.max_track_aliases:
+            limit = self.session.config.max_track_aliases
             self.session.counters.requests_over_limit += 1
+            self.session.requests.at_limit("max_track_aliases", limit)
             self.reject(
-                RequestErrorCode.EXCESSIVE_LOAD, "too many tracks are open", retry_after_ms=1000
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"{limit} tracks are open, and no more may be",
+                retry_after_ms=1000,
             )
             return False
         if self.offered_for is not None:
@@ -349,7 +378,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.live_for(expires_ms)
         filters = self.offered_for.parameters.range_filters if self.offered_for else ()
         filters = tuple(f for f in filters if f.type in OBJECT_FILTERS)
-        if update is not None or filters:
+        if self.done is None and (update is not None or filters):
             update = update or Parameters()
             if filters and not update.range_filters:
                 # PUBLISH cannot tell that they are in force: ask for them once more.
@@ -358,7 +387,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.updates.flush()
         self.apply_held_updates()
         if self.state is RequestState.ESTABLISHED:
-            self.session.data_streams.place_waiting()
+            self.session.data_streams.place_waiting(self, self.track_alias)
         if self.done is not None and self.state is RequestState.ESTABLISHED:
             self.finish_done()
 
@@ -382,7 +411,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.revoke()
 
     def revoke(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
-        self.updates.settle_all(tell=False)
+        self.updates.settle_all()
         super().revoke(code)
 
     def give_up(self, error: RequestError) -> None:

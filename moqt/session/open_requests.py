@@ -7,6 +7,8 @@ stream for it, in the order in which they were submitted.
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -32,6 +34,7 @@ from moqt.requests import (
     SubscriberSide,
 )
 from moqt.requests.host import RequestHost
+from moqt.session.prefixes import Prefixes
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import (
     MisuseError,
@@ -51,7 +54,9 @@ from moqt.values.messages import (
     SubscribeTracks,
     TrackStatus,
 )
-from moqt.values.names import FullTrackName, TrackNamespace, is_reserved, overlap
+from moqt.values.names import FullTrackName, TrackNamespace, is_reserved
+
+logger = logging.getLogger("moqt.session")
 
 R = TypeVar("R", bound=OutgoingRequest)
 
@@ -97,6 +102,12 @@ class OpenRequests:
         """Ours that are sent, by stream."""
         self.queued: dict[OutgoingRequest, None] = {}
         """Ours for which the peer grants no stream yet, in order."""
+        self._tracks_requests: dict[int, OutgoingSubscribeTracks] = {}
+        """Of ours that are sent, the ones that PUBLISHes answer."""
+        self._prefixes: defaultdict[type, Prefixes] = defaultdict(Prefixes)
+        """By kind of the peer's requests: those of one kind may not overlap."""
+        self._told: set[str] = set()
+        """Limits of which the log has heard that the peer came to them."""
         self._next_id = 0 if session.transport.is_client else 1
 
     def __len__(self) -> int:
@@ -137,6 +148,8 @@ class OpenRequests:
         if not self.queued and self._open(request):
             return request
         if len(self.queued) >= session.config.max_queued_requests:
+            session.counters.requests_streamless += 1
+            self.at_limit("max_queued_requests", session.config.max_queued_requests)
             raise RequestError(
                 RequestErrorCode.EXCESSIVE_LOAD,
                 f"the peer grants no request stream, and {len(self.queued)} requests wait already",
@@ -144,7 +157,23 @@ class OpenRequests:
             )
         session.counters.requests_queued += 1
         self.queued[request] = None
+        timeout = session.config.stream_timeout
+        if timeout is not None:
+            request.await_stream(timeout, self._no_stream)
         return request
+
+    def _no_stream(self, request: OutgoingRequest) -> None:
+        """The time is up that it may wait for a stream."""
+        session = self._session
+        session.counters.requests_streamless += 1
+        request.give_up(
+            RequestError(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"the peer grants no more request streams ({len(self.outgoing)} are open, "
+                f"{len(self.queued)} requests wait)",
+                retry_after_ms=1000,
+            )
+        )
 
     def open_queued(self) -> None:
         """Send what the peer grants streams for now."""
@@ -161,6 +190,8 @@ class OpenRequests:
             return False
         session.read_stream(RequestIn(session, stream_id, request.stream))
         self.outgoing[stream_id] = request
+        if isinstance(request, OutgoingSubscribeTracks):
+            self._tracks_requests[stream_id] = request
         session.counters.requests_sent += 1
         request.open(stream_id, self.next_id())
         return True
@@ -177,24 +208,28 @@ class OpenRequests:
 
     def tracks_request_for(self, name: FullTrackName) -> OutgoingSubscribeTracks | None:
         """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
-        for request in self.outgoing.values():
-            if (
-                isinstance(request, OutgoingSubscribeTracks)
-                and request.state is not RequestState.CLOSED
-                and request.covers(name.namespace)
-            ):
+        for request in self._tracks_requests.values():
+            if request.state is not RequestState.CLOSED and request.covers(name.namespace):
                 return request
         return None
 
     @property
     def wants_fills(self) -> bool:
         """Whether a SUBSCRIBE_TRACKS of ours asks for fills: they come under the ID of PUBLISH."""
-        return any(
-            isinstance(request, OutgoingSubscribeTracks) and request.wants_fill
-            for request in self.outgoing.values()
-        )
+        return any(request.wants_fill for request in self._tracks_requests.values())
 
     # -- the peer's ------------------------------------------------------------------------
+
+    @property
+    def _open_here(self) -> int:
+        """What of the peer's is open: its requests, and fills, which are requests in all but
+        their streams."""
+        return len(self.incoming) + self._session.scheduler.fills
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the peer may have one more request, or fill, open."""
+        return self._open_here < self._session.config.max_requests
 
     def opened(self, stream_id: int, message: Message, *, leaving: bool) -> RequestStream:
         """The message that opens a request stream. Raises SessionError for another one.
@@ -218,10 +253,13 @@ class OpenRequests:
                 session.counters.tokens_refused += 1
             request.reject(RequestErrorCode(error.code), error.reason)
             return stream
-        if len(self.incoming) > session.config.max_requests:
+        if self._open_here > session.config.max_requests:
             session.counters.requests_over_limit += 1
+            self.at_limit("max_requests", session.config.max_requests)
             request.reject(
-                RequestErrorCode.EXCESSIVE_LOAD, "too many requests are open", retry_after_ms=1000
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"{session.config.max_requests} requests and fills are open, and no more may be",
+                retry_after_ms=1000,
             )
         elif leaving:
             request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
@@ -231,22 +269,30 @@ class OpenRequests:
             getattr(session.handler, opening.received)(request)
         return stream
 
-    def prefix_overlaps(self, prefix: TrackNamespace, but: IncomingRequest) -> bool:
-        """Whether another request of the kind of `but` in this session overlaps `prefix`."""
-        return any(
-            type(other) is type(but) and other is not but and overlap(other.namespace, prefix)
-            for other in self.incoming.values()
-        )
+    def claim_prefix(self, request: IncomingRequest, prefix: TrackNamespace) -> bool:
+        """Have `request` claim `prefix`; False when it overlaps that of another of its kind."""
+        return self._prefixes[type(request)].claim(request, prefix)
+
+    def at_limit(self, name: str, limit: int) -> None:
+        """The session has come to one of its limits: the log says so, once for each."""
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning(
+                "a session is at its limit of %d (%s): what goes beyond is refused", limit, name
+            )
 
     # -- their end -------------------------------------------------------------------------
 
     def forget(self, stream_id: int) -> None:
         """Ours on that stream is over."""
         self.outgoing.pop(stream_id, None)
+        self._tracks_requests.pop(stream_id, None)
 
     def over(self, stream_id: int) -> None:
         """The peer's request is over."""
-        self.incoming.pop(stream_id, None)
+        request = self.incoming.pop(stream_id, None)
+        if request is not None:
+            self._prefixes[type(request)].release(request)
 
     def give_up_track(self, recipient: Recipient, error: RequestError) -> None:
         """End `recipient` and whatever else takes Objects of its track."""
@@ -263,5 +309,7 @@ class OpenRequests:
         for outgoing in (*self.outgoing.values(), *self.queued):
             outgoing.session_closed(closed)
         self.incoming.clear()
+        self._prefixes.clear()
+        self._tracks_requests.clear()
         self.outgoing.clear()
         self.queued.clear()

@@ -16,15 +16,23 @@ class SessionConfig:
     setup_tokens: tuple[bytes, ...] = field(default=(), repr=False)
     """Encoded Token structures to send in SETUP."""
     max_filter_ranges: int = 16
+    """Ranges the filters of one request may have, its fill's included (MAX_FILTER_RANGES)."""
     max_request_updates: int = 16
+    """REQUEST_UPDATEs without an answer on one request stream (MAX_REQUEST_UPDATES)."""
     max_auth_token_cache_size: int = 4096
-    max_requests: int = 1024
-    """Requests of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
-    max_queued_requests: int = 1024
+    """Octets of tokens the peer may have registered, as the draft counts them."""
+    max_tokens: int = 16
+    """Authorization Tokens one message may carry: each costs a look at who it stands for."""
+    max_requests: int = 32_768
+    """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
+    max_queued_requests: int = 32_768
     """Requests of ours that may wait for a stream; beyond, they fail here."""
-    max_track_aliases: int = 16384
+    stream_timeout: float | None = 10.0
+    """Seconds a request of ours waits for the peer to grant a stream; then it fails here with
+    EXCESSIVE_LOAD. None waits for ever."""
+    max_track_aliases: int = 32_768
     """Track Aliases of the peer in use; a PUBLISH beyond gets EXCESSIVE_LOAD."""
-    max_namespaces: int = 4096
+    max_namespaces: int = 65_536
     """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
     max_held_octets: int = 4 << 20
     """Octets held for streams that came before SETUP or before their Track Alias."""
@@ -35,12 +43,14 @@ class SessionConfig:
     grease: int | None = None
     """N of a Setup Option 0x7f*N+0x9D to send along, so that peers learn to ignore them."""
     setup_timeout: float = 10.0
+    """Seconds the peer's SETUP may take once the handshake is over."""
     request_timeout: float | None = 60.0
     """Seconds a request or an update may stay unanswered, beyond its RENDEZVOUS_TIMEOUT; then
     it fails here with TIMEOUT. None waits for ever."""
     publish_linger: float = 1.0
     """How long PUBLISH_DONE waits after PUBLISH was accepted, so that a fill can be asked for."""
     alias_timeout: float = 5.0
+    """Seconds a data stream may wait for the answer that says for whom it is."""
     done_timeout: float = 10.0
     """How long PUBLISH_DONE waits at least for the streams it counts."""
 
@@ -56,12 +66,17 @@ class SessionCounters:
     requests_sent: int = 0
     requests_queued: int = 0
     """Of ours: those that had to wait for the peer to grant a stream."""
+    requests_streamless: int = 0
+    """Of those, the ones that failed because none was granted in `stream_timeout`, or because
+    `max_queued_requests` waited already."""
     requests_timed_out: int = 0
     requests_received: int = 0
     requests_refused: int = 0
     """Of the peer: answered with REQUEST_ERROR, for whatever reason."""
     requests_over_limit: int = 0
     """Of those, the ones beyond `max_requests` or `max_track_aliases`."""
+    fills_over_limit: int = 0
+    """Updates refused because as many fills were open as may be."""
     updates_received: int = 0
     publications_received: int = 0
     tracks_skipped: int = 0

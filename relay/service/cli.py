@@ -25,7 +25,9 @@ from relay.config import RelayConfig
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.daemon import DaemonConfig, Upstream, run
+from relay.service.limits import Chosen
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 PROGRAM = "kvcs-relay"
@@ -140,6 +142,15 @@ def relay_command(
             metavar="HOST:PORT", help="Serve Prometheus metrics there.", show_default="off"
         ),
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Set a limit, e.g. max_requests=50000; may be repeated. docs/limits.md lists "
+            "them with their defaults.",
+            show_default="as docs/limits.md says",
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds sessions have to leave at the end.")
     ] = 10.0,
@@ -167,12 +178,19 @@ def relay_command(
         raise _Usage("--self-signed excludes --cert and --key")
     if cert is not None and key is not None:
         _check_pair(cert, key)
+    chosen = _usage(Chosen, limit or (), "--limit")
+    try:
+        relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)  # type: ignore[arg-type]
+        session = SessionConfig(**chosen.session)  # type: ignore[arg-type]
+    except (ValueError, MoqtError) as error:
+        raise _Usage(f"--limit: {error}") from None
     try:
         quic = QuicConfig(
             max_datagram_size=mtu,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
+            **chosen.quic,  # type: ignore[arg-type]
         )
         quic.prepare_logs()
     except OSError as error:
@@ -191,18 +209,21 @@ def relay_command(
         raise _Usage(f"--auth: {error}") from None
     if upstream is not None and _is_here(upstream, host, port):
         raise _Usage("--upstream is this relay itself: it would ask itself for what it has not")
-    above = _upstream(upstream, upstream_cafile, upstream_token_file, announce_upstream, mtu)
+    above = _upstream(
+        upstream, upstream_cafile, upstream_token_file, announce_upstream, quic, session
+    )
     if self_signed is not None:
         # Last of all: what ends here must not have taken the certificate of a relay that runs.
         _check_free(listen, host, port, socket.SOCK_DGRAM)
         if metrics is not None and exporter is not None:
             _check_free(metrics, *exporter, socket.SOCK_STREAM)
         cert, key = _self_signed(self_signed, host)
-    scopes = Scopes(RelayConfig(cache_octets=cache_octets), policy)
+    scopes = Scopes(relay_config, policy)
     config = DaemonConfig(
         host=host,
         port=port,
         quic=replace(quic, certfile=cert, keyfile=key),
+        session=session,
         metrics=exporter,
         drain_timeout=drain_timeout,
         policy=policy,
@@ -230,7 +251,12 @@ def relay_command(
 
 
 def _upstream(
-    url: str | None, cafile: Path | None, token_file: Path | None, announce: bool, mtu: int
+    url: str | None,
+    cafile: Path | None,
+    token_file: Path | None,
+    announce: bool,
+    quic: QuicConfig,
+    session: SessionConfig,
 ) -> Upstream | None:
     if url is None:
         if cafile is not None or token_file is not None or announce:
@@ -249,8 +275,8 @@ def _upstream(
         raise _Usage(f"--upstream: {error}") from None
     return Upstream(
         url=url,
-        quic=QuicConfig(cafile=cafile, max_datagram_size=mtu),
-        session=SessionConfig(setup_tokens=tokens),
+        quic=replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None),
+        session=replace(session, setup_tokens=tokens),
         announce=announce,
     )
 
@@ -264,7 +290,7 @@ def _is_here(url: str, host: str, port: int) -> bool:
     return (uri.host, uri.port) == (host, port)
 
 
-def _usage(parse: Callable[[str], T], text: str, option: str) -> T:
+def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
     try:
         return parse(text)
     except ValueError as error:

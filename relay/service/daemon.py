@@ -46,6 +46,8 @@ class DaemonConfig:
     host: str
     port: int
     quic: QuicConfig
+    session: SessionConfig = field(default_factory=SessionConfig)
+    """What every session is held to."""
     metrics: tuple[str, int] | None = None
     upstream: Upstream | None = None
     policy: TokenPolicy | None = None
@@ -83,7 +85,9 @@ async def run(
     connecting: asyncio.Task[None] | None = None
     uplink = _uplink(scopes, config.upstream)
     try:
-        server = await moqt.serve(config.host, config.port, quic=config.quic, handler=scopes)
+        server = await moqt.serve(
+            config.host, config.port, quic=config.quic, session=config.session, handler=scopes
+        )
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signalled)

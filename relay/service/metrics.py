@@ -65,6 +65,20 @@ DELIVERIES = {
     "ranges_unknown": "End of Range entries UNKNOWN sent.",
     "ranges_timed_out": "End of Range entries TIMED_OUT sent.",
 }
+SESSIONS = {
+    "session_requests_sent": "Requests sent to peers.",
+    "session_requests_queued": "Requests that waited for the peer to grant a stream.",
+    "session_requests_streamless": "Requests that failed because no stream was granted in time.",
+    "session_requests_timed_out": "Requests that the peer did not answer in time.",
+    "session_requests_received": "Requests of peers.",
+    "session_requests_refused": "Requests of peers answered with REQUEST_ERROR.",
+    "session_requests_over_limit": "Of these, those beyond max_requests or max_track_aliases.",
+    "session_fills_over_limit": "Updates refused because as many fills were open as may be.",
+    "session_updates_received": "REQUEST_UPDATEs of peers.",
+    "session_publications_received": "PUBLISHes of peers.",
+    "session_tracks_skipped": "PUBLISH_SKIPPED sent.",
+    "session_tokens_refused": "Requests refused because of an Authorization Token.",
+}
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -109,7 +123,10 @@ class RelayMetrics(Collector):
             if name.startswith("cache_")
             else getattr(counters, name)
             for name in COUNTERS
-        } | asdict(self.scopes.deliveries())
+        }
+        numbers = self.scopes.numbers()
+        self._counters |= asdict(numbers.deliveries)
+        self._counters |= {f"session_{k}": v for k, v in asdict(numbers.sessions).items()}
         self._updates += 1
 
     def collect(self) -> Iterable[Metric]:
@@ -122,7 +139,9 @@ class RelayMetrics(Collector):
             remembered.add_metric([table], value)
         yield remembered
         for name, count in self._counters.items():
-            yield CounterMetricFamily(PREFIX + name, (COUNTERS | DELIVERIES)[name], value=count)
+            yield CounterMetricFamily(
+                PREFIX + name, (COUNTERS | DELIVERIES | SESSIONS)[name], value=count
+            )
         yield CounterMetricFamily(
             PREFIX + UPDATES, "Times that these numbers were taken.", value=self._updates
         )

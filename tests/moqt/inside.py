@@ -80,8 +80,8 @@ def entries(scheduler: Scheduler) -> Sequence[Any]:
 
 def nothing_waits(scheduler: Scheduler) -> bool:
     """Whether nothing waits for credit, for a flush or for a stream."""
-    waiting = scheduler._blocked or scheduler._unflushed or scheduler._streamless
-    return not waiting and not scheduler._void
+    streamless = [e for e in scheduler._streamless if e[4].streamless_entry is e]
+    return not (scheduler._blocked or scheduler._unflushed or streamless)
 
 
 def noted(deadlines: Deadlines) -> Sequence[Any]:

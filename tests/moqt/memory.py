@@ -56,6 +56,8 @@ class MemoryTransport:
         self.events: deque = deque()
         self.closed: tuple[int, str] | None = None
         self.max_unsent = 0
+        self.cut = 0
+        """Streams reset before all that was written on them was delivered."""
         self.credited: set[int] = set()
 
     def open_stream(self, *, bidirectional: bool, urgent: bool = False) -> int | None:
@@ -86,6 +88,7 @@ class MemoryTransport:
     def reset(self, stream_id, code) -> None:
         stream = self.out[stream_id]
         if not stream.over and stream.reset is None:
+            self.cut += bool(stream.queue)
             stream.reset = code
             stream.queue.clear()
 

@@ -431,9 +431,11 @@ async def test_after_goaway_nothing_new_is_asked_for_and_a_drained_session_close
         subscription = await link.client.subscribe(NAMESPACE, TRACK)
         link.pair.server.send_goaway("moqt://b.example/", 5000)
         assert (await link.client.wait_goaway()).uri == "moqt://b.example/"
+        asked = link.pair.server.counters.requests_received
         with pytest.raises(moqt.RequestError) as refused:
             await fetch(link.client)
         assert refused.value.code == RequestErrorCode.GOING_AWAY
+        assert link.pair.server.counters.requests_received == asked, "it was asked all the same"
         link.client.drain()
         await link.settle()
         assert link.client.closed is None

@@ -6,6 +6,7 @@ by the highest offset received, so a receiver can never push back.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from aioquic.quic import events
@@ -24,10 +25,13 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream, StreamFinishedError
 
 from moqt.quic.aio.recovery import Recovery
+from moqt.quic.aio.stream_grants import StreamGrants
 from moqt.quic.aio.streams import PathNarrowed, Rank, SendingFinished, Stream
 from moqt.quic.aio.trace import StreamingTrace
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
+
+log = logging.getLogger(__name__)
 
 # A tuple is searched by identity; a set would call the enum's own, slow hash.
 CLOSED_STATES = (
@@ -64,10 +68,14 @@ class StreamTable(QuicConnection):
         self.unsent = 0
         self.consumed = 0  # octets the application is done with, over all streams
         self.close_datagrams: list[Datagram] = []
-        self._local_max_streams_bidi.value = config.max_streams_bidi
-        self._local_max_streams_bidi.sent = config.max_streams_bidi
-        self._local_max_streams_uni.value = config.max_streams_uni
-        self._local_max_streams_uni.sent = config.max_streams_uni
+        self._grants = (
+            StreamGrants(
+                self._local_max_streams_bidi, config.max_streams_bidi, config.max_open_streams_bidi
+            ),
+            StreamGrants(
+                self._local_max_streams_uni, config.max_streams_uni, config.max_open_streams_uni
+            ),
+        )
         self._recovery = self._loss = Recovery(
             algorithm=configuration.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
@@ -222,8 +230,7 @@ class StreamTable(QuicConnection):
         for queue in (*self._queues, self._control_queue, self._credit_queue):
             queue.pop(stream_id, None)
         if stream_is_client_initiated(stream_id) != self._is_client:
-            # RFC 9000 section 4.6: the peer may open a new one for each that closes.
-            self._stream_limit(stream_id).value += 1
+            self._grants[stream_id >> 1 & 1].closed_one()
 
     def settle(self, stream: Stream) -> None:
         """The handler has been told how the receiving direction ended."""
@@ -403,6 +410,12 @@ class StreamTable(QuicConnection):
                 writable=not unidirectional,
             )
         limit.used = count
+        if self._grants[unidirectional].opened():
+            log.warning(
+                "a peer has %d %s streams open, which is max_open_streams_%s: more wait until "
+                "some have ended",
+                *self._grants[unidirectional].at_most,
+            )
         assert stream is not None
         return stream
 

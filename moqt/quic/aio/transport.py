@@ -19,7 +19,7 @@ from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.counters import TransportCounters
-from moqt.quic.packets.layout import Address, Datagram
+from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
 from moqt.quic.transport import TransportHandler
 from moqt.values.codes import SessionErrorCode
@@ -456,7 +456,7 @@ class AioquicTransport:
             log.warning(
                 "the path to %s no longer carries packets of %d octets (max_datagram_size): "
                 "the connection goes on with %d",
-                self.remote_address,
+                show_address(self.remote_address),
                 event.octets,
                 MIN_DATAGRAM_SIZE,
             )

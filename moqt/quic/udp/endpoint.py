@@ -17,7 +17,7 @@ from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import QuicConfig
 from moqt.quic.counters import TransportCounters
-from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram
+from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.socket import UdpSocket
@@ -178,7 +178,7 @@ class Endpoint:
         try:
             transport.attach(self._handler_factory(transport))
         except Exception:
-            log.exception("no handler for a connection from %s", addr)
+            log.exception("no handler for a connection from %s", show_address(addr))
             transport.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         self._pump(transport)
 
@@ -454,7 +454,7 @@ async def connect(
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:
             context.close()
-            failure = QuicConnectError(f"cannot connect to {_show(addr)}: {exc}")
+            failure = QuicConnectError(f"cannot connect to {show_address(addr)}: {exc}")
             continue
         endpoint = Endpoint(context, udp, handler_factory)
         try:
@@ -464,7 +464,7 @@ async def connect(
         except QuicConnectError as exc:
             endpoint._shutdown()
             failure = QuicConnectError(
-                f"cannot connect to {_show(addr)}: {exc}", exc.code, exc.application
+                f"cannot connect to {show_address(addr)}: {exc}", exc.code, exc.application
             )
         except BaseException:
             endpoint._shutdown()
@@ -472,10 +472,6 @@ async def connect(
     if failure is None:
         failure = QuicConnectError(f"cannot connect to {host}: no answer within {budget:g} s")
     raise failure
-
-
-def _show(addr: Address) -> str:
-    return f"[{addr[0]}]:{addr[1]}" if ":" in addr[0] else f"{addr[0]}:{addr[1]}"
 
 
 async def _resolve(

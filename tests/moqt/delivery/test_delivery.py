@@ -265,6 +265,15 @@ def test_widening_the_start_does_not_send_the_past():
     world.end()
 
 
+def test_widening_the_start_does_not_send_what_lay_before_it():
+    world = World(parameters=Parameters(location_filter=LocationFilter.absolute_start(1, 1)))
+    world.put((0, 0), (1, 0), (1, 1))
+    world.update(location_filter=LocationFilter.absolute_start(0))
+    world.put((0, 1), (1, 2))
+    assert sorted(world.got.live()) == locations((0, 1), (1, 1), (1, 2))
+    world.end()
+
+
 def test_widening_the_end_does_not_send_what_lay_beyond_it():
     world = World(
         parameters=Parameters(location_filter=LocationFilter.range(Location(0, 0), Location(0, 1)))

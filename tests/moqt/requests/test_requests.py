@@ -81,10 +81,12 @@ def test_requests_wait_for_streams_and_are_sent_in_the_order_they_were_made():
     session.ready_to_send()
     assert [r.state is RequestState.PENDING for r in kinds] == [True] * 3 + [False] * 4
     gate.room = 10
+    kinds.append(session.fetch(named(7), Collector()))  # there is room, and others were first
+    assert kinds[-1].state is RequestState.QUEUED
     session.ready_to_send()
-    sent = [client.answers(4 * n)[0] for n in range(7)]
+    sent = [client.answers(4 * n)[0] for n in range(8)]
     assert [m.TYPE for m in sent] == [r.message_sent.TYPE for r in kinds]
-    assert [m.request_id for m in sent] == [r.request_id for r in kinds] == list(range(0, 14, 2))
+    assert [m.request_id for m in sent] == [r.request_id for r in kinds] == list(range(0, 16, 2))
     assert client.transport.out[8].fin  # TRACK_STATUS: nothing more from us
 
 
@@ -118,7 +120,7 @@ def test_a_queued_request_that_is_cancelled_leaves_no_trace():
     collector.request.cancel()
     gate.room = 1
     client.session.ready_to_send()
-    assert collector.failed is None and answers == []
+    assert collector.failed is None and [type(each) for each in answers] == [RequestError]
     assert_clean(client.session)
     assert client.session.requests.next_id() == 0
 
@@ -591,6 +593,11 @@ def test_requests_and_refusals_are_counted():
 def test_greased_setup_options_are_sent_when_asked_and_ignored_when_received(n):
     pair = Pair(client_config=SessionConfig(grease=n), server_config=SessionConfig(grease=n + 1))
     assert pair.client.state is pair.server.state is SessionState.ESTABLISHED
+    for grease in (n, None):
+        client = Client(setup=None, config=SessionConfig(grease=grease))
+        (setup,) = client.answers(client.own_control)
+        reserved = [each.type for each in setup.options if (each.type - 0x9D) % 0x7F == 0]
+        assert reserved == ([] if grease is None else [0x7F * n + 0x9D])
 
 
 @pytest.mark.parametrize("code", [0x9D, 0x11C, 2**62 - 1])

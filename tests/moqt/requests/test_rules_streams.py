@@ -56,6 +56,7 @@ from tests.moqt.raw import (
     Interested,
     Manual,
     Server,
+    fetch_stream,
     octets,
     offered,
     subgroup,
@@ -397,6 +398,13 @@ def test_when_everything_is_said_the_requester_finishes_its_side_too():
     assert not client.transport.out[stream_id].fin
     client.say(collector.request, PublishDone(PublishDoneCode.TRACK_ENDED, 0), fin=True)
     assert client.transport.out[stream_id].fin
+    assert_clean(client.session)
+    client = Client()
+    collector = client.fetch()
+    client.say(collector.request, FetchOk(False, Location(0, 0)), fin=True)
+    assert not client.transport.out[0].fin
+    client.send_uni(fetch_stream(0, (0, 0)), fin=True)
+    assert client.transport.out[0].fin
     assert_clean(client.session)
 
 

@@ -26,7 +26,7 @@ class End:
     """One end of a request stream: what it sent, and what its owner heard."""
 
     def __init__(self, opening, *, requester):
-        self.sent, self.heard, self.answers = [], [], []
+        self.sent, self.heard, self.answers, self.late = [], [], [], []
         session = SimpleNamespace(
             clock=Deadlines(),
             send_message=lambda stream_id, message, fin: self.sent.append(message),
@@ -35,6 +35,7 @@ class End:
         self.stream = RequestStream(session, opening, requester=requester, stream_id=4)
         self.stream.owner = SimpleNamespace(
             message=self.heard.append,
+            message_after_end=self.late.append,
             first_answer=self.answers.append,
             settle_tokens=lambda: None,
         )
@@ -113,4 +114,4 @@ def test_a_request_that_is_over_stays_so_and_its_owner_hears_nothing_more():
     end = End(MessageType.FETCH, requester=True).at(Stage.TALKING, Stage.TALKING)
     end.stream.end()
     end.stream.receive(Said(MessageType.REQUEST_OK))
-    assert end.stream.state is RequestState.CLOSED and not end.heard
+    assert end.stream.state is RequestState.CLOSED and not end.heard and len(end.late) == 1

@@ -173,8 +173,12 @@ def test_forward_in_an_update_concerns_future_publications_only():
     wanting.request.update(Parameters(forward=0), lambda answer: None)
     pair.run()
     publisher.add_track(stocked(BOB))
+    wanting.request.update(Parameters(), lambda answer: None)
     pair.run()
-    assert [wanting.offers[n].paused for n in (ALICE, BOB)] == [False, True]
+    carol = FullTrackName(BOB.namespace, b"carol")
+    publisher.add_track(stocked(carol))
+    pair.run()
+    assert [wanting.offers[n].paused for n in (ALICE, BOB, carol)] == [False, True, True]
 
 
 def test_cancelling_stops_new_offers_and_leaves_the_accepted_ones():

@@ -326,15 +326,18 @@ def test_fin_of_an_established_subscription_without_publish_done_fails_it():
     assert_clean(client.session)
 
 
-def test_fin_before_the_answer_to_an_update_fails_the_request():
+def test_the_end_of_a_fetchs_answer_settles_an_update_and_the_objects_still_come():
     client = Client()
     collector = client.fetch()
     client.say(collector.request, FetchOk(False, Location(0, 0)))
     answers = []
     collector.request.update(Parameters(subscriber_priority=1), answers.append)
     client.say(collector.request, fin=True)
-    assert isinstance(collector.failed, RequestError)
-    assert [type(a) for a in answers] == [RequestError]
+    assert collector.failed is None and [type(a) for a in answers] == [RequestError]
+    with pytest.raises(MisuseError):
+        collector.request.update(Parameters(subscriber_priority=2), answers.append)
+    client.send_uni(fetch_stream(0, (0, 0)), fin=True)
+    assert collector.locations == [(0, 0)] and collector.failed is None and len(answers) == 1
     assert_clean(client.session)
 
 
@@ -779,7 +782,8 @@ def test_a_fill_may_overtake_subscribe_ok_whatever_the_tracks_group_order():
         groups = [1, 2, 3] if order is GroupOrder.ASCENDING else [3, 2, 1]
         client.send_uni(fetch_stream(0, *((g, 0) for g in groups), order=order), fin=True)
         assert collector.locations == []
-        client.accept(collector, properties=properties)
+        known = Parameters(largest_object=Location(3, 0))
+        client.accept(collector, parameters=known, properties=properties)
         assert collector.locations == [(g, 0) for g in groups]
         collector.request.cancel()
         assert_clean(client.session)
@@ -968,13 +972,37 @@ def test_updates_before_the_answer_are_applied_and_answered_after_it_in_order():
     raw = Server()
     stream_id = raw.ask(
         subscribe_message(),
-        RequestUpdate(2, Parameters(forward=0)),
-        RequestUpdate(4, Parameters(subscriber_priority=3)),
+        RequestUpdate(2, Parameters(forward=0, subscriber_priority=9)),
+        RequestUpdate(4),
+        RequestUpdate(6, Parameters(subscriber_priority=3)),
     )
     (request,) = raw.requests
     request.accept(TrackStore(VIDEO))
-    assert [type(m) for m in raw.answers(stream_id)] == [SubscribeOk, RequestOk, RequestOk]
+    assert [type(m) for m in raw.answers(stream_id)] == [SubscribeOk, *[RequestOk] * 3]
     assert request.delivery.paused and request.delivery.flow.subscriber_priority == 3
+
+
+def test_an_update_changes_nothing_of_a_subscription_that_it_does_not_carry():
+    raw = Server()
+    filters = (RangeFilter(ParameterType.OBJECTID_FILTER, 0, None, ((1, 2),)),)
+    stream_id = raw.ask(
+        subscribe_message(
+            forward=0,
+            subscriber_priority=9,
+            location_filter=LocationFilter.absolute_start(5),
+            range_filters=filters,
+            object_delivery_timeout=100,
+        )
+    )
+    (request,) = raw.requests
+    request.accept(TrackStore(VIDEO))
+    for n, change in enumerate(({}, {"subgroup_delivery_timeout": 7}, {"new_group_request": 0})):
+        update = RequestUpdate(2 + 2 * n, Parameters(**change))
+        raw.session.stream_data(stream_id, octets(update), False)
+    delivery = request.delivery
+    assert delivery.paused and delivery.flow.subscriber_priority == 9
+    assert delivery.selection.start == Location(5, 0) and delivery.selection.filters == filters
+    assert (delivery.timeouts.object_ms, delivery.timeouts.subgroup_ms) == (100, 7)
 
 
 def test_a_flood_of_updates_to_an_unanswered_request_ends_the_session():
@@ -1169,7 +1197,7 @@ def test_goaway_on_a_request_stream_concerns_that_request_only():
     client.accept(collector)
     client.say(collector.request, Goaway("moqt://b.example/", 1))
     assert [r for r, _ in handler.request_goaways] == [collector.request]
-    assert client.session.goaway is None
+    assert client.session.goaway is None and handler.goaways == []
     client.say(collector.request, Goaway())
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 

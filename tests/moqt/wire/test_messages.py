@@ -113,6 +113,14 @@ def test_pairs_that_cannot_be_written_are_misuse(pairs: tuple[KeyValue, ...]) ->
         encode_key_values(pairs)
 
 
+def test_a_pairs_value_may_have_65535_octets_and_no_more() -> None:
+    length = b"\xc0\xff\xff"
+    assert decode_vi64(length, 0)[0] == 65535
+    assert decode_key_values(b"\x05" + length + bytes(65535)) == (KeyValue(5, bytes(65535)),)
+    with pytest.raises(SessionError, match="value of 65536 octets"):
+        decode_key_values(b"\x05\xc1\x00\x00" + bytes(65536))
+
+
 @pytest.mark.parametrize("pair", [KeyValue(0x0E, 256), KeyValue(0x22, 0), KeyValue(0x30, 2)])
 def test_a_known_track_property_with_an_illegal_value_is_a_violation_also_inside_immutable(
     pair: KeyValue,
@@ -241,6 +249,13 @@ def test_an_unknown_type_is_refused_at_its_last_octet() -> None:
     assert decoder.feed(b"\xbf") == []
     with pytest.raises(SessionError):
         decoder.feed(b"\x00")
+
+
+@pytest.mark.parametrize("form", [b"\x80\x10", b"\xc0\x00\x10", b"\xff" + bytes(7) + b"\x10"])
+def test_a_message_type_is_known_by_its_value_in_every_form(form: bytes) -> None:
+    octets = CODEC.encode_message(Goaway())
+    assert octets[0] == 0x10
+    assert CODEC.message_decoder().feed(form + octets[1:]) == [Goaway()]
 
 
 def test_a_type_that_may_not_open_the_stream_is_refused_before_its_body() -> None:

@@ -197,3 +197,11 @@ def test_only_tokens_and_range_filters_may_be_repeated():
 def test_a_priority_is_one_raw_octet_and_never_a_vi64():
     parameters = Parameters(subscriber_priority=200)
     assert CODEC.encode_message(Subscribe(0, (), b"", parameters))[-2:] == b"\x20\xc8"
+
+
+def test_a_delta_that_goes_beyond_64_bits_names_no_parameter():
+    empty = CODEC.encode_message(Subscribe(0, (), b"", Parameters()))
+    around = encode_vi64(2**64 - P.FORWARD + P.OBJECT_DELIVERY_TIMEOUT)
+    body = empty[3:-1] + b"\x02" + bytes((P.FORWARD, 1)) + around + b"\x05"
+    with pytest.raises(SessionError, match="above"):
+        CODEC.message_decoder().feed(empty[:1] + len(body).to_bytes(2, "big") + body)

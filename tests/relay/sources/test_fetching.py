@@ -470,5 +470,5 @@ def test_what_a_fetch_brings_puts_no_live_subscriber_too_far_behind():
     _, live = star.subscriber(Parameters())
     reader = star.fetch(star.connect(), (0, 0), (49, 3))
     assert reader.payloads == everything(50)
-    assert star.relay.deliveries().too_far_behind == 0
+    assert star.relay.numbers().deliveries.too_far_behind == 0
     assert live.done is None and not live.normal

@@ -173,9 +173,9 @@ def test_the_limits_of_deliveries_are_the_relays_and_what_they_gave_up_is_counte
     for group in range(12):
         store.append(group, 0, b"x")
     star.run()
-    assert star.relay.deliveries().too_far_behind == 1
+    assert star.relay.numbers().deliveries.too_far_behind == 1
     star.kill(pair)
-    assert star.relay.deliveries().too_far_behind == 1
+    assert star.relay.numbers().deliveries.too_far_behind == 1
 
 
 def test_an_empty_track_whose_publisher_has_left_is_forgotten():

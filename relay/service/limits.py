@@ -1,0 +1,128 @@
+"""`--limit NAME=VALUE`: every limit of a relay, of its sessions and of their QUIC connections."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, dataclass, fields
+
+from moqt.quic.config import QuicConfig
+from moqt.values.config import SessionConfig
+from relay.config import RelayConfig
+
+SESSION = (
+    "max_requests",
+    "max_queued_requests",
+    "stream_timeout",
+    "max_track_aliases",
+    "max_namespaces",
+    "max_held_octets",
+    "max_filter_ranges",
+    "max_request_updates",
+    "max_auth_token_cache_size",
+    "max_tokens",
+    "request_timeout",
+    "setup_timeout",
+    "alias_timeout",
+    "done_timeout",
+)
+QUIC = (
+    "max_connections",
+    "max_connections_per_address",
+    "retry_threshold",
+    "max_streams_bidi",
+    "max_streams_uni",
+    "max_open_streams_bidi",
+    "max_open_streams_uni",
+    "stream_window",
+    "session_window",
+    "max_reassembly",
+    "max_pieces",
+    "max_datagram_queue",
+    "socket_buffer",
+    "idle_timeout",
+    "handshake_timeout",
+    "qlog_max_octets",
+)
+RENAMED = {"max_namespaces": "max_namespaces_told"}
+"""Limits of sessions whose names a limit of the relay has already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit that can be set: `of` is what it belongs to."""
+
+    name: str
+    of: type
+    field: str
+    default: float | None
+
+
+def _limits() -> dict[str, Limit]:
+    chosen: tuple[tuple[type, Iterable[Field[object]], Iterable[str] | None], ...] = (
+        (RelayConfig, fields(RelayConfig), None),
+        (SessionConfig, fields(SessionConfig), SESSION),
+        (QuicConfig, fields(QuicConfig), QUIC),
+    )
+    found: dict[str, Limit] = {}
+    for of, every, names in chosen:
+        for field in every:
+            if field.name == "cache_octets" or (names is not None and field.name not in names):
+                continue  # the cache has an option of its own
+            name = RENAMED.get(field.name, field.name) if of is SessionConfig else field.name
+            assert name not in found and field.default is not MISSING
+            default = field.default
+            assert default is None or isinstance(default, int | float)
+            found[name] = Limit(name, of, field.name, default)
+    return found
+
+
+LIMITS = _limits()
+
+
+class Chosen:
+    """The limits that were set, by what they belong to."""
+
+    def __init__(self, settings: Iterable[str]) -> None:
+        """Raises ValueError with a sentence for a name or a value that cannot be meant."""
+        self._values: dict[type, dict[str, float]] = {
+            RelayConfig: {},
+            SessionConfig: {},
+            QuicConfig: {},
+        }
+        for setting in settings:
+            name, equals, text = setting.partition("=")
+            limit = LIMITS.get(name.strip())
+            if limit is None:
+                near = difflib.get_close_matches(name, LIMITS, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(
+                    f"{name!r} is no limit of a relay (docs/limits.md lists them){hint}"
+                )
+            if not equals:
+                raise ValueError(f"{name} needs a value: write {name}={limit.default}")
+            self._values[limit.of][limit.field] = _number(limit, text)
+
+    @property
+    def relay(self) -> dict[str, float]:
+        return self._values[RelayConfig]
+
+    @property
+    def session(self) -> dict[str, float]:
+        return self._values[SessionConfig]
+
+    @property
+    def quic(self) -> dict[str, float]:
+        return self._values[QuicConfig]
+
+
+def _number(limit: Limit, text: str) -> float:
+    kind = float if isinstance(limit.default, float) else int
+    try:
+        value = kind(text.strip().replace("_", ""))
+    except ValueError:
+        what = "a number" if kind is float else "a whole number"
+        raise ValueError(f"{limit.name} must be {what}, not {text!r}") from None
+    if not 0 <= value < 1 << 60:
+        raise ValueError(f"{limit.name} must be between 0 and 2^60, not {text!r}")
+    return value

@@ -1,0 +1,164 @@
+"""What a session may have open: granted as it is needed, refused in words, and no wait for ever."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import tracemalloc
+
+import pytest
+
+from moqt.publisher import Publisher
+from moqt.session import SessionConfig, SessionHandler
+from moqt.session.prefixes import Prefixes
+from moqt.track.store import TrackStore
+from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import RequestError
+from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName, overlap
+from tests.moqt.memory import Pair, assert_clean
+from tests.moqt.peers import NAME, Collector
+from tests.moqt.simulator import Simulation
+from tests.moqt.tokens import value
+
+
+class Accepts(SessionHandler):
+    def publish_namespace_received(self, request):
+        request.accept()
+
+
+def test_a_session_opens_thousands_of_requests_by_a_first_grant_of_128_and_all_of_them_end():
+    simulation = Simulation()
+    publisher = Publisher()
+    stores = [TrackStore(FullTrackName((b"n", b"%d" % n), b"t")) for n in range(600)]
+    for store in stores:
+        publisher.add_track(store)
+    server = simulation.serve("server", publisher)
+    client = simulation.connect("client", server)
+    session, answers = client.session, []
+    got = [Collector() for _ in stores]
+    requests = [session.subscribe(s.name, c) for s, c in zip(stores, got, strict=True)]
+    for request in requests:
+        request.on_answer = answers.append
+    assert simulation.run(lambda: len(answers) == len(stores))
+    assert answers == [None] * len(stores)
+    for store in stores:
+        store.append(0, 0, [b"x"])
+    assert simulation.run(lambda: all(each.locations == [(0, 0)] for each in got))
+    for request in requests:
+        request.cancel()
+    simulation.advance(2)
+    assert_clean(session)
+    assert not server.session.requests.incoming
+
+
+def test_an_idle_request_costs_a_few_thousand_octets_at_both_ends_together():
+    simulation = Simulation()
+    server = simulation.serve("server", Accepts())
+    client = simulation.connect("client", server)
+
+    def announce(numbers):
+        for number in numbers:
+            client.session.publish_namespace((b"%d" % number,), on_ended=lambda error: None)
+        simulation.advance(5)
+        assert len(server.session.requests.incoming) == numbers.stop
+        simulation.trace.clear()
+        gc.collect()
+
+    announce(range(50))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        announce(range(50, 550))
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used / 500 < 8000
+
+
+def test_as_many_streams_are_open_as_max_open_streams_says_and_more_follow_as_some_end(caplog):
+    simulation = Simulation()
+    server = simulation.serve("server", Accepts(), max_streams_bidi=4, max_open_streams_bidi=10)
+    client = simulation.connect("client", server, config=SessionConfig(stream_timeout=None))
+    with caplog.at_level(logging.WARNING):
+        requests = [
+            client.session.publish_namespace((b"%d" % n,), on_ended=lambda error: None)
+            for n in range(15)
+        ]
+        simulation.advance(1)
+    assert len(server.session.requests.incoming) == 10 and client.session.requests_waiting == 5
+    (said,) = [r.getMessage() for r in caplog.records if "max_open_streams_bidi" in r.getMessage()]
+    assert "10 bidirectional streams" in said
+    for request in requests[:3]:
+        request.cancel()
+    simulation.advance(1)
+    assert len(server.session.requests.incoming) == 10 and client.session.requests_waiting == 2
+
+
+def test_a_request_waits_for_a_stream_no_longer_than_stream_timeout():
+    pair = Pair(server=Accepts(), client_config=SessionConfig(stream_timeout=3.0))
+    pair.client_transport.open_stream = lambda **_: None
+    told = []
+    request = pair.client.publish_namespace((b"n",), on_ended=told.append)
+    answers = []
+    request.on_answer = answers.append
+    pair.client.tick(2.9)
+    assert not answers and pair.client.requests_waiting == 1
+    pair.client.tick(3.1)
+    (error,) = answers
+    assert isinstance(error, RequestError) and error.code == RequestErrorCode.EXCESSIVE_LOAD
+    assert "grants no more request streams" in error.reason and told == [error]
+    assert pair.client.counters.requests_streamless == 1
+    assert_clean(pair.client)
+
+
+def test_a_request_beyond_the_queue_fails_at_once_and_the_log_says_so_once(caplog):
+    pair = Pair(client_config=SessionConfig(max_queued_requests=1))
+    pair.client_transport.open_stream = lambda **_: None
+    pair.client.subscribe(NAME, Collector())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(RequestError, match="1 requests wait already"):
+                pair.client.subscribe(NAME, Collector())
+    assert [r.getMessage() for r in caplog.records] == [
+        "a session is at its limit of 1 (max_queued_requests): what goes beyond is refused"
+    ]
+
+
+def test_a_peer_beyond_max_requests_is_told_the_limit_and_the_log_says_so_once(caplog):
+    pair = Pair(server=Accepts(), server_config=SessionConfig(max_requests=2))
+    ended = []
+    with caplog.at_level(logging.WARNING):
+        for n in range(5):
+            pair.client.publish_namespace((b"%d" % n,), on_ended=ended.append)
+        pair.run()
+    assert [error.code for error in ended] == [RequestErrorCode.EXCESSIVE_LOAD] * 3
+    assert "2 requests and fills" in ended[0].reason
+    assert len(caplog.records) == 1 and "max_requests" in caplog.records[0].getMessage()
+
+
+def test_a_message_carries_no_more_tokens_than_max_tokens():
+    config = SessionConfig(max_tokens=2)
+    tokens = tuple(value(b"%d" % n) for n in range(3))
+    pair = Pair(server=Accepts(), server_config=config)
+    ended = []
+    pair.client.publish_namespace(
+        (b"n",), Parameters(authorization_tokens=tokens), on_ended=ended.append
+    )
+    pair.run()
+    assert ended[0].code == RequestErrorCode.EXCESSIVE_LOAD and "at most 2" in ended[0].reason
+    assert pair.server.closed is None
+
+
+def test_a_claim_on_a_prefix_is_refused_exactly_when_it_overlaps_another():
+    names = [(), (b"a",), (b"b",), (b"a", b"b"), (b"a", b"c"), (b"a", b"b", b"c"), (b"b", b"a")]
+    for first in names:
+        for second in names:
+            prefixes = Prefixes()
+            assert prefixes.claim(1, first)
+            assert prefixes.claim(2, second) is not overlap(first, second)
+            # What claims may claim something else, unless that is another's.
+            assert prefixes.claim(1, (*second, b"x")) is (len(prefixes) == 1)
+            prefixes.release(1)
+            prefixes.release(2)
+            assert prefixes.claim(3, first) and len(prefixes) == 1

@@ -1,0 +1,68 @@
+"""Writes docs/limits.md from the settings themselves, so that it cannot go stale.
+
+Example: python -m tools.limits
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+from moqt.quic.config import QuicConfig
+from moqt.values.config import SessionConfig
+from relay.config import RelayConfig
+from relay.service.limits import LIMITS
+
+PAGE = Path(__file__).parent.parent / "docs" / "limits.md"
+
+HEAD = """# Limits
+
+Every limit of `kvcs-relay`: set one with `--limit NAME=VALUE`, as often as needed, for example
+`--limit max_requests=50000 --limit idle_timeout=60`. Sizes are octets, times seconds. In Python
+they are fields of the class that each table names. This page is written by `make docs`.
+
+When a session comes to a limit on requests, the log says so once (WARNING), the request is
+refused with EXCESSIVE_LOAD in words that name the limit, and a counter of the session grows
+(`Session.counters`; `kvcs_relay_session_…_total` at a relay).
+"""
+TITLES = {
+    RelayConfig: "Of a relay, for each scope (`relay.config.RelayConfig`)",
+    SessionConfig: "Of each session (`moqt.session.SessionConfig`)",
+    QuicConfig: "Of each QUIC connection, or of the port (`moqt.quic.QuicConfig`)",
+}
+
+
+def sentences(of: type) -> dict[str, str]:
+    """What is written under each field of a dataclass, on one line."""
+    body = ast.parse(inspect.getsource(of).strip()).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            found[field.target.id] = " ".join(text.value.value.split())
+    return found
+
+
+def page() -> str:
+    """The whole page. Raises KeyError for a limit that says nothing of itself."""
+    parts = [HEAD]
+    for of, title in TITLES.items():
+        said = sentences(of)
+        parts.append(f"\n## {title}\n\n| `--limit` | default | what it is |\n|---|---|---|\n")
+        for limit in LIMITS.values():
+            if limit.of is of:
+                name = limit.name
+                default = "none" if limit.default is None else f"{limit.default:_}"
+                parts.append(f"| `{name}` | {default} | {said[limit.field]} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
