@@ -73,11 +73,13 @@ class UpstreamTrack:
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.store = TrackStore(name, authoritative=False)
+        self.store = TrackStore(
+            name, authoritative=False, max_intervals=home.config.max_intervals_per_track
+        )
         self.store.on_stored = self._stored
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
-        self.store.on_statuses = self.cache.count_statuses
+        self.store.knowledge.account = self.cache
         self.store.on_new_group = self._new_group
         self.filling = Filling(
             self.store, cache=self.cache, counters=self.counters, clock=self.clock
