@@ -12,6 +12,7 @@ import moqt
 from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import QuicConnectError, connect
+from moqt.quic.webtransport.client import WebTransportClient
 from tests.e2e.support import eventually, readable, relay
 from tests.moqt.quic_pair import Recorder
 
@@ -76,3 +77,26 @@ def test_a_client_without_a_common_protocol_is_told_and_logged(hub):
     eventually(lambda: words in hub.process.stderr, "the relay's word")
     assert "refused a client at 127.0.0.1:" in hub.process.stderr
     hub.reaches(quic_handshakes_failed_total=1)
+
+
+def test_a_webtransport_client_without_a_common_protocol_is_told_and_logged(hub):
+    async def scenario():
+        port = int(hub.url.rpartition(":")[2])
+        closed = asyncio.get_running_loop().create_future()
+
+        class Told(Recorder):
+            def connection_closed(self, code, reason, application):
+                closed.set_result(reason)
+
+        def make(transport):
+            return WebTransportClient(
+                transport, Told, ("moqt-07",), authority=f"localhost:{port}", path="/"
+            )
+
+        await connect("127.0.0.1", port, QuicConfig(cafile=hub.cafile, alpn=("h3",)), make)
+        return await asyncio.wait_for(closed, 10)
+
+    assert "status 400; offered were moqt-07" in asyncio.run(scenario())
+    words = "WT-Available-Protocols offers moqt-07; known here: moqt-22"
+    eventually(lambda: words in hub.process.stderr, "the relay's word")
+    assert "refused a client at 127.0.0.1:" in hub.process.stderr
