@@ -41,8 +41,6 @@ class SubgroupDelivery(StreamDelivery):
         """Why the stream must not end with FIN: an Object was given up or withheld."""
         self._ends_group = False
         """The open stream's header has END_OF_GROUP."""
-        self._told_of = False
-        """A stream was opened for it."""
         self.timed = False
         """Whether a delivery timeout is in force."""
         self._timeouts = Timeouts()
@@ -118,34 +116,25 @@ class SubgroupDelivery(StreamDelivery):
     def _writable(self, object_id: int) -> bool:
         """Whether there is a stream, opened now for `object_id` if need be, with credit."""
         if self.stream_id is None:
-            ends_group = self._holds_end(object_id)
-            if not self._open(object_id == self._first_id(), ends_group):
+            stream_id = self.outlet.open_data_stream(self)
+            if stream_id is None:
                 return False
-            assert self.stream_id is not None
+            self.stream_id = stream_id
+            self.previous = None
+            self._ends_group = self._holds_end(object_id)
+            header = SubgroupHeader(
+                track_alias=self.subscription.track_alias,
+                group=self.log.group,
+                subgroup=self.log.subgroup,
+                priority=self.log.priority,
+                end_of_group=self._ends_group,
+                first_object=object_id == self._first_id(),
+            )
+            self.outlet.transport.send(
+                stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
+            )
+            self.subscription.subgroup_opened()
         return self.outlet.transport.send_room(self.stream_id) > 0
-
-    def _open(self, first_object: bool, end_of_group: bool = False) -> bool:
-        """Open a stream and write its header; False when the peer grants none."""
-        stream_id = self.outlet.open_data_stream(self)
-        if stream_id is None:
-            return False
-        self.stream_id = stream_id
-        self.previous = None
-        self._ends_group = end_of_group
-        self._told_of = True
-        header = SubgroupHeader(
-            track_alias=self.subscription.track_alias,
-            group=self.log.group,
-            subgroup=self.log.subgroup,
-            priority=self.log.priority,
-            end_of_group=end_of_group,
-            first_object=first_object,
-        )
-        self.outlet.transport.send(
-            stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
-        )
-        self.subscription.subgroup_opened()
-        return True
 
     def _first_id(self) -> int | None:
         if self.store.authoritative and self.log.forgotten < 0:
@@ -307,11 +296,6 @@ class SubgroupDelivery(StreamDelivery):
         if complete:
             self._end_group()
             self.finish()
-        elif self.log.broken and self.passed is None and not self._told_of:
-            # Only a stream that was seen can be reset: one of a header alone.
-            if not self._open(first_object=False):
-                return Progress.NO_STREAM
-            return Progress.UNFLUSHED
         elif (self.log.finished or self.store.ended or self.log.broken) and not self.flushed():
             return Progress.UNFLUSHED
         elif self.log.finished or left:
