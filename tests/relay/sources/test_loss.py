@@ -285,20 +285,7 @@ def test_64_concurrent_subgroups_with_random_resets():
         assert any(error is not None for _, error in collectors[0].streams)
 
 
-@pytest.mark.parametrize(
-    "octets",
-    [
-        10,
-        pytest.param(
-            0,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="A stream that was reset before an octet of an Object came leaves nothing "
-                "in the store that a delivery could tell of",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("octets", [0, 10])
 def test_a_subgroup_that_is_cut_before_any_of_it_went_on_is_told_by_a_reset_too(octets):
     star, store = Star(), track(1)
     publisher = star.publisher(store)
