@@ -345,6 +345,10 @@ class UpstreamTrack:
             self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
+        elif code == PublishDoneCode.TRACK_ENDED and subscription.lost:
+            self._lost_upstream(
+                PublishDoneCode.INTERNAL_ERROR, "a stream was lost on its way from the publisher"
+            )
         else:
             self._lost_upstream(code, reason)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,6 +30,7 @@ def make_short_lived(folder: Path) -> tuple[Path, Path]:
     """Write `(cert.pem, key.pem)` for loopback, ECDSA P-256, that a browser takes by its hash."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
     start = datetime.now(UTC) - timedelta(hours=1)
     cert = (
         x509.CertificateBuilder()
@@ -38,7 +40,9 @@ def make_short_lived(folder: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
         .not_valid_after(start + SHORT)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .add_extension(x509.SubjectAlternativeName(names), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
         .sign(key, hashes.SHA256())
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ async def run(options: argparse.Namespace, browser: Path) -> int:
         verify=False,
     )
     url = f"https://{uri.authority}{uri.path or '/'}"
-    with tempfile.TemporaryDirectory(prefix="browser-") as folder:
+    with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         async with open_page(browser, Path(folder)) as page:
             every = cases(Browser(page, url, hash_of(options.cert)))
             chosen = [each for each in every if options.test in (None, each.name)]
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_BROWSER
     level = logging.DEBUG if options.verbose else logging.CRITICAL
     logging.basicConfig(level=level, stream=sys.stderr)
+    # As an exception, so that the browser is ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return asyncio.run(run(options, chromium.find_browser()))
     except (Unavailable, ProgramFailed) as why:

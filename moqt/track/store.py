@@ -301,11 +301,16 @@ class TrackStore:
                 self.set_end_of_group(Location(group, log.ids[-1] + 1))
         self.changed(log)
 
-    def break_subgroup(self, group: int, subgroup: int) -> None:
-        log = self.subgroup(group, subgroup)
+    def break_subgroup(self, group: int, subgroup: int, *, priority: int | None = None) -> None:
+        """More Objects of the Subgroup may exist, and do not come.
+
+        `priority` is the Subgroup's, should none of its Objects have come.
+        """
+        log = self.subgroup(group, subgroup, priority)
         if not log.finished:
             log.broken = True
-            self.changed(log)
+            for listener in tuple(self._listeners):
+                listener.subgroup_cut(log)
 
     def finish(self, code: int, reason: str = "") -> None:
         """Nothing more will be added; subscriptions end with PUBLISH_DONE `code`."""
