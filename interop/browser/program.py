@@ -36,6 +36,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-l", "--list", action="store_true", help="list the cases")
     parser.add_argument("-v", "--verbose", action="store_true", help="logs on standard error")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="the relay's certificate, PEM")
+    parser.add_argument(
+        "--relay-log", type=Path, metavar="FILE", help="where the relay logs: who was refused"
+    )
     return parser.parse_args(arguments)
 
 
@@ -52,7 +55,7 @@ async def run(options: argparse.Namespace, browser: Path) -> int:
     url = f"https://{uri.authority}{uri.path or '/'}"
     with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         async with open_page(browser, Path(folder)) as page:
-            every = cases(Browser(page, url, hash_of(options.cert)))
+            every = cases(Browser(page, url, hash_of(options.cert), options.relay_log))
             chosen = [each for each in every if options.test in (None, each.name)]
             return await client.run(chosen, ours)
 

@@ -58,7 +58,8 @@ def test_a_browser_that_ends_at_once_is_a_failure_with_its_last_words(monkeypatc
     broken.chmod(0o755)
     monkeypatch.setenv(chromium.VARIABLE, str(broken))
     cert, _ = make_short_lived(tmp_path / "tls")
-    points = clients.chromium(Running(1, cert, None), "https", tmp_path)
+    with Program("relay", ["true"], tmp_path) as relay:
+        points = clients.chromium(Running(1, cert, relay), "https", tmp_path)
     assert points and all(point.failed for point in points)
     assert "no display" in str(points[0].diagnostics)
 
@@ -136,7 +137,8 @@ def has_browser():
 def test_a_page_in_chromium_passes_against_our_relay(name, tmp_path):
     with our_relay(tmp_path) as relay:
         command = [sys.executable, "-m", "interop.browser", "-r", relay.url("https"), "-t", name]
-        with Program("chromium", [*command, "--cert", relay.certificate], tmp_path) as browser:
+        command += ["--cert", relay.certificate, "--relay-log", relay.program.log]
+        with Program("chromium", command, tmp_path) as browser:
             assert browser.wait(60) == 0, browser.last_words
             (point,) = parse(browser.output)
     assert point.passed and point.name == name
