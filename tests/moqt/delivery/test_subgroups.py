@@ -184,6 +184,18 @@ def test_what_is_delivered_is_what_passes_when_it_is_published(steps):
     world.end()
 
 
+def test_every_subgroup_has_a_stream_with_a_header_of_its_own():
+    world = World()
+    for object_id in range(6):
+        world.store.append(0, object_id, b"x", subgroup=object_id % 3)
+    world.run()
+    assert sorted(s.subgroup.subgroup for s in world.got.opened) == [0, 1, 2]
+    assert len({s.stream_id for s in world.got.opened}) == 3
+    assert {(o.location.object, o.subgroup) for o in world.got.objects} == {
+        (object_id, object_id % 3) for object_id in range(6)
+    }
+
+
 # -- datagrams ---------------------------------------------------------------------------
 
 
