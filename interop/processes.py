@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -30,7 +32,7 @@ def free_port() -> int:
 
 
 class Program:
-    """A running process; leaving `with` ends it."""
+    """A running process; leaving `with` ends it, and whatever it started and left behind."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Program:
                 stdout=out,
                 stderr=err,
                 env={**os.environ, **(environment or {})},
+                process_group=0,  # with what it starts: a browser is begun by a shell script
             )
 
     @property
@@ -93,8 +96,8 @@ class Program:
     ) -> None:
         if self.running:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LEAVE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

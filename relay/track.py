@@ -73,11 +73,13 @@ class UpstreamTrack:
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.store = TrackStore(name, authoritative=False)
+        self.store = TrackStore(
+            name, authoritative=False, max_intervals=home.config.max_intervals_per_track
+        )
         self.store.on_stored = self._stored
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
-        self.store.on_statuses = self.cache.count_statuses
+        self.store.knowledge.account = self.cache
         self.store.on_new_group = self._new_group
         self.filling = Filling(
             self.store, cache=self.cache, counters=self.counters, clock=self.clock
@@ -343,6 +345,10 @@ class UpstreamTrack:
             self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
+        elif code == PublishDoneCode.TRACK_ENDED and subscription.lost:
+            self._lost_upstream(
+                PublishDoneCode.INTERNAL_ERROR, "a stream was lost on its way from the publisher"
+            )
         else:
             self._lost_upstream(code, reason)
 

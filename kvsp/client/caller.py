@@ -351,7 +351,10 @@ def _distrust(error: Exception, host: str) -> str:
             return "its certificate is not trusted: it has expired"
         case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
             return f"its certificate is not trusted: it is not for {plain(host)}"
-    return (
-        "its certificate is not trusted (does cafile name the authority that signed it, or "
-        "itself when it is self-signed?)"
-    )
+        case 18 | 19 | 20 | 21 | None:  # signed by nobody known here
+            return (
+                "its certificate is not trusted (does cafile name the authority that signed it, "
+                "or itself when it is self-signed?)"
+            )
+    why = getattr(error, "verify_message", "") or "no reason is given"
+    return f"its certificate is not trusted: {plain(why)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,7 +76,7 @@ class SubscriberSide(OpenRequest):
         self._order_follows_track = order is None
         self.group_order = GroupOrder(order or GroupOrder.ASCENDING)
         """In which order fills come; the track's default is known from the answer on."""
-        self._fill_ids: deque[int] = deque()
+        self._fill_ids: list[int] = []
         """Request IDs of updates with a fill that have no answer yet."""
         self._done_timer: Deadline | None = None
 
@@ -201,7 +200,7 @@ class SubscriberSide(OpenRequest):
         self.saw(largest)
         self.restrict(asked, largest)
         if asked.fill_parameters is not None:
-            self._fill_answered(self._fill_ids.popleft(), asked.fill_parameters, largest)
+            self._fill_answered(self._fill_ids.pop(0), asked.fill_parameters, largest)
 
     def update_refused(self, error: RequestError) -> None:
         """PUBLISH_DONE UPDATE_FAILED follows."""

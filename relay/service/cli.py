@@ -201,8 +201,6 @@ def relay_command(
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # the QUIC library tells of every stream that ends early, which is nothing to look after
-    logging.getLogger("quic").setLevel(max(level, logging.WARNING))
     try:
         policy = None if auth is None else TokenPolicy(auth)
     except PrincipalsFileError as error:

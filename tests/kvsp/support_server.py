@@ -21,6 +21,7 @@ from starlette.responses import Response
 from kvsp.http.app import App, Operation, Service
 from kvsp.http.call import Call, json_response
 from kvsp.http.server import Server, ServerSettings
+from tests.certificates import identified
 
 
 @asynccontextmanager
@@ -53,10 +54,10 @@ class Authority:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
-        builder = self._builder(self._name, self._key).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        builder = self._builder(self._name, self._key)
+        self._certificate = identified(builder, self._key, self._key, authority=True).sign(
+            self._key, hashes.SHA256()
         )
-        self._certificate = builder.sign(self._key, hashes.SHA256())
         self.path = folder / "ca.pem"
         self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -64,10 +65,11 @@ class Authority:
         """A certificate and its key, as files."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = (
-            self._builder(subject, key)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(self._key, hashes.SHA256())
+        builder = self._builder(subject, key).add_extension(
+            x509.SubjectAlternativeName(names), critical=False
+        )
+        certificate = identified(builder, key, self._key, authority=False).sign(
+            self._key, hashes.SHA256()
         )
         paths = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -85,6 +87,7 @@ class Authority:
 
     def client(self, uri: str) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.path))
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # as from Python 3.13 on
         context.load_cert_chain(*self.issue("client", x509.UniformResourceIdentifier(uri)))
         return context
 

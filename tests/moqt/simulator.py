@@ -31,6 +31,7 @@ from moqt.quic.webtransport.client import WebTransportClient
 from moqt.quic.webtransport.server import WebTransportServer
 from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler, SessionState
+from tests.certificates import identified
 
 TICK = 0.5
 """Seconds between two `Session.tick`, as in a process."""
@@ -47,7 +48,7 @@ def certificate() -> tuple[FilePath, FilePath]:
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     begin = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    built = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -56,9 +57,8 @@ def certificate() -> tuple[FilePath, FilePath]:
         .not_valid_before(begin)
         .not_valid_after(begin + datetime.timedelta(days=36500))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, None)
     )
+    built = identified(builder, key, key, authority=True).sign(key, None)
     folder = FilePath(tempfile.mkdtemp(prefix="simulated-"))
     cert, private = folder / "cert.pem", folder / "key.pem"
     cert.write_bytes(built.public_bytes(serialization.Encoding.PEM))

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 import moqt.track.store
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType
@@ -55,7 +56,9 @@ def watch(cache):
 def billed(relay):
     """What the cache should have billed."""
     objects = [o for each in relay.tracks.values() for o in each.store.objects()]
-    return sum(map(bill, objects)) + relay.cache.statuses * OBJECT_OVERHEAD
+    cache = relay.cache
+    knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
+    return sum(map(bill, objects)) + knowledge
 
 
 def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():

@@ -47,7 +47,17 @@ def test_every_kind_of_request_is_authorized():
     assert [error.code for error in answers] == [RequestErrorCode.UNAUTHORIZED] * 7
     assert {action for action, _ in policy.asked} == set(Action)
     assert all(namespace in (NAMESPACE, (b"demo",)) for _, namespace in policy.asked)
-    assert star.relay.counters.requests_refused == 7
+    policy.asked.clear()
+    pair.client.subscribe_namespace(
+        (), on_namespace=lambda *event: None, on_ended=lambda error: None
+    ).on_answer = answers.append
+    pair.client.subscribe_tracks(
+        (), on_publish=lambda publish: None, on_ended=lambda error: None
+    ).on_answer = answers.append
+    star.run()
+    assert policy.asked == [(Action.SUBSCRIBE_NAMESPACE, ()), (Action.SUBSCRIBE_TRACKS, ())]
+    assert [error.code for error in answers[7:]] == [RequestErrorCode.UNAUTHORIZED] * 2
+    assert star.relay.counters.requests_refused == 9
 
 
 def test_who_may_publish_one_track_may_not_publish_others_or_a_namespace():

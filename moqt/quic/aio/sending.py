@@ -57,6 +57,14 @@ MAX_FRAME_DATA = 0x3FFF - 64
 KEY_UPDATE_PACKETS = 1 << 22
 """Half the confidentiality limit of AES-GCM (RFC 9001 section 6.6); aioquic never updates."""
 
+_EARLY_CLOSES = (
+    ((tls.Epoch.ONE_RTT, QuicPacketType.ONE_RTT),),
+    (
+        (tls.Epoch.INITIAL, QuicPacketType.INITIAL),
+        (tls.Epoch.HANDSHAKE, QuicPacketType.HANDSHAKE),
+    ),
+)
+"""The packets of a close before the handshake is confirmed, by datagram."""
 
 RankedQueues = tuple[tuple[dict[int, Stream], bool], ...]
 """Streams in the order of their turns, and whether it is lost data they are to send."""
@@ -77,11 +85,59 @@ class Connection(ReceivingConnection):
         if self._recovery.wants_small_probes:
             self._max_datagram_size = MIN_DATAGRAM_SIZE
         try:
-            datagrams: list[Datagram] = super().datagrams_to_send(now)
+            datagrams: list[Datagram] = (
+                self._close_early(now)
+                if closing and self._closes_early()
+                else super().datagrams_to_send(now)
+            )
         finally:
             self._max_datagram_size = size
         if closing and datagrams:
             self.close_datagrams = datagrams
+        return datagrams
+
+    def _closes_early(self) -> bool:
+        """Whether the application closes before the handshake is confirmed."""
+        event = self._close_event
+        return event is not None and event.frame_type is None and not self._handshake_confirmed
+
+    def _close_early(self, now: float) -> list[Datagram]:
+        """Close for the application before the handshake is confirmed (RFC 9000 section 10.2.3).
+
+        Only 1-RTT packets may carry its code and reason. Initial and Handshake packets, for a
+        peer that cannot read those yet, say APPLICATION_ERROR, and the first packet that can be
+        read ends the connection. So the 1-RTT packet goes before them, and before that what the
+        handshake owes, without which the peer has no keys for it.
+        """
+        self._close_pending = False
+        try:
+            datagrams: list[Datagram] = super().datagrams_to_send(now)
+        finally:
+            self._close_pending = True
+        event = self._close_event
+        assert event is not None and self._version is not None
+        for types in _EARLY_CLOSES:
+            builder = QuicPacketBuilder(
+                host_cid=self.host_cid,
+                is_client=self._is_client,
+                max_datagram_size=self._max_datagram_size,
+                packet_number=self._packet_number,
+                peer_cid=self._peer_cid.cid,
+                peer_token=self._peer_token,
+                quic_logger=self._quic_logger,
+                spin_bit=self._spin_bit,
+                version=self._version,
+            )
+            for epoch, kind in types:
+                if self._cryptos[epoch].send.is_valid():
+                    builder.start_packet(kind, self._cryptos[epoch])
+                    self._write_connection_close_frame(
+                        builder, epoch, event.error_code, None, event.reason_phrase
+                    )
+            path = self._network_paths[0]
+            datagrams += self._flush_builder(builder, path, self._peer_cid.cid, now)
+        self._close_pending = False
+        self._close_begin(is_initiator=True, now=now)
         return datagrams
 
     def _has_nothing(self, now: float) -> bool:

@@ -8,6 +8,9 @@ from aioquic import tls
 from aioquic.quic.packet import QuicPacketType
 
 Address = tuple[Any, ...]
+"""Where a peer is, as sockets have it: `(host, port)`, or four members for IPv6. On a socket for
+every address of the host one more follows: the address of ours that the peer talks to."""
+
 Datagram = tuple[bytes, Address]
 
 CID_LENGTH = 8
@@ -17,6 +20,14 @@ SAMPLE_LENGTH = 16
 
 SHORT_OVERHEAD = 1 + CID_LENGTH + PN_LENGTH + TAG_LENGTH
 """Octets of a 1-RTT packet that are not frames."""
+
+
+def show_address(addr: Address | None) -> str:
+    """An address for people: `192.0.2.1:4443`, `[2001:db8::1]:4443`."""
+    if addr is None:
+        return "an unknown address"
+    host = str(addr[0]).removeprefix("::ffff:") if "." in str(addr[0]) else str(addr[0])
+    return f"[{host}]:{addr[1]}" if ":" in host else f"{host}:{addr[1]}"
 
 
 def varint(value: int) -> bytes:

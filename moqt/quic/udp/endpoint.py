@@ -13,13 +13,15 @@ import socket
 import time
 from collections.abc import Callable
 
-from moqt.quic.aio.context import QuicContext
+from moqt.quic.aio.context import SUPPORTED_VERSIONS, QuicContext
+from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import QuicConfig
 from moqt.quic.counters import TransportCounters
-from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram
+from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import Admission
+from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import UdpSocket
 from moqt.values.codes import SessionErrorCode
 from moqt.values.errors import ConnectError, escaped
@@ -72,6 +74,7 @@ class Endpoint:
         self._backlog_octets = 0
         self._starved: set[AioquicTransport] = set()  # wait for the socket to take more
         self._admission = Admission(self._config)
+        self._refusals = Refusals(clock, self._loop.call_later)
         self._closing = False
         self._closed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -111,6 +114,13 @@ class Endpoint:
     @property
     def transports(self) -> list[AioquicTransport]:
         return list(self._cids)
+
+    def reload_certificate(self) -> None:
+        """Read certfile and keyfile of a server anew: new connections get them, others stay.
+
+        Raises ValueError and OSError for files that do not do; the pair in use stays then.
+        """
+        self._context.load_certificate()
 
     async def close(self, code: int = 0, reason: str = "") -> None:
         """Close every connection with `code`, wait until their peers can know, and the socket."""
@@ -153,23 +163,37 @@ class Endpoint:
         """A datagram for no connection we know."""
         if self._context.is_client or self._closing:
             return
+        header = parse_long_header(data)
+        if header is None:
+            self.counters.datagrams_ignored += 1
+            return
         now = self._clock()
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
         answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
         if answer is None:
+            self.counters.datagrams_ignored += 1
             return
         if isinstance(answer, bytes):
-            self.counters.connections_refused += full
-            self.counters.retries_sent += prove and not full
             self._send([(answer, addr)])
+            if header[0] not in SUPPORTED_VERSIONS:
+                self.counters.versions_refused += 1
+                self._refusals.note(
+                    addr,
+                    f"it speaks QUIC {versions([header[0]])}; "
+                    f"spoken here: {versions(SUPPORTED_VERSIONS)}",
+                )
+            elif full:
+                self.counters.connections_refused += 1
+                self._refusals.note(addr, self._admission.why_full(addr, len(self._cids)))
+            else:
+                self.counters.retries_sent += 1
             return
         transport = answer
         transport.receive([data], addr, now)
         if not transport.started:
-            return  # it only looked like an Initial packet
-        header = parse_long_header(data)
-        assert header is not None
+            self.counters.datagrams_ignored += 1  # it only looked like an Initial packet
+            return
         self._adopt(transport)
         self.counters.connections_accepted += 1
         self._admission.add(transport, addr)
@@ -178,7 +202,7 @@ class Endpoint:
         try:
             transport.attach(self._handler_factory(transport))
         except Exception:
-            log.exception("no handler for a connection from %s", addr)
+            log.exception("no handler for a connection from %s", show_address(addr))
             transport.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         self._pump(transport)
 
@@ -220,6 +244,7 @@ class Endpoint:
             transport.abort("the endpoint was closed")
             self._udp.send(transport.datagrams_to_send(self._clock()))
             self._forget(transport)
+        self._refusals.close()
         self._udp.close()
         self._context.close()
 
@@ -308,8 +333,12 @@ class Endpoint:
             self._set_timer(transport)
 
     def _settle(self, transport: AioquicTransport) -> None:
-        if transport.alpn or transport.closed:
+        if (transport.alpn or transport.closed) and transport in self._admission.half_open:
             self._admission.half_open.discard(transport)
+            if transport.closed and not transport.alpn and not self._closing:
+                self.counters.handshakes_failed += 1
+                who = "it gave up: " if transport.closed_by_peer else ""
+                self._refusals.note(transport.remote_address, f"{who}{transport.closed[1]}")
         waiter = self._waiters.get(transport)
         if waiter is not None and not waiter.done() and (transport.alpn or transport.closed):
             waiter.set_result(None)
@@ -454,7 +483,7 @@ async def connect(
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:
             context.close()
-            failure = QuicConnectError(f"cannot connect to {_show(addr)}: {exc}")
+            failure = QuicConnectError(f"cannot connect to {show_address(addr)}: {exc}")
             continue
         endpoint = Endpoint(context, udp, handler_factory)
         try:
@@ -464,7 +493,7 @@ async def connect(
         except QuicConnectError as exc:
             endpoint._shutdown()
             failure = QuicConnectError(
-                f"cannot connect to {_show(addr)}: {exc}", exc.code, exc.application
+                f"cannot connect to {show_address(addr)}: {exc}", exc.code, exc.application
             )
         except BaseException:
             endpoint._shutdown()
@@ -472,10 +501,6 @@ async def connect(
     if failure is None:
         failure = QuicConnectError(f"cannot connect to {host}: no answer within {budget:g} s")
     raise failure
-
-
-def _show(addr: Address) -> str:
-    return f"[{addr[0]}]:{addr[1]}" if ":" in addr[0] else f"{addr[0]}:{addr[1]}"
 
 
 async def _resolve(

@@ -2,15 +2,22 @@
 
 UDP_GRO hands over, and UDP_SEGMENT takes, many equal-sized datagrams of one address in one
 system call, where the kernel has them; elsewhere a plain loop does the same.
+
+A socket on every address of the host gives the address that a datagram was sent to as one more,
+last member of the peer's address, and sends from it what goes there (RFC 9000 section 9: a path is
+both ends' addresses). Left to the routing table the answer would come from an address the client
+has never heard of.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,13 +31,18 @@ UDP_GRO = 104
 IP_MTU_DISCOVER = 10
 IPV6_MTU_DISCOVER = 23
 PMTUDISC_PROBE = 3  # don't fragment, and let us find out what the path carries
+IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform)  # named by the module from 3.12 on
+IPV6_RECVPKTINFO = getattr(socket, "IPV6_RECVPKTINFO", None)
+IPV6_PKTINFO = getattr(socket, "IPV6_PKTINFO", None)
 
 MAX_SEGMENTS = 64
 MAX_BATCH = 65_000
 RECEIVE_CALLS = 64
 RECEIVE_OCTETS = 512 << 10
 
-_ANCILLARY = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
+_GRO_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
+_PKTINFO_SPACE = socket.CMSG_SPACE(20) if hasattr(socket, "CMSG_SPACE") else 0
+_NO_OFFLOAD = frozenset((errno.EIO, errno.EINVAL))
 _DROPPED = frozenset(
     (
         errno.ENETUNREACH,
@@ -78,6 +90,7 @@ class UdpSocket:
                 self.sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_PROBE)
             self.gro = offload and self._try_option(UDP_GRO, 1)
             self.gso = offload and self._try_option(UDP_SEGMENT, 0)
+            self._pktinfo = local is not None and _is_wildcard(local) and self._ask_pktinfo(family)
             if local is not None:
                 self.sock.bind(local)
             if remote is not None:
@@ -95,6 +108,27 @@ class UdpSocket:
             return False
         return True
 
+    def _ask_pktinfo(self, family: int) -> bool:
+        """Have the kernel say where each datagram was sent to; an IPv6 socket does so for
+        IPv4, too, as a mapped address."""
+        if family == socket.AF_INET6:
+            level, option = socket.IPPROTO_IPV6, IPV6_RECVPKTINFO
+        else:
+            level, option = socket.IPPROTO_IP, IP_PKTINFO
+        try:
+            if option is None or not hasattr(self.sock, "recvmsg_into"):
+                raise OSError(errno.ENOPROTOOPT, "no such option")
+            self.sock.setsockopt(level, option, 1)
+        except OSError as exc:
+            log.warning(
+                "this system does not say which of its addresses a datagram was sent to (%s): "
+                "answers leave from the address that its routes choose, which clients of another "
+                "one do not accept; on a host with several addresses listen on a single one",
+                exc,
+            )
+            return False
+        return True
+
     @property
     def address(self) -> Address:
         address: Address = self.sock.getsockname()
@@ -108,10 +142,11 @@ class UdpSocket:
         batches: list[tuple[list[bytes], Address]] = []
         octets = 0
         view, buffer = self._view, self._buffer
+        space = (_GRO_SPACE if self.gro else 0) + (_PKTINFO_SPACE if self._pktinfo else 0)
         for _ in range(RECEIVE_CALLS):
             try:
-                if self.gro:
-                    count, ancillary, _flags, addr = self.sock.recvmsg_into([buffer], _ANCILLARY)
+                if space:
+                    count, ancillary, _flags, addr = self.sock.recvmsg_into([buffer], space)
                 else:
                     count, addr = self.sock.recvfrom_into(buffer)
                     ancillary = []
@@ -127,6 +162,10 @@ class UdpSocket:
             for level, kind, data in ancillary:
                 if level == socket.IPPROTO_UDP and kind == UDP_GRO and len(data) >= 4:
                     size = struct.unpack_from("=i", data)[0]
+                elif level == socket.IPPROTO_IPV6 and kind == IPV6_PKTINFO and len(data) >= 16:
+                    addr = (*addr, data[:16])
+                elif level == socket.IPPROTO_IP and kind == IP_PKTINFO and len(data) >= 12:
+                    addr = (*addr, data[4:8])
             if count <= size:
                 batches.append(([bytes(view[:count])], addr))
             else:
@@ -143,6 +182,7 @@ class UdpSocket:
         while index < count:
             data, addr = datagrams[index]
             stop = index + 1
+            fault: OSError | None = None
             if self.gso:
                 size = total = len(data)
                 limit = min(count, index + MAX_SEGMENTS)
@@ -155,46 +195,44 @@ class UdpSocket:
                     stop += 1
                     if length < size:
                         break  # only the last segment may be shorter
-                if stop - index > 1 and not self._send_segments(datagrams, index, stop, size):
+                if stop - index > 1:
+                    segments = [data for data, _ in datagrams[index:stop]]
+                    fault = self._send_segments(segments, addr, size)
+                    if fault is None:
+                        index = stop
+                        continue
+                    if isinstance(fault, BlockingIOError | InterruptedError):
+                        return index
                     # Not on this socket, device or route: one by one.
                     stop = index + 1
-                elif stop - index > 1:
-                    if self._full:
-                        return index
-                    index = stop
-                    continue
+            dropped = self.dropped
             if not self._send_one(data, addr):
                 return index
+            # What cannot leave alone either has another fault: its address may be gone.
+            if fault is not None and fault.errno in _NO_OFFLOAD and self.dropped == dropped:
+                log.info("UDP segmentation offload does not work here: %s", fault)
+                self.gso = False
             index = stop
         return count
 
-    _full = False
-
-    def _send_segments(
-        self, datagrams: Sequence[tuple[bytes, Address]], index: int, stop: int, size: int
-    ) -> bool:
-        self._full = False
-        addr = datagrams[index][1]
+    def _send_segments(self, segments: list[bytes], addr: Address, size: int) -> OSError | None:
+        """What kept equal-sized datagrams from leaving in one call."""
+        ancillary = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", size))]
+        to: Address | None = None
+        if not self._connected:
+            to, source = _ends(addr)
+            ancillary += source
+        refused: OSError | None = None
         for _ in range(3):
             try:
-                self.sock.sendmsg(
-                    [data for data, _ in datagrams[index:stop]],
-                    [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", size))],
-                    0,
-                    None if self._connected else addr,
-                )
-                return True
-            except (BlockingIOError, InterruptedError):
-                self._full = True
-                return True
-            except ConnectionRefusedError:
+                self.sock.sendmsg(segments, ancillary, 0, to)
+                return None
+            except ConnectionRefusedError as exc:
                 self.refused = True  # of an earlier datagram: this one has not been sent
+                refused = exc
             except OSError as exc:
-                if exc.errno in (errno.EIO, errno.EINVAL):
-                    log.info("UDP segmentation offload does not work here: %s", exc)
-                    self.gso = False
-                return False
-        return False
+                return exc
+        return refused
 
     def _send_one(self, data: bytes, addr: Address) -> bool:
         """False when the socket's buffer is full; a datagram that cannot be sent is dropped."""
@@ -202,6 +240,9 @@ class UdpSocket:
             try:
                 if self._connected:
                     self.sock.send(data)
+                elif self._pktinfo:
+                    to, source = _ends(addr)
+                    self.sock.sendmsg([data], source, 0, to)
                 else:
                     self.sock.sendto(data, addr)
                 return True
@@ -226,3 +267,23 @@ class UdpSocket:
             hint = " (more than the path carries: lower max_datagram_size)"
         level = logging.INFO if number in _DROPPED else logging.WARNING
         log.log(level, "%s failed: %s%s; reported once", what, exc, hint)
+
+
+def _is_wildcard(local: Address) -> bool:
+    try:
+        return ipaddress.ip_address(local[0]).is_unspecified
+    except ValueError:
+        return False
+
+
+def _ends(addr: Address) -> tuple[Address, list[tuple[int, int, bytes]]]:
+    """The address of the peer, and the control message with ours if `addr` has it."""
+    if len(addr) % 2 == 0:
+        return addr, []
+    local: bytes = addr[-1]
+    if len(local) == 4:
+        assert IP_PKTINFO is not None
+        # struct in_pktinfo: interface (the routes choose), source, nothing
+        return addr[:-1], [(socket.IPPROTO_IP, IP_PKTINFO, bytes(4) + local + bytes(4))]
+    assert IPV6_PKTINFO is not None
+    return addr[:-1], [(socket.IPPROTO_IPV6, IPV6_PKTINFO, local + bytes(4))]

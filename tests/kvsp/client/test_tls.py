@@ -20,6 +20,7 @@ from kvsp.index.sqlite import SqliteStore
 from kvsp.names.errors import FileError
 from moqt.quic import certificates as certs
 from moqt.quic.certificates import make_self_signed
+from tests.certificates import identified
 from tests.kvsp.client.support import (
     DESCRIPTOR,
     FAST,
@@ -39,7 +40,7 @@ def client_certificate(folder):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "client")])
     now = datetime.datetime.now(datetime.UTC)
-    certificate = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -50,8 +51,8 @@ def client_certificate(folder):
         .add_extension(
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(WHO)]), critical=False
         )
-        .sign(key, hashes.SHA256())
     )
+    certificate = identified(builder, key, key, authority=True).sign(key, hashes.SHA256())
     paths = folder / "client.pem", folder / "client-key.pem"
     paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
@@ -100,9 +101,22 @@ async def test_a_client_certificate_is_a_credential_and_the_server_is_verified(t
                 await client.discover(app.base_uri)
 
 
-async def test_a_certificate_that_has_expired_is_told_as_that(tmp_path, monkeypatch):
-    with monkeypatch.context() as early:
-        early.setattr(certs, "VALIDITY", datetime.timedelta(minutes=1))
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("VALIDITY", datetime.timedelta(minutes=1), "it has expired"),
+        (
+            "timedelta",
+            lambda hours: datetime.timedelta(hours=-hours),
+            "certificate is not yet valid",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_certificate_of_a_known_authority_is_told(
+    tmp_path, monkeypatch, name, value, words
+):
+    with monkeypatch.context() as elsewhen:
+        elsewhen.setattr(certs, name, value)
         certificate, key = make_self_signed(tmp_path, ["127.0.0.1"])
 
     def index(base):
@@ -111,7 +125,7 @@ async def test_a_certificate_that_has_expired_is_told_as_that(tmp_path, monkeypa
 
     async with serving_app(index, certificate=certificate, key=key) as app:
         uri = app.base_uri.replace("http://", "https://")
-        with pytest.raises(UnreachableError, match="not trusted: it has expired"):
+        with pytest.raises(UnreachableError, match=f"not trusted: {words}$"):
             async with Client(uri, limits=FAST, cafile=certificate) as client:
                 await client.discover(uri)
 

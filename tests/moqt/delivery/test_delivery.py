@@ -785,6 +785,54 @@ def test_a_fetch_never_goes_beyond_largest_of_when_it_was_accepted():
     assert not got.accepted.end_of_track
 
 
+@pytest.mark.parametrize("kind", ["subgroup", "fill"])
+def test_publish_done_waits_until_every_stream_is_closed(kind):
+    world = World(track(1, ended=False, size=100_000), NEXT, stream_window=1000)
+    opened = []
+
+    def stall(stream):
+        opened.append(stream.stream_id)
+        world.pair.client_transport.pause_receiving(stream.stream_id)
+
+    world.got.stream_opened = stall
+    if kind == "fill":
+        world.update(fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)))
+    else:
+        world.store.append(1, 0, bytes(100_000))
+        world.store.finish_subgroup(1, 0)
+        world.run()
+    world.store.finish(PublishDoneCode.TRACK_ENDED)
+    world.run()
+    assert len(opened) == 1 and world.request.done is None
+    world.pair.client_transport.resume_receiving(opened[0])
+    world.run()
+    assert world.got.done == PublishDoneCode.TRACK_ENDED
+    world.clean()
+
+
+@pytest.mark.parametrize("default", [None, GroupOrder.ASCENDING, GroupOrder.DESCENDING])
+@pytest.mark.parametrize("asked", [None, GroupOrder.ASCENDING, GroupOrder.DESCENDING])
+def test_without_a_group_order_the_tracks_default_holds_but_a_fetch_ascends(default, asked):
+    properties = () if default is None else (KeyValue(0x22, default),)
+    store = TrackStore(NAME, properties)
+    publish(store, 3, 1, ended=False)
+    fill = Parameters(location_filter=LocationFilter.absolute_start(0))
+    world = World(
+        store,
+        Parameters(
+            location_filter=LocationFilter.next_object(), group_order=asked, fill_parameters=fill
+        ),
+    )
+    (incoming,) = world.pair.server.requests.incoming.values()
+    expected = asked or default or GroupOrder.ASCENDING
+    assert incoming.delivery.group_order is expected
+    groups = [0, 1, 2]
+    filled = groups[::-1] if expected is GroupOrder.DESCENDING else groups
+    assert [at.group for at in world.got.locations] == filled
+    fetched = groups[::-1] if asked is GroupOrder.DESCENDING else groups
+    assert [at.group for at in world.fetch(group_order=asked).locations] == fetched
+
+
 def test_fetch_ok_says_whether_the_track_ends_there():
     world = World(track(3), None)
     assert world.fetch().accepted.end_of_track

@@ -64,6 +64,9 @@ def test_every_matching_track_present_and_future_is_published_once(seed):
     bob.append(1, 0, b"new")
     pair.run()
     assert wanting.got[BOB].locations == [Location(1, 0)]
+    wanting.request.update(Parameters(), lambda answer: None)  # the tracks are looked at again
+    pair.run()
+    assert list(wanting.offers) == [ALICE, BOB]
     assert wanting.request.state is RequestState.ESTABLISHED
 
 
@@ -164,6 +167,7 @@ def test_object_filters_of_subscribe_tracks_are_applied_and_asked_for_again():
     server_side = next(iter(pair.server.requests.outgoing.values()))
     assert server_side.range_filters == (even,)
     assert pair.server.counters.updates_received == 1
+    assert wanting.offers[ALICE].updates.asked_filters == (even,)
 
 
 def test_object_filters_of_subscribe_tracks_hold_before_the_subscriber_has_answered():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import tracemalloc
 
 import pytest
 
@@ -10,11 +12,12 @@ from moqt.publisher import Publisher
 from moqt.session import SessionConfig, SessionHandler
 from moqt.session.prefixes import Prefixes
 from moqt.track.store import TrackStore
-from moqt.values.codes import RequestErrorCode
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, overlap
-from tests.moqt.memory import Pair, assert_clean
+from moqt.wire.codec import codec_for
+from tests.moqt.memory import ALPN, Pair, assert_clean
 from tests.moqt.peers import NAME, Collector
 from tests.moqt.simulator import Simulation
 from tests.moqt.tokens import value
@@ -48,6 +51,30 @@ def test_a_session_opens_thousands_of_requests_by_a_first_grant_of_128_and_all_o
     simulation.advance(2)
     assert_clean(session)
     assert not server.session.requests.incoming
+
+
+def test_an_idle_request_costs_a_few_thousand_octets_at_both_ends_together():
+    simulation = Simulation()
+    server = simulation.serve("server", Accepts())
+    client = simulation.connect("client", server)
+
+    def announce(numbers):
+        for number in numbers:
+            client.session.publish_namespace((b"%d" % number,), on_ended=lambda error: None)
+        simulation.advance(5)
+        assert len(server.session.requests.incoming) == numbers.stop
+        simulation.trace.clear()
+        gc.collect()
+
+    announce(range(50))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        announce(range(50, 550))
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used / 500 < 8000
 
 
 def test_as_many_streams_are_open_as_max_open_streams_says_and_more_follow_as_some_end(caplog):
@@ -122,6 +149,22 @@ def test_a_message_carries_no_more_tokens_than_max_tokens():
     pair.run()
     assert ended[0].code == RequestErrorCode.EXCESSIVE_LOAD and "at most 2" in ended[0].reason
     assert pair.server.closed is None
+
+
+def test_a_session_whose_setup_carries_many_tokens_is_closed_before_one_of_them_is_looked_at():
+    class Judges(Accepts):
+        asked = 0
+
+        def check_token(self, session, token):
+            self.asked += 1
+
+    encode = codec_for(ALPN).encode_token
+    config = SessionConfig(setup_tokens=tuple(encode(value(b"%04x" % n)) for n in range(5000)))
+    handler = Judges()
+    pair = Pair(server=handler, client_config=config)
+    assert pair.server.closed.code == SessionErrorCode.UNAUTHORIZED
+    assert "at most 16" in pair.server.closed.reason
+    assert handler.asked == 0 and pair.server.peer_tokens == ()
 
 
 def test_a_claim_on_a_prefix_is_refused_exactly_when_it_overlaps_another():

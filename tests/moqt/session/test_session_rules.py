@@ -1063,6 +1063,18 @@ def test_a_suffix_that_makes_a_namespace_too_long_ends_the_session():
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
 
+def test_a_namespace_is_told_once_however_many_tracks_it_has():
+    publisher = Publisher()
+    raw = Server(handler=publisher)
+    stream_id = raw.ask(SubscribeNamespace(0, (b"demo",)))
+    for track_name in (b"a", b"b"):
+        publisher.add_track(TrackStore(FullTrackName((b"demo", b"live"), track_name)))
+    publisher.remove_track(FullTrackName((b"demo", b"live"), b"a"))
+    assert raw.answers(stream_id) == [RequestOk(), Namespace((b"live",))]
+    publisher.remove_track(FullTrackName((b"demo", b"live"), b"b"))
+    assert raw.answers(stream_id)[2:] == [NamespaceDone((b"live",))]
+
+
 def test_a_namespace_told_twice_is_reported_once():
     client = Client()
     request, events, _ = client.listing()

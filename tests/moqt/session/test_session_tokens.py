@@ -90,11 +90,15 @@ def test_an_alias_of_an_expired_token_is_refused_and_keeps_its_place_in_the_cach
 
 
 def test_a_registration_takes_effect_although_its_message_is_refused():
-    server = Server()
+    server = Server(handler=Checking(bad=RequestErrorCode.UNAUTHORIZED))
     (answer,) = asked(server, 0, register(1), use(9))
     assert answer.code == RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS
-    assert asked(server, 2, use(1)) == []
-    assert server.requests[-1].tokens == ((0, b"secret"),)
+    (answer,) = asked(server, 2, register(2, b"other"), value(b"bad"))
+    assert answer.code == RequestErrorCode.UNAUTHORIZED
+    assert asked(server, 4, register(3, b"third")) == []
+    server.requests[-1].reject(RequestErrorCode.UNAUTHORIZED)
+    assert asked(server, 6, use(1), use(2), use(3)) == []
+    assert server.requests[-1].tokens == ((0, b"secret"), (0, b"other"), (0, b"third"))
 
 
 def test_a_deleted_alias_is_unknown_and_gives_its_room_back():
@@ -112,7 +116,9 @@ def test_a_deleted_alias_is_unknown_and_gives_its_room_back():
 def test_registering_beyond_the_size_that_was_announced_closes_the_session():
     server = Server(config=SessionConfig(max_auth_token_cache_size=22))
     asked(server, 0, register(1))
-    asked(server, 2, register(2, b""))
+    asked(server, 2, value(bytes(100)))  # not stored
+    assert server.session.rules.token_cache.size == 22
+    asked(server, 4, register(2, b""))
     assert server.closed_with() == SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW
 
 

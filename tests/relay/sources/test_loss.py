@@ -300,12 +300,6 @@ def test_64_concurrent_subgroups_with_random_resets():
         assert any(error is not None for _, error in collectors[0].streams)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="A delivery without an open stream resets nothing: a Subgroup that is cut before any "
-    "of it went downstream, in its first Object or right after the header, needs a stream of its "
-    "header alone to be reset",
-)
 @pytest.mark.parametrize("octets", [0, 10])
 def test_a_subgroup_that_is_cut_before_any_of_it_went_on_is_told_by_a_reset_too(octets):
     star, store = Star(), track(1)

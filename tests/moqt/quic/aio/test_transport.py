@@ -13,6 +13,7 @@ import pytest
 
 from moqt.quic.aio import sending as aioquic_connection
 from moqt.quic.config import QuicConfig
+from moqt.quic.transport import Transport, TransportHandler
 from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
 
 MIB = 1 << 20
@@ -619,6 +620,57 @@ def test_close_code_and_reason_arrive_once(closer: str) -> None:
     assert side.live.terminated and other.live.terminated
 
 
+REASON = (0x1234, "going — bye", True)
+
+
+class ClosesAtOnce(Pair):
+    """A server that has no use for the connection, or a client once the handshake is complete."""
+
+    def __init__(self, closer: str) -> None:
+        self.closer = closer
+        super().__init__(connect=False)
+
+    def handler(self, side: Side, transport: Transport) -> Recorder:
+        class Closing(Recorder):
+            def connection_established(self, alpn: str) -> None:
+                super().connection_established(alpn)
+                self.transport.close(*REASON[:2])
+
+        side.handler = Recorder(transport)
+        if side.name == self.closer == "server":
+            transport.close(*REASON[:2])
+        elif side.name == self.closer:
+            side.handler = Closing(transport)
+        return side.handler
+
+
+@pytest.mark.parametrize("closer", ["client", "server"])
+def test_a_close_before_the_handshake_is_confirmed_says_why(closer: str) -> None:
+    """Code and reason go in 1-RTT packets alone (RFC 9000 section 10.2.3), so the peer must
+    first have what it needs to read them."""
+    pair = ClosesAtOnce(closer)
+    other = pair.server if closer == "client" else pair.client
+    assert pair.run(lambda: other.handler is not None and bool(other.record.closed), limit=1.0)
+    assert pair.client.record.closed == pair.server.record.closed == [REASON]
+    assert other.record.alpn is not None
+
+
+def test_a_server_that_closes_while_the_clients_finished_is_under_way_says_why() -> None:
+    pair = Pair(connect=False)
+    assert pair.run(lambda: pair.client.connected)
+    assert not pair.server.connected
+    pair.server.live.close(*REASON[:2])
+    assert pair.run(lambda: bool(pair.client.record.closed), limit=1.0)
+    assert pair.client.record.closed == pair.server.record.closed == [REASON]
+
+
+def test_an_early_close_ends_a_peer_that_cannot_read_1_rtt_packets_too() -> None:
+    pair = ClosesAtOnce("server")
+    pair.drop = lambda side, data: side is pair.server and len(data) >= 300  # but the close
+    assert pair.run(lambda: bool(pair.client.record.closed), limit=1.0)
+    assert pair.client.record.closed == [(0xC, "APPLICATION_ERROR", False)]
+
+
 def test_data_sent_before_a_close_is_delivered_before_it() -> None:
     pair = Pair()
     stream_id = open_uni(pair)
@@ -859,8 +911,6 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_recorder_is_a_handler() -> None:
-    from moqt.quic.transport import Transport, TransportHandler
-
     pair = Pair()
     handler: TransportHandler = Recorder(pair.client.live)
     transport: Transport = pair.client.live

@@ -352,7 +352,19 @@ def test_certificates_are_private_reused_and_renamed(tmp_path: Path) -> None:
     names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["relay.example"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["cert.pem", "key.pem"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cert.pem", "cert.sha256", "key.pem"]
+
+
+def test_a_certificate_we_make_has_what_strict_clients_ask_of_an_authority(tmp_path: Path) -> None:
+    """RFC 5280 sections 4.2.1.1 to 4.2.1.3, 4.2.1.9; Python 3.13 and browsers look at them."""
+    cert, _ = make_self_signed(tmp_path)
+    extensions = x509.load_pem_x509_certificate(cert.read_bytes()).extensions
+    its_own = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    signer = extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    assert signer.key_identifier == its_own.digest
+    use = extensions.get_extension_for_class(x509.KeyUsage)
+    assert use.critical and use.value.key_cert_sign and use.value.digital_signature
+    assert extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
 def test_a_damaged_certificate_is_replaced(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+from interop.browser.program import entry
+
+entry()
