@@ -155,6 +155,27 @@ def test_track_properties_and_the_largest_object_are_passed_on():
     assert (status.largest, status.properties) == (Location(1, 3), properties)
 
 
+def test_newer_track_properties_replace_those_that_were_known():
+    star = Star()
+    first = star.publisher(track(properties=(KeyValue(0x0E, 7), KeyValue(0x3801, b"old"))))
+    star.subscriber(LIVE)
+    newer = (KeyValue(0x3801, b"new"),)
+    star.publisher(track(properties=newer))
+    star.kill(first)
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.properties == newer
+
+
+@pytest.mark.parametrize("groups", [(4, 2), (2, 4)])
+def test_of_two_publishers_the_larger_largest_object_is_told(groups):
+    star = Star()
+    for each in groups:
+        star.publisher(track(each, ended=False))
+    star.subscriber(LIVE)
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.largest == Location(3, 3)
+
+
 def test_object_fields_survive_the_relay():
     star, store = Star(), track()
     star.publisher(store)
@@ -171,6 +192,7 @@ def test_object_fields_survive_the_relay():
         b"\x10\x05",
     )
     assert (two.location, two.payload, two.status) == (Location(3, 9), b"", ObjectStatus.NORMAL)
+    assert two.properties == b""
     fetched = star.fetch(star.connect())
     assert [(o.location, o.subgroup, o.priority, o.properties) for o in fetched.objects] == [
         (Location(3, 7), 5, 9, b"\x10\x05"),
