@@ -129,6 +129,11 @@ class UpstreamTrack:
         """Nobody downstream needs it."""
         return self.downstream.idle
 
+    @property
+    def only_published(self) -> bool:
+        """Out of use, and only PUBLISHes bring it."""
+        return self.idle and self.established and all(s.published for s in self.subscriptions)
+
     def publishes(self, session: Session) -> bool:
         """Whether `session` is a publisher of the track."""
         return any(each.session is session for each in self.subscriptions)

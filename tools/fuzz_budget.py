@@ -20,7 +20,7 @@ class Budget:
     """What a target may take for an input: so much in any case, so much more for each octet."""
 
     calls: int = 20_000
-    calls_per_octet: int = 60
+    calls_per_octet: int = 40
     memory: int = 1 << 20
     """Octets at the highest point, beyond what there was before."""
     memory_per_octet: int = 400
