@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from interop.cases.support import (
     payload,
     publisher,
 )
+from interop.processes import LOOPBACK, Program
 from moqt import Location, RequestErrorCode
 from moqt.values.codes import MessageType, SessionErrorCode, StreamErrorCode
 
@@ -159,6 +162,22 @@ async def wt_bad_certificate_hash(stage: Stage, browser: Browser) -> None:
     await _expect_refused(browser.page.open(browser.url, wrong), "a wrong certificate hash")
     await browser.expect_logged(begin, r"refused a client at 127\.0\.0\.1:\d+: .*certificate")
     await browser.open()
+
+
+@case("wt-self-signed")
+async def wt_self_signed(stage: Stage, browser: Browser) -> None:
+    """The certificate of `--self-signed-days 13` is taken by the hash in the ready line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "relay.service.cli", "--listen", f"{LOOPBACK}:0"]
+        command += ["--self-signed", str(folder), "--self-signed-days", "13"]
+        with Program("kvcs-relay", command, folder) as relay:
+            line = await asyncio.to_thread(
+                relay.wait_for, r"ready on \w+://\S+?:(\d+) .*sha256 \S+ base64 (\S+)", SECONDS / 2
+            )
+            url = f"https://{LOOPBACK}:{line.group(1)}/"
+            session = await browser.page.open(url, base64.b64decode(line.group(2)))
+            expect(session.protocol == DRAFT, f"the protocol {DRAFT}", session.protocol)
 
 
 @case("wt-session-error")

@@ -18,10 +18,10 @@ from pathlib import Path
 from interop import client
 from interop.browser import chromium
 from interop.browser.cases import Browser, cases, names
-from interop.browser.listener import hash_of
 from interop.browser.page import open_page
 from interop.peers import Unavailable
 from interop.processes import ProgramFailed
+from moqt.quic.certificates import fingerprint
 from moqt.uri import parse_uri
 
 NO_BROWSER = 2
@@ -55,7 +55,7 @@ async def run(options: argparse.Namespace, browser: Path) -> int:
     url = f"https://{uri.authority}{uri.path or '/'}"
     with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         async with open_page(browser, Path(folder)) as page:
-            every = cases(Browser(page, url, hash_of(options.cert), options.relay_log))
+            every = cases(Browser(page, url, fingerprint(options.cert), options.relay_log))
             chosen = [each for each in every if options.test in (None, each.name)]
             return await client.run(chosen, ours)
 
