@@ -52,3 +52,9 @@ def test_the_lowest_versions_are_those_of_pyproject() -> None:
         Requirement(asked).specifier.contains(each.partition("==")[2])
         for asked, each in zip(wanted(), lowest(), strict=True)
     )
+
+
+def test_libraries_whose_inside_is_used_have_an_upper_bound() -> None:
+    """aioquic: moqt/quic/aio and moqt/quic/packets; uvicorn: the protocol class of kvsp/http."""
+    bounded = {each.name for each in map(Requirement, wanted()) if "<" in str(each.specifier)}
+    assert {"aioquic", "uvicorn"} <= bounded

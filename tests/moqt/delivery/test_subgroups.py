@@ -382,3 +382,19 @@ def test_padding_goes_out_when_nothing_else_does_and_is_discarded():
     assert of_padding == sorted(of_padding) and not all(of_padding)
     assert sum(size for _, size in pieces) >= 100_000 and padding.left == 0
     assert world.got.live() == [(0, 0)] and world.pair.client.closed is None
+
+
+def test_a_subgroup_of_which_nothing_is_left_when_a_stream_is_free_is_told_by_a_reset():
+    world = World(max_streams=2)  # one of them is the control stream
+    world.put((0, 0), (1, 0))
+    world.store.evict(world.store.get(Location(1, 0)))
+    world.store.finish_subgroup(1, 0)
+    world.run()
+    assert world.got.live() == [Location(0, 0)]
+    world.end()
+    world.run()
+    assert world.got.ends == [
+        (Via.SUBSCRIPTION, 0, None),
+        (Via.SUBSCRIPTION, 1, StreamErrorCode.TOO_FAR_BEHIND),
+    ]
+    assert world.got.done == PublishDoneCode.TRACK_ENDED
