@@ -25,6 +25,7 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, SentTokens, TokenCache
+from tests.moqt.peers import Collector
 from tests.moqt.raw import CODEC, VIDEO, Client, Manual, Server, octets, subscribe_message
 from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
@@ -218,6 +219,22 @@ def test_no_token_is_registered_that_the_peers_cache_does_not_hold(size):
     client = caching(size)
     client.subscribe(Parameters(authorization_tokens=(LONG,)))
     assert sent_tokens(client, 0) == (LONG,)
+
+
+def test_both_ends_may_register_the_same_alias():
+    option = KeyValue(SetupOptionType.MAX_AUTH_TOKEN_CACHE_SIZE, 100)
+    server = Server(setup=octets(Setup((option,))))
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(1, b"ours"),))
+    )
+    assert asked(server, 0, register(1, b"theirs")) == []
+    assert asked(server, 2, use(1)) == []
+    assert server.requests[-1].tokens == ((0, b"theirs"),)
+    assert asked(server, 4, register(2, b"other")) == []
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(2, b"ours too"),))
+    )
+    assert server.session.state is SessionState.ESTABLISHED
 
 
 def test_a_short_token_is_not_worth_an_alias():
