@@ -12,7 +12,7 @@ from moqt.delivery.selection import Selection
 from moqt.delivery.stream import Outlet
 from moqt.delivery.subgroup import SubgroupDelivery
 from moqt.delivery.timeouts import Timeouts, subgroup_timeouts, track_timeouts
-from moqt.track.store import MAX_INTERVALS
+from moqt.track.knowledge import MAX_INTERVALS
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import MAX_VI64, GroupOrder, PublishDoneCode, StreamErrorCode
 from moqt.values.deadlines import Deadline

@@ -192,7 +192,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.cache.room_for_status():
+        if self.cache.room(OBJECT_OVERHEAD):
             self.store.mark_end(
                 location,
                 header.status,

@@ -247,6 +247,21 @@ def test_the_upstream_subscription_lingers_and_then_is_cancelled_and_the_cache_s
     assert len(publisher.handler.subscribes) == 2
 
 
+def test_a_subgroup_ends_downstream_as_it_ended_upstream():
+    star, store = Star(), track()
+    star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    for group in range(2):
+        publish(store, group, 0)
+    star.run()
+    store.break_subgroup(0, 0)
+    star.run()
+    store.finish_subgroup(1, 0)
+    star.run()
+    assert len(collector.locations) == 2
+    assert [error is None for _, error in collector.streams] == [False, True]
+
+
 def test_64_concurrent_subgroups_with_random_resets():
     for seed in range(4):
         rng = random.Random(seed)
