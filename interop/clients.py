@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from interop import tap
-from interop.peers import AIOMOQT
+from interop.browser.chromium import find_browser
+from interop.peers import AIOMOQT, Unavailable
 from interop.processes import Program, ProgramFailed
 from interop.programs import retrieve
 from interop.relays import Running
@@ -58,3 +59,13 @@ def aiomoqt_client(relay: Running, scheme: str, folder: Path) -> list[Point]:
 def kvcs_programs(relay: Running, scheme: str, folder: Path) -> list[Point]:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return retrieve(relay.url(scheme), relay.certificate, Path(own))
+
+
+def chromium(relay: Running, scheme: str, folder: Path) -> list[Point]:
+    try:
+        find_browser()
+    except Unavailable as why:
+        return [Point("all", True, str(why))]
+    command: list[str | Path] = [sys.executable, "-m", "interop.browser", "-r", relay.url(scheme)]
+    command += ["--cert", relay.certificate, "--relay-log", relay.program.log]
+    return _points("chromium", command, folder, CLIENT_SECONDS)

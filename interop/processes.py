@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -30,7 +32,7 @@ def free_port() -> int:
 
 
 class Program:
-    """A running process; leaving `with` ends it."""
+    """A running process; leaving `with` ends it, and whatever it started and left behind."""
 
     def __init__(
         self,
@@ -40,14 +42,15 @@ class Program:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        self._out, self.log = folder / f"{name}.out", folder / f"{name}.err"
+        with self._out.open("wb") as out, self.log.open("wb") as err:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env={**os.environ, **(environment or {})},
+                process_group=0,  # with what it starts: a browser is begun by a shell script
             )
 
     @property
@@ -57,7 +60,7 @@ class Program:
     @property
     def last_words(self) -> str:
         """The end of its standard error, for a message."""
-        lines = self._err.read_text(errors="replace").strip().splitlines()
+        lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no word on standard error"
 
     def wait_for(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:
@@ -93,8 +96,8 @@ class Program:
     ) -> None:
         if self.running:
             self._process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LEAVE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import moqt
+from interop.browser.listener import make_short_lived
 from interop.peers import AIOMOQT
 from interop.processes import LOOPBACK, READY_SECONDS, Program, ProgramFailed, free_port
 from moqt.quic.certificates import make_self_signed
@@ -37,7 +38,7 @@ Starter = Callable[[Path], AbstractContextManager[Running]]
 @contextmanager
 def our_relay(folder: Path) -> Iterator[Running]:
     """`kvcs-relay`, through the entry that the public runner would start."""
-    cert, key = make_self_signed(folder / "kvcs-tls", ["localhost", LOOPBACK])
+    cert, key = make_short_lived(folder / "kvcs-tls")
     environment = {
         "MOQT_ROLE": "relay",
         "MOQT_HOST": LOOPBACK,

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from interop.browser.chromium import browser_version, find_browser
 from interop.client import own_version
-from interop.clients import Client, aiomoqt_client, kvcs_programs, our_client
+from interop.clients import Client, aiomoqt_client, chromium, kvcs_programs, our_client
 from interop.outcomes import Departures, Outcome, Run, judge, load_departures
 from interop.peers import AIOMOQT, Unavailable, install
 from interop.processes import ProgramFailed
@@ -31,6 +32,7 @@ CLIENTS: dict[str, Client] = {
     "kvcs": our_client,
     "aiomoqt": aiomoqt_client,
     "kvcs-programs": kvcs_programs,
+    "chromium": chromium,
 }
 RELAYS: dict[str, Starter] = {"kvcs": our_relay, "aiomoqt": aiomoqt_relay}
 
@@ -55,6 +57,7 @@ MATRIX = (
     Combination("aiomoqt", "kvcs", "webtransport"),
     Combination("kvcs-programs", "kvcs", "quic"),
     Combination("kvcs-programs", "aiomoqt", "quic"),
+    Combination("chromium", "kvcs", "webtransport"),
     # The peer against itself: what the environment itself gives.
     Combination("aiomoqt", "aiomoqt", "quic"),
     Combination("aiomoqt", "aiomoqt", "webtransport"),
@@ -96,7 +99,15 @@ def versions() -> dict[str, str]:
         "Python": python,
         "aioquic": version("aioquic"),
         AIOMOQT.package: AIOMOQT.version,
+        "Chromium": _browser(),
     }
+
+
+def _browser() -> str:
+    try:
+        return browser_version(find_browser())
+    except Unavailable:
+        return "absent"
 
 
 def run_matrix(matrix: Sequence[Combination], departures: Departures) -> list[Run]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.deadlines import Deadline, Deadlines
@@ -62,6 +63,8 @@ class Cache:
         """Objects that were not stored because growing ones left no room."""
         self.statuses = 0
         """End of Group and End of Track Objects held; they go when their group does."""
+        self.intervals = 0
+        """Intervals of knowledge that are billed, of tracks and of FETCHes that run."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
         self._aging: dict[TrackStore, _Ages] = {}
         self._expiries = Deadlines()
@@ -98,13 +101,17 @@ class Cache:
             self._remove(store, stored)
         return self.billed + octets <= self.budget
 
-    def room_for_status(self) -> bool:
-        """Whether one more status can be held; `count_statuses` bills it."""
-        return self._make_room(OBJECT_OVERHEAD)
+    def room(self, octets: int) -> bool:
+        """Whether so much more can be held, of statuses or knowledge; the counts bill it."""
+        return self.billed + octets <= self.budget or self._make_room(octets)
 
     def count_statuses(self, more: int) -> None:
         self.statuses += more
         self.billed += more * OBJECT_OVERHEAD
+
+    def count_intervals(self, more: int) -> None:
+        self.intervals += more
+        self.billed += more * INTERVAL_OCTETS
 
     def release(self, stored: StoredObject) -> None:
         """A growing Object was aborted."""
@@ -167,8 +174,10 @@ class Cache:
         ages = self._aging.pop(store, None)
         if ages is not None:
             self._expiries.cancel(ages.deadline)
-        store.on_statuses = None
+        knowledge = store.knowledge
         self.count_statuses(-store.statuses)
+        self.count_intervals(-knowledge.billed)
+        knowledge.account, knowledge.billed = None, 0
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""

@@ -35,6 +35,8 @@ class RelayConfig:
     """How long an upstream subscription outlives the last downstream request."""
     max_fetches_per_track: int = 4
     """Upstream FETCHes of one track at once; further ranges wait."""
+    max_intervals_per_track: int = 4096
+    """Separate ranges of one track up to which it is learned that nothing exists in more."""
     fetch_window: int = 32 << 20
     """Octets an upstream FETCH may be ahead of those who read it."""
     failure_memory: float = 1.0

@@ -73,11 +73,13 @@ class UpstreamTrack:
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.store = TrackStore(name, authoritative=False)
+        self.store = TrackStore(
+            name, authoritative=False, max_intervals=home.config.max_intervals_per_track
+        )
         self.store.on_stored = self._stored
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
-        self.store.on_statuses = self.cache.count_statuses
+        self.store.knowledge.account = self.cache
         self.store.on_new_group = self._new_group
         self.filling = Filling(
             self.store, cache=self.cache, counters=self.counters, clock=self.clock
@@ -95,8 +97,7 @@ class UpstreamTrack:
         self.over = False
         self._refusal: RequestError | None = None
         self._lost: tuple[int, str] | None = None
-        """How the last established subscription ended, while another, or what was missed, may
-        still come."""
+        """How the last subscription ended, while another, or what was missed, may come."""
         self._end_unseen = False
         """It ended while its publication was paused: there may be Objects nobody told of."""
         self._patience: float | None = None
@@ -126,6 +127,11 @@ class UpstreamTrack:
     def idle(self) -> bool:
         """Nobody downstream needs it."""
         return self.downstream.idle
+
+    @property
+    def only_published(self) -> bool:
+        """Out of use, and only PUBLISHes bring it."""
+        return self.idle and self.established and all(s.published for s in self.subscriptions)
 
     def publishes(self, session: Session) -> bool:
         """Whether `session` is a publisher of the track."""
@@ -343,6 +349,10 @@ class UpstreamTrack:
             self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
+        elif code == PublishDoneCode.TRACK_ENDED and subscription.lost:
+            self._lost_upstream(
+                PublishDoneCode.INTERNAL_ERROR, "a stream was lost on its way from the publisher"
+            )
         else:
             self._lost_upstream(code, reason)
 
@@ -416,10 +426,8 @@ class UpstreamTrack:
             self._refusal = error
 
     def close_upstream(self, *, publications: bool = True) -> None:
-        """Unsubscribe and stop fetching; what is cached stays.
-
-        Without `publications`, those are kept and paused.
-        """
+        """Unsubscribe and stop fetching; what is cached stays. Without `publications`, those
+        are kept and paused."""
         for subscription in tuple(self.subscriptions):
             if publications or not subscription.published:
                 self._give_up(subscription)

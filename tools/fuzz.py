@@ -1,8 +1,9 @@
 """Feed broken octets to everything that reads octets: `python -m tools.fuzz --minutes 5`.
 
 Inputs are mutations of golden vectors and of recorded conversations. A finding is an exception
-that is not a typed refusal, a broken promise of the target, an input that takes too long, or
-memory that grows without end. Each finding is written to a file together with the command that
+that is not a typed refusal, a broken promise of the target, an input that takes too long, one that
+costs more calls or memory than its octets are worth (`tools.fuzz_budget`), or memory that grows
+without end. Each finding is written to a file together with the command that
 runs it again; the exit code is then 1. One seed makes one sequence of inputs.
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.fuzz_budget import overspent
 from tools.fuzz_targets import TARGETS, Case, Target
 
 SLICE_SECONDS = 2.0
@@ -31,6 +33,12 @@ MAX_STEPS = 80
 MAX_OCTETS = 20_000
 GROWTH_EVERY = 256
 """Inputs between two looks at the memory."""
+STEP_OCTETS = 16
+"""What a step is worth besides its octets: it came in a packet."""
+COST_EVERY = 32
+"""Every so many inputs, one is run again to see what it costs."""
+COST_OCTETS = 1000
+"""Inputs of the corpus that are so long are run again in any case."""
 
 INTERESTING = (
     b"\x00",
@@ -226,6 +234,16 @@ def failure_of(target: Target, case: Case, seconds: float) -> str | None:
     return None
 
 
+def cost_of(target: Target, case: Case, seconds: float) -> str | None:
+    """What `case`, which is no finding otherwise, costs too much of; None when it is cheap."""
+    octets = sum(len(octets) + STEP_OCTETS for _, octets in case)
+    try:
+        with time_limit(10 * seconds):  # counting is slow
+            return overspent(lambda: target.run(case), octets, target.budget)
+    except Hang as hang:
+        return f"hang: {hang}\n{traceback.format_exc()}"
+
+
 def shrunk(target: Target, case: Case, seconds: float, budget: float = 5.0) -> Case:
     """A shorter case that still fails, found by leaving steps and octets out."""
     until = time.monotonic() + budget
@@ -320,7 +338,8 @@ class Worker:
             source = random.Random(f"{plan.seed} {name}")
             self._running[name] = target, Mutator(target, target.corpus(), source)
             for case in self._running[name][1].corpus:
-                self._one(name, case)
+                octets = sum(len(octets) for _, octets in case)
+                self._one(name, case, count=octets >= COST_OCTETS)
         mutator = self._running[name][1]
         while len(tally.findings) < plan.max_findings:
             if plan.runs is not None and tally.runs >= plan.runs:
@@ -332,10 +351,12 @@ class Worker:
         enough = plan.runs is not None and tally.runs >= plan.runs
         return not enough and len(tally.findings) < plan.max_findings
 
-    def _one(self, name: str, case: Case) -> None:
+    def _one(self, name: str, case: Case, *, count: bool = False) -> None:
         target, tally = self._running[name][0], self.tallies[name]
         tally.runs += 1
         reason = failure_of(target, case, self.plan.input_seconds)
+        if reason is None and (count or tally.runs % COST_EVERY == 0):
+            reason = cost_of(target, case, self.plan.input_seconds)
         if reason is None and tally.runs % GROWTH_EVERY == 0:
             reason = self._growth(name)
         if reason is not None:
@@ -351,7 +372,7 @@ class Worker:
 
     def _found(self, name: str, case: Case, reason: str) -> None:
         last = reason.strip().splitlines()[-1]
-        if not reason.startswith(("hang", "memory")):
+        if not reason.startswith(("hang", "memory", "cost")):
             case = shrunk(self._running[name][0], case, self.plan.input_seconds)
         self.plan.output.mkdir(parents=True, exist_ok=True)
         number = len(self.tallies[name].findings) + 1
@@ -396,7 +417,8 @@ def report(tallies: dict[str, Tally]) -> int:
 
 def replay(path: Path, seconds: float) -> int:
     name, case = read_case(path)
-    reason = failure_of(TARGETS[name](), case, seconds)
+    target = TARGETS[name]()
+    reason = failure_of(target, case, seconds) or cost_of(target, case, seconds)
     print(reason or f"{name}: all is well")
     return int(reason is not None)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from moqt.wire.codec import codec_for
 from tests.moqt.memory import ALPN
+from tools.fuzz_budget import Budget
 
 Step = tuple[str, bytes]
 Case = list[Step]
@@ -34,6 +35,8 @@ class Target(ABC):
     """One thing to feed. `run` raises whatever must not happen; a refusal is no finding."""
 
     name: str
+    budget = Budget()
+    """What an input may cost."""
     places: tuple[str, ...] = ("",)
     """Where a step may be moved to by a mutation."""
 

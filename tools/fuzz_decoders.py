@@ -21,6 +21,7 @@ from moqt.values.errors import MisuseError, RequestError, SessionError
 from moqt.values.messages import Parameters
 from moqt.wire.objects import PaddingDatagram, WholeObject
 from tools.fuzz_base import CODEC, KVCS, Case, Target, vectors
+from tools.fuzz_budget import Budget
 
 
 def _parts(case: Case) -> list[bytes]:
@@ -74,6 +75,7 @@ class Data(Target):
     """Subgroup and fetch streams: any split brings the same Objects and payloads."""
 
     name = "data"
+    budget = Budget(calls_per_octet=100)  # each is read six times, half of these octet by octet
 
     def corpus(self) -> list[Case]:
         return [[("", octets)] for octets in vectors("subgroup_stream", "fetch_stream")]

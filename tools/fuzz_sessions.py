@@ -17,7 +17,8 @@ from moqt.session import Session
 from moqt.values.messages import Parameters
 from relay.config import RelayConfig
 from relay.core import Relay
-from tests.moqt.loose import LIMITS, NAME, Everything, Lone, Loose, ask, video
+from tests.moqt.loose import LIMITS as SESSION_LIMITS
+from tests.moqt.loose import NAME, Everything, Lone, Loose, ask, video
 from tests.moqt.memory import ALPN, Pair
 from tests.moqt.peers import FILL, Collector
 from tests.moqt.simulator import Path as NetworkPath
@@ -66,6 +67,15 @@ def _moved_event(where: str, choose: Callable[[Any], Any]) -> str:
     return f"{prefix}:{event} {stream}" if prefix else f"{event} {stream}"
 
 
+def recorded(star: Star, publisher: Everything) -> tuple[list[Pair], Case]:
+    """A publisher and a subscriber of a relay, and what it hears of either from now on."""
+    steps: Case = []
+    pairs = [star.connect(publisher), star.connect()]
+    for index, pair in enumerate(pairs):
+        pair.server_transport.handler = _Recorder(pair.server, steps, f"{index}:")  # type: ignore[assignment]
+    return pairs, steps
+
+
 class SessionTarget(Target):
     """A session that has asked for everything, and whatever a peer may do to it."""
 
@@ -91,7 +101,13 @@ class SessionTarget(Target):
         stores = [video(), video()]
         for side, store in zip(sides, stores, strict=True):
             side.add_track(store)
-        pair = Pair(sides[0], sides[1], client_config=LIMITS, server_config=LIMITS, seed=seed)
+        pair = Pair(
+            sides[0],
+            sides[1],
+            client_config=SESSION_LIMITS,
+            server_config=SESSION_LIMITS,
+            seed=seed,
+        )
         steps: Case = [("client" if client else "server", b"")]
         transport = pair.client_transport if client else pair.server_transport
         transport.handler = _Recorder(transport.handler, steps)  # type: ignore[assignment, arg-type]
@@ -136,6 +152,7 @@ class RelayTarget(Target):
     LIMITS = RelayConfig(
         cache_octets=100_000, max_tracks=50, max_pending=20, max_namespaces=20, linger=1.0
     )
+    SESSIONS = SESSION_LIMITS
 
     def corpus(self) -> list[Case]:
         return [self._captured(seed) for seed in (None, 1, 2)]
@@ -143,13 +160,10 @@ class RelayTarget(Target):
     @staticmethod
     def _captured(seed: int | None) -> Case:
         star = Star(RelayTarget.LIMITS, seed=seed)
-        steps: Case = []
         store = video()
         handler = Everything()
         handler.add_track(store)
-        pairs = [star.connect(handler), star.connect()]
-        for index, pair in enumerate(pairs):
-            pair.server_transport.handler = _Recorder(pair.server, steps, f"{index}:")
+        pairs, steps = recorded(star, handler)
         pairs[0].client.publish_namespace((b"demo",), on_ended=lambda error: None)
         star.run()
         subscriber = pairs[1].client
@@ -176,7 +190,7 @@ class RelayTarget(Target):
     def run(self, case: Case) -> None:
         relay = Relay(self.LIMITS)
         transports = [Loose(False), Loose(False)]
-        sessions = [Session(transport, relay, LIMITS) for transport in transports]
+        sessions = [Session(transport, relay, self.SESSIONS) for transport in transports]
         for transport, session in zip(transports, sessions, strict=True):
             transport.handler = session
             session.connection_established(ALPN)
@@ -245,7 +259,7 @@ class WebTransportTarget(Target):
         sessions: list[Session] = []
 
         def make(transport: Transport) -> Session:
-            sessions.append(Session(transport, Everything(), LIMITS))
+            sessions.append(Session(transport, Everything(), SESSION_LIMITS))
             return sessions[0]
 
         client = simulation.connect(
@@ -270,7 +284,7 @@ class WebTransportTarget(Target):
         handler = Everything()
         handler.add_track(video())
         return WebTransportServer(
-            quic, lambda transport: Session(transport, handler, LIMITS), (ALPN,)
+            quic, lambda transport: Session(transport, handler, SESSION_LIMITS), (ALPN,)
         )
 
     def moved(self, where: str, choose: Callable[[Any], Any]) -> str:

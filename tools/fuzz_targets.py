@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tools.fuzz_base import Case, Step, Target
 from tools.fuzz_decoders import Control, Data, Datagram, ManifestTarget, Payload
+from tools.fuzz_floods import FloodTarget
 from tools.fuzz_sessions import (
     RelayTarget,
     SessionTarget,
@@ -23,6 +24,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
         Datagram,
         SessionTarget,
         RelayTarget,
+        FloodTarget,
         TransportTarget,
         WebTransportTarget,
         Payload,

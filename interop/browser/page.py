@@ -264,7 +264,7 @@ async def open_page(browser: Path, folder: Path) -> AsyncIterator[Page]:
     application.router.add_get("/drive", drive)
     for path in FILES:
         application.router.add_get(path, file)
-    runner = web.AppRunner(application)
+    runner = web.AppRunner(application, shutdown_timeout=RESET_SECONDS)
     await runner.setup()
     try:
         site = web.TCPSite(runner, LOOPBACK, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from pathlib import Path
 from interop import client
 from interop.browser import chromium
 from interop.browser.cases import Browser, cases, names
-from interop.browser.listener import hash_of
 from interop.browser.page import open_page
 from interop.peers import Unavailable
 from interop.processes import ProgramFailed
+from moqt.quic.certificates import fingerprint
 from moqt.uri import parse_uri
 
 NO_BROWSER = 2
@@ -35,6 +36,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-l", "--list", action="store_true", help="list the cases")
     parser.add_argument("-v", "--verbose", action="store_true", help="logs on standard error")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="the relay's certificate, PEM")
+    parser.add_argument(
+        "--relay-log", type=Path, metavar="FILE", help="where the relay logs: who was refused"
+    )
     return parser.parse_args(arguments)
 
 
@@ -49,9 +53,9 @@ async def run(options: argparse.Namespace, browser: Path) -> int:
         verify=False,
     )
     url = f"https://{uri.authority}{uri.path or '/'}"
-    with tempfile.TemporaryDirectory(prefix="browser-") as folder:
+    with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         async with open_page(browser, Path(folder)) as page:
-            every = cases(Browser(page, url, hash_of(options.cert)))
+            every = cases(Browser(page, url, fingerprint(options.cert), options.relay_log))
             chosen = [each for each in every if options.test in (None, each.name)]
             return await client.run(chosen, ours)
 
@@ -69,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_BROWSER
     level = logging.DEBUG if options.verbose else logging.CRITICAL
     logging.basicConfig(level=level, stream=sys.stderr)
+    # As an exception, so that the browser is ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return asyncio.run(run(options, chromium.find_browser()))
     except (Unavailable, ProgramFailed) as why:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -176,8 +175,6 @@ def run(
             loop.add_signal_handler(number, stop, number)
         await main()
 
-    # aioquic warns of what is said below in one sentence; a log that is set up still gets it
-    logging.getLogger("quic").addHandler(logging.NullHandler())
     try:
         asyncio.run(guarded())
     except asyncio.CancelledError:

@@ -91,6 +91,9 @@ class FetchDelivery(StreamDelivery):
     def store_changed(self, log: SubgroupLog | None) -> None:
         self.wake()
 
+    def subgroup_cut(self, log: SubgroupLog) -> None:
+        self.wake()
+
     def datagram_stored(self, stored: StoredObject) -> None:
         self.wake()
 

@@ -160,12 +160,19 @@ class Selection:
 
     def reaches(self, log: SubgroupLog) -> bool:
         """Whether there may be something for the subscription at the end of `log`."""
+        if not log.ids:
+            return False
         last = Location(log.group, log.ids[-1])
         return (
             last >= self.start
             and log.group <= self.end.group
             and (log.number > self._since or not self._is_old(last))
         )
+
+    def reaches_cut(self, log: SubgroupLog) -> bool:
+        """Whether what was lost behind the end of `log` may be for the subscription."""
+        last = Location(log.group, log.ids[-1] if log.ids else -1)
+        return self.start.group <= log.group and last < self.end
 
     def before_start(self, group: int) -> int:
         """The last Object ID of the group that lies before the start; -1 for none."""

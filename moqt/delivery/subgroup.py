@@ -41,6 +41,8 @@ class SubgroupDelivery(StreamDelivery):
         """Why the stream must not end with FIN: an Object was given up or withheld."""
         self._ends_group = False
         """The open stream's header has END_OF_GROUP."""
+        self._opened = False
+        """A stream was opened: its end tells the subscriber how much of the Subgroup came."""
         self.timed = False
         """Whether a delivery timeout is in force."""
         self._timeouts = Timeouts()
@@ -115,26 +117,33 @@ class SubgroupDelivery(StreamDelivery):
 
     def _writable(self, object_id: int) -> bool:
         """Whether there is a stream, opened now for `object_id` if need be, with credit."""
-        if self.stream_id is None:
-            stream_id = self.outlet.open_data_stream(self)
-            if stream_id is None:
-                return False
-            self.stream_id = stream_id
-            self.previous = None
-            self._ends_group = self._holds_end(object_id)
-            header = SubgroupHeader(
-                track_alias=self.subscription.track_alias,
-                group=self.log.group,
-                subgroup=self.log.subgroup,
-                priority=self.log.priority,
-                end_of_group=self._ends_group,
-                first_object=object_id == self._first_id(),
-            )
-            self.outlet.transport.send(
-                stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
-            )
-            self.subscription.subgroup_opened()
+        if self.stream_id is None and not self._open(object_id):
+            return False
+        assert self.stream_id is not None
         return self.outlet.transport.send_room(self.stream_id) > 0
+
+    def _open(self, object_id: int | None) -> bool:
+        """Begin a stream that brings `object_id` first, or nothing at all; False: no credit."""
+        stream_id = self.outlet.open_data_stream(self)
+        if stream_id is None:
+            return False
+        self.stream_id = stream_id
+        self._opened = True
+        self.previous = None
+        self._ends_group = object_id is not None and self._holds_end(object_id)
+        header = SubgroupHeader(
+            track_alias=self.subscription.track_alias,
+            group=self.log.group,
+            subgroup=self.log.subgroup,
+            priority=self.log.priority,
+            end_of_group=self._ends_group,
+            first_object=object_id is not None and object_id == self._first_id(),
+        )
+        self.outlet.transport.send(
+            stream_id, self.outlet.codec.encode_subgroup_header(header, properties=True)
+        )
+        self.subscription.subgroup_opened()
+        return True
 
     def _first_id(self) -> int | None:
         if self.store.authoritative and self.log.forgotten < 0:
@@ -293,6 +302,8 @@ class SubgroupDelivery(StreamDelivery):
             complete = self._last_written()
             if not complete:
                 self.incomplete = StreamErrorCode.CANCELLED
+        if not complete and self._is_untold_loss(left) and not self._open(None):
+            return Progress.NO_STREAM
         if complete:
             self._end_group()
             self.finish()
@@ -315,6 +326,15 @@ class SubgroupDelivery(StreamDelivery):
         self.close()
         self.subscription.subgroup_done(self.log)
         return Progress.DONE
+
+    def _is_untold_loss(self, left: bool) -> bool:
+        """Whether Objects were lost and there never was a stream whose reset says so.
+
+        Without one the subscriber could not tell that Subgroup from one that is not there.
+        """
+        return not self._opened and (
+            self.incomplete is StreamErrorCode.TOO_FAR_BEHIND or (self.log.broken and not left)
+        )
 
     def _last_written(self) -> bool:
         """Whether the group's largest Object went out on the open stream."""

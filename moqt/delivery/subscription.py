@@ -12,7 +12,7 @@ from moqt.delivery.selection import Selection
 from moqt.delivery.stream import Outlet
 from moqt.delivery.subgroup import SubgroupDelivery
 from moqt.delivery.timeouts import Timeouts, subgroup_timeouts, track_timeouts
-from moqt.track.store import MAX_INTERVALS
+from moqt.track.knowledge import MAX_INTERVALS
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import MAX_VI64, GroupOrder, PublishDoneCode, StreamErrorCode
 from moqt.values.deadlines import Deadline
@@ -96,11 +96,16 @@ class SubscriptionDelivery:
         else:
             self._consider(log)
 
+    def subgroup_cut(self, log: SubgroupLog) -> None:
+        self._consider(log, cut=True)
+
     def datagram_stored(self, stored: StoredObject) -> None:
         if self.selection.selects_datagram(stored):
             self._queue_datagram(stored)
 
-    def _consider(self, log: SubgroupLog) -> None:
+    def _consider(self, log: SubgroupLog, *, cut: bool = False) -> None:
+        """Deliver what is new of a Subgroup; `cut`: its stream was reset just now, which the
+        subscriber is told even if nothing of it is new."""
         key = (log.group, log.subgroup)
         delivery = self._subgroups.get(key)
         if delivery is None:
@@ -109,16 +114,18 @@ class SubscriptionDelivery:
                 self.over
                 or selection.paused
                 or key in self._finished
-                or not log.ids
-                or not selection.reaches(log)
+                or not (selection.reaches_cut(log) if cut else selection.reaches(log))
                 or Location(log.group, 0) in self._past
             ):
                 return
             low = max(selection.before_start(log.group), self._resume.get(key, -1))
-            if log.ids[-1] <= low:
+            if selection.reaches(log) and log.ids[-1] > low:
+                position = max(low, selection.last_old(log))
+            elif cut and key not in self._resume:
+                position = max(low, log.ids[-1] if log.ids else -1)
+            else:
                 return
             self._resume.pop(key, None)
-            position = max(low, selection.last_old(log))
             if len(self._subgroups) >= self.outlet.scheduler.limits.pending_subgroups:
                 self.outlet.scheduler.counters.too_far_behind += 1
                 self.cancel(StreamErrorCode.TOO_FAR_BEHIND)

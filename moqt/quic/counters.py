@@ -12,6 +12,12 @@ class TransportCounters:
     connections_accepted: int = 0
     connections_refused: int = 0
     """For want of room, over all and per address."""
+    handshakes_failed: int = 0
+    """Begun, and ended by one of the two or by time."""
+    versions_refused: int = 0
+    """Answered with Version Negotiation."""
+    datagrams_ignored: int = 0
+    """For no connection there is, and beginning none."""
     retries_sent: int = 0
     """Handshakes that had to prove their address first."""
     connections_over_budget: int = 0

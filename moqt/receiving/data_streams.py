@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
+from heapq import heapify, heappop, heappush
 from typing import cast
 
 from moqt.receiving.aliases import TrackAliases
@@ -199,16 +200,23 @@ class DataStreams:
         return [stream for key in keys for stream in self._held_for.get(key, {}).values()]
 
     def _make_room(self) -> None:
-        """Drop what is held until it is within `max_held_octets`, from whoever holds most: a
-        publication that nobody answers takes no room from the others."""
-        while self.held_octets > self.host.config.max_held_octets:
-            held: dict[tuple[bool, int], int] = defaultdict(int)
-            newest_first = tuple(reversed(self.waiting.values()))
-            for stream in newest_first:
-                held[stream.holder] += len(stream.held)
-            greediest = max(held, key=held.__getitem__)
+        """Drop what is held, from whoever holds most, until an eighth of `max_held_octets` is
+        free: a publication that nobody answers takes no room from the others, and who all are is
+        looked at once for so many octets."""
+        limit = self.host.config.max_held_octets
+        held = [
+            (-sum(len(stream.held) for stream in streams.values()), holder)
+            for holder, streams in self._held_for.items()
+        ]
+        heapify(held)
+        while self.held_octets > limit - limit // 8 and held:
+            octets, holder = heappop(held)
+            newest = next(s for s in reversed(self._held_for[holder].values()) if s.held)
+            octets += len(newest.held)
             self.dropped += 1
-            next(s for s in newest_first if s.held and s.holder == greediest).drop()
+            newest.drop()
+            if octets:
+                heappush(held, (octets, holder))
 
 
 class DataIn:
@@ -228,6 +236,10 @@ class DataIn:
         self.recipient: Recipient | None = None
         self.chosen: Subscriber | None = None
         """Of the subscriptions that share its Track Alias, the one it is for."""
+        self._probe: SubgroupDecoder | FetchDecoder | None = None
+        self._probed = 0
+        """Octets that it has read."""
+        self._first: ObjectHeader | None = None
         self.held = bytearray()
         self.held_since = 0.0
         self.heard_at = 0.0
@@ -344,13 +356,26 @@ class DataIn:
         if not aliases.is_shared(header.track_alias):
             return aliases.subscriber(header.track_alias)
         if self.chosen is None or self.chosen.over:
-            assert self.decoder is not None
-            events = deepcopy(self.decoder).feed(bytes(self.held) + data)
-            headers = (e.header if isinstance(e, WholeObject) else e for e in events)
-            first = next((each for each in headers if isinstance(each, ObjectHeader)), None)
+            first = self._first_object(data)
             if first is not None or self.ended:
                 self.chosen = aliases.subscriber(header.track_alias, first)
         return self.chosen
+
+    def _first_object(self, data: bytes) -> ObjectHeader | None:
+        """The stream's first Object, once it begins in what is held or in `data`: read ahead by
+        a decoder of its own, which sees each octet once."""
+        if self._first is None:
+            if self._probe is None:
+                self._probe = deepcopy(self.decoder)
+            assert self._probe is not None
+            fresh = bytes(self.held[self._probed :]) + data
+            self._probed += len(fresh)
+            events = self._probe.feed(fresh)
+            headers = (e.header if isinstance(e, WholeObject) else e for e in events)
+            self._first = next((each for each in headers if isinstance(each, ObjectHeader)), None)
+            if self._first is not None:
+                self._probe = None
+        return self._first
 
     @property
     def holder(self) -> tuple[bool, int]:

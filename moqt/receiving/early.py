@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from moqt.quic.transport import Transport
@@ -31,7 +32,11 @@ class EarlyStreams:
     def __init__(self, transport: Transport, max_octets: int) -> None:
         self._transport = transport
         self._max_octets = max_octets
-        self._pieces: list[Piece] = []
+        self._pieces: dict[int, Piece] = {}
+        """By the order in which they came."""
+        self._of: defaultdict[int, list[int]] = defaultdict(list)
+        """Which are a stream's."""
+        self._count = 0
         self.octets = 0
 
     def __len__(self) -> int:
@@ -39,7 +44,9 @@ class EarlyStreams:
 
     def hold(self, stream_id: int, data: bytes, fin: bool) -> None:
         """Raises SessionError INTERNAL_ERROR when it is too much."""
-        self._pieces.append(Piece(stream_id, data, fin))
+        self._of[stream_id].append(self._count)
+        self._pieces[self._count] = Piece(stream_id, data, fin)
+        self._count += 1
         self.octets += len(data)
         if self.octets > self._max_octets or len(self._pieces) > MAX_EARLY:
             raise SessionError(SessionErrorCode.INTERNAL_ERROR, "too much was sent before SETUP")
@@ -49,25 +56,23 @@ class EarlyStreams:
     def head(self, stream_id: int, data: bytes) -> bytes:
         """The first octets of a stream, enough for its type when they are there; `data` is what
         has just come and is not held."""
-        head = b""
-        for piece in self._pieces:
-            if piece.stream_id == stream_id:
-                head += piece.data[:MAX_STREAM_TYPE]
-                if len(head) >= MAX_STREAM_TYPE:
-                    break
+        first = self._of.get(stream_id, ())[:MAX_STREAM_TYPE]
+        head = b"".join(self._pieces[number].data[:MAX_STREAM_TYPE] for number in first)
         return head + data[:MAX_STREAM_TYPE]
 
     def take(self, stream_id: int) -> bytes:
         """The octets held of one stream."""
-        held = b"".join(piece.data for piece in self._pieces if piece.stream_id == stream_id)
-        self._pieces = [piece for piece in self._pieces if piece.stream_id != stream_id]
+        numbers = self._of.pop(stream_id, ())
+        held = b"".join(self._pieces.pop(number).data for number in numbers)
         self.octets -= len(held)
         return held
 
     def take_all(self) -> list[Piece]:
-        pieces, self._pieces, self.octets = self._pieces, [], 0
+        pieces = list(self._pieces.values())
+        self.clear()
         return pieces
 
     def clear(self) -> None:
         self._pieces.clear()
+        self._of.clear()
         self.octets = 0

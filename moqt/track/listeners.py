@@ -14,6 +14,9 @@ class StoreListener(Protocol):
     def store_changed(self, log: SubgroupLog | None) -> None:
         """Objects, octets or an end were added; `log` is the Subgroup concerned, if one is."""
 
+    def subgroup_cut(self, log: SubgroupLog) -> None:
+        """The stream that brought the Subgroup was reset: more Objects of it may exist."""
+
     def datagram_stored(self, stored: StoredObject) -> None:
         """A whole Object in Delivery Mode Datagram was added (`store_changed` follows)."""
 

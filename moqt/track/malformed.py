@@ -183,8 +183,7 @@ class TrackChecker:
                 and any(start.object <= each.last < at.object for each in group.subgroups.values())
             ):
                 raise _fault(at, "declares a gap over an Object that came")
-            if len(self._gaps) < MAX_GAPS:
-                self._gaps.add(start, end)
+            self._gaps.add(start, end, MAX_GAPS)
 
 
 def _fault(at: Location, what: str) -> MalformedTrack:

@@ -11,18 +11,15 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 
 from moqt.track.gaps import Gaps, read_gaps, with_gaps
+from moqt.track.knowledge import MAX_INTERVALS, Knowledge
 from moqt.track.listeners import Source, StoreListener
 from moqt.track.properties import track_property
 from moqt.track.stored import Buffer, GroupLog, StoredObject, SubgroupLog, buffer_length
 from moqt.values.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
 from moqt.values.errors import MalformedTrack, MisuseError
-from moqt.values.intervals import IntervalSet
 from moqt.values.messages import Properties, property_value
 from moqt.values.names import MAX_LOCATION, FullTrackName, Location
 from moqt.wire.primitives import track_properties_fault
-
-MAX_INTERVALS = 4096
-"""Separate ranges of knowledge a store keeps about groups it holds nothing of."""
 
 MAX_JOINED = 16 << 20
 """Octets up to which the payload of a whole Object is joined; larger ones stay in parts."""
@@ -42,6 +39,7 @@ class TrackStore:
         *,
         authoritative: bool = True,
         source: Source | None = None,
+        max_intervals: int = MAX_INTERVALS,
     ) -> None:
         self.name = name
         self.authoritative = authoritative
@@ -60,9 +58,9 @@ class TrackStore:
         """End of Group and End of Track Objects held."""
         self.placed = 0
         """Objects, statuses included, that were ever added."""
-        self.known = IntervalSet()
-        self.gaps = IntervalSet()
-        """Where publishers declared by gap properties that nothing exists."""
+        self.knowledge = Knowledge(max_intervals)
+        self.known = self.knowledge.known
+        self.gaps = self.knowledge.gaps
         self._listeners: dict[StoreListener, None] = {}
         self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each complete Object stored (cache accounting)."""
@@ -70,8 +68,6 @@ class TrackStore:
         """Called whenever a delivery begins to send an Object (cache accounting)."""
         self.on_evicted: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each Object that was evicted."""
-        self.on_statuses: Callable[[int], None] | None = None
-        """Called with how many more, or fewer, `statuses` there are (cache accounting)."""
         self.on_new_group: Callable[[TrackStore, int], None] | None = None
         """The application's: called with the group a subscriber knows to be next, or 0."""
         self.set_properties(properties)
@@ -250,7 +246,8 @@ class TrackStore:
                 f"of its group, {location.object}"
             )
         group.end = location.object if group.end is None else min(group.end, location.object)
-        self.known.add(location, Location(location.group, MAX_VI64))
+        if not self.authoritative:
+            self.knowledge.learn(location, Location(location.group, MAX_VI64))
 
     def set_end_of_track(self, location: Location) -> None:
         """No Object exists at or beyond `location`."""
@@ -262,12 +259,15 @@ class TrackStore:
             )
         if self.end_of_track is None or location < self.end_of_track:
             self.end_of_track = location
-        self.known.add(location, MAX_LOCATION)
+        if not self.authoritative:
+            self.knowledge.learn_end(location)
 
-    def mark_nonexistent(self, start: Location, end: Location) -> None:
-        """Nothing exists in [start, end] beyond what is held (a fetch gap, a 0x8C marker)."""
-        if start <= end:
-            self.known.add(start, end)
+    def mark_nonexistent(self, start: Location, end: Location) -> bool:
+        """Nothing exists in [start, end] beyond what is held (a fetch gap, a 0x8C marker).
+
+        False when there is no room to remember it: it stays unknown.
+        """
+        return start > end or self.authoritative or self.knowledge.learn(start, end)
 
     def finish_subgroup(
         self,
@@ -301,11 +301,16 @@ class TrackStore:
                 self.set_end_of_group(Location(group, log.ids[-1] + 1))
         self.changed(log)
 
-    def break_subgroup(self, group: int, subgroup: int) -> None:
-        log = self.subgroup(group, subgroup)
+    def break_subgroup(self, group: int, subgroup: int, *, priority: int | None = None) -> None:
+        """More Objects of the Subgroup may exist, and do not come.
+
+        `priority` is the Subgroup's, should none of its Objects have come.
+        """
+        log = self.subgroup(group, subgroup, priority)
         if not log.finished:
             log.broken = True
-            self.changed(log)
+            for listener in tuple(self._listeners):
+                listener.subgroup_cut(log)
 
     def finish(self, code: int, reason: str = "") -> None:
         """Nothing more will be added; subscriptions end with PUBLISH_DONE `code`."""
@@ -344,11 +349,9 @@ class TrackStore:
             # The last one is the likeliest to be needed still.
             for log in reversed(group.subgroups.values())
         ):
-            if len(self.known) > MAX_INTERVALS:
+            if len(self.known) >= self.knowledge.limit:
                 # What is known not to exist stays known, as long as it costs little.
-                self.known.remove(Location(group_id, 0), Location(group_id, MAX_VI64))
-                if self.end_of_track is not None:
-                    self.known.add(self.end_of_track, MAX_LOCATION)
+                self.knowledge.forget(Location(group_id, 0), Location(group_id, MAX_VI64))
             self._count_statuses(-len(group.objects))
             del self.groups[group_id]
             del self.group_ids[bisect_left(self.group_ids, group_id)]
@@ -393,12 +396,15 @@ class TrackStore:
         """The last real Object of [start, end]."""
         index = bisect_right(self.group_ids, end.group) - 1
         while index >= 0 and self.group_ids[index] >= start.group:
-            group = self.groups[self.group_ids[index]]
-            for object_id in reversed(group.ids):
-                stored = group.objects[object_id]
+            group_id = self.group_ids[index]
+            group = self.groups[group_id]
+            last = group_id == end.group
+            count = bisect_right(group.ids, end.object) if last else len(group.ids)
+            for at in range(count - 1, -1, -1):
+                stored = group.objects[group.ids[at]]
                 if stored.location < start:
                     return None
-                if stored.location <= end and stored.status is ObjectStatus.NORMAL:
+                if stored.status is ObjectStatus.NORMAL:
                     return stored
             index -= 1
         return None
@@ -431,12 +437,9 @@ class TrackStore:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every real Object held, in order."""
-        for group_id in self.group_ids:
-            group = self.groups[group_id]
-            for object_id in group.ids:
-                stored = group.objects[object_id]
-                if stored.status is ObjectStatus.NORMAL:
-                    yield stored
+        for group in map(self.groups.__getitem__, self.group_ids):
+            every = map(group.objects.__getitem__, group.ids)
+            yield from (each for each in every if each.status is ObjectStatus.NORMAL)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -538,8 +541,8 @@ class TrackStore:
 
     def _count_statuses(self, more: int) -> None:
         self.statuses += more
-        if more and self.on_statuses is not None:
-            self.on_statuses(more)
+        if more and self.knowledge.account is not None:
+            self.knowledge.account.count_statuses(more)
 
     def _declare_gaps(self, group: GroupLog, location: Location, properties: bytes) -> None:
         gaps = read_gaps(location, properties)
@@ -555,22 +558,19 @@ class TrackStore:
                     f"{self.name}: Object {location.group}/{location.object} declares a gap over "
                     f"an Object that exists"
                 )
-            if len(self.gaps) < MAX_INTERVALS:
-                self.gaps.add(start, end)
-            self.mark_nonexistent(start, end)
+            self.knowledge.learn_gap(start, end)
 
     def _extend(self, stored: StoredObject, part: Buffer) -> None:
-        size = buffer_length(part)
-        if not size:
-            return
-        stored.parts.append(part)
-        stored.received += size
-        stored.ends.append(stored.received)
-        self.octets += size
+        if size := buffer_length(part):
+            stored.parts.append(part)
+            stored.received += size
+            stored.ends.append(stored.received)
+            self.octets += size
 
     def _finish(self, stored: StoredObject) -> None:
         if not self.authoritative:
             self.known.add(stored.location, stored.location)
+            self.knowledge.whole += 1
         if self.on_stored is not None:
             self.on_stored(self, stored)
         if stored.subgroup is None:
@@ -587,7 +587,14 @@ class TrackStore:
             self._unlink(stored)
 
     def _unlink(self, stored: StoredObject) -> None:
-        group = self.groups[stored.location.group]
-        del group.objects[stored.location.object]
-        del group.ids[bisect_left(group.ids, stored.location.object)]
-        self.known.remove(stored.location, stored.location)
+        location = stored.location
+        group = self.groups[location.group]
+        del group.objects[location.object]
+        del group.ids[bisect_left(group.ids, location.object)]
+        if self.authoritative:
+            return
+        before = after = None
+        if len(self.known) >= self.knowledge.limit:
+            before = self.largest_in(Location(0, 0), location)
+            after = self.next_object(location, MAX_LOCATION)
+        self.knowledge.lost(location, stored.complete, before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 from moqt.values.codes import MAX_VI64
 from moqt.values.names import Location
@@ -28,15 +29,26 @@ class IntervalSet:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, start: Location, end: Location) -> None:
+    def __iter__(self) -> Iterator[tuple[Location, Location]]:
+        """The intervals, ascending, each by its first and last Location."""
+        return map(
+            lambda low, high: (self._location(low), self._location(high)), self._starts, self._ends
+        )
+
+    def add(self, start: Location, end: Location, limit: int | None = None) -> bool:
+        """Add [start, end]. False, and nothing has changed, when it would be one more interval
+        and there are `limit` already: what touches another one costs nothing."""
         low, high = self._key(start), self._key(end)
         first = bisect_left(self._ends, low - 1)
         last = bisect_right(self._starts, high + 1)
+        if limit is not None and first == last and len(self._starts) >= limit:
+            return False
         if first < last:
             low = min(low, self._starts[first])
             high = max(high, self._ends[last - 1])
         self._starts[first:last] = [low]
         self._ends[first:last] = [high]
+        return True
 
     def remove(self, start: Location, end: Location) -> None:
         low, high = self._key(start), self._key(end)
@@ -88,6 +100,14 @@ class IntervalSet:
         if index >= 0:
             return max(start, self._location(self._ends[index] + 1))
         return start
+
+    def end_of(self, location: Location) -> Location | None:
+        """The last Location of the interval that `location` is in; None outside the set."""
+        key = self._key(location)
+        index = bisect_left(self._ends, key)
+        if index < len(self._starts) and self._starts[index] <= key:
+            return self._location(self._ends[index])
+        return None
 
     def coarsen(self, limit: int) -> None:
         """Keep at most `limit` intervals, by counting the lowest holes as in the set."""

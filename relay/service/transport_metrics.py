@@ -18,6 +18,9 @@ GAUGES = {
 COUNTERS = {
     "connections_accepted": "Handshakes begun.",
     "connections_refused": "Connections refused for want of room, in all or per address.",
+    "handshakes_failed": "Handshakes that were not completed.",
+    "versions_refused": "Clients of a QUIC version that is not spoken.",
+    "datagrams_ignored": "Datagrams of no connection, which began none.",
     "retries_sent": "Clients asked to prove their address.",
     "connections_over_budget": "Connections closed because they held too much out of order.",
     "path_changes": "Connections that went on from another address.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -10,14 +9,20 @@ from typing import NamedTuple, Protocol
 from moqt.receiving.receiver import AcceptedFetch, IncomingStream
 from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.stored import Buffer, StoredObject
 from moqt.values.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
 from moqt.values.errors import MalformedTrack, MoqtError, RequestError
+from moqt.values.intervals import IntervalSet
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
+
+MAX_RANGES = 256
+"""Ranges that one FETCH could not tell, or that were not stored, each kind: beyond, the last one
+grows over what lies between. That is more than need be asked again, and never wrong."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +79,11 @@ class UpstreamFetch(UpstreamReceiver):
         self.next = start
         """Everything before has come, or was declared non-existent or unknown."""
         self.request: OutgoingFetch | None = None
-        self.tried = set(tried)
+        self.tried = frozenset(tried)
         self.progress = track.clock.now
         self._start = start
-        self._gaps: list[tuple[Location, Location]] = []
+        self._gaps = IntervalSet()
+        """What was left out so far; each is billed to the cache."""
         self._unknown: list[Unknown] = []
         self._rejected: list[tuple[Location, Location]] = []
         self._accepted: AcceptedFetch | None = None
@@ -96,12 +102,12 @@ class UpstreamFetch(UpstreamReceiver):
         for session in self.track.sources():
             if session in self.tried:
                 continue
-            self.tried.add(session)
+            self.tried |= {session}
             self.session = session
             self.streams = {}
             self._start = self.next
             self._accepted, self._finished = None, False
-            self._gaps.clear()
+            self._forget_gaps()
             self._ahead.clear()
             self._ahead_octets = 0
             self.attempt = Attempt()
@@ -125,10 +131,12 @@ class UpstreamFetch(UpstreamReceiver):
         for state in streams.values():
             self._cut(state)
         self._paused = None
+        self._forget_gaps()
         self.attempt.proven = False
 
     def let_go(self) -> None:
         """It is over. The request still refers to it: no payload may wait for that."""
+        self._forget_gaps()
         self._ahead.clear()
         self._ahead_octets = 0
         self._read_early = None
@@ -183,7 +191,18 @@ class UpstreamFetch(UpstreamReceiver):
     def _left_out(self, location: Location) -> None:
         """What lies before an Object that comes, and was asked for, has not come."""
         if self.next < location:
-            self._gaps.append((self.next, min(location_before(location), self.end)))
+            self._leave_out(self.next, min(location_before(location), self.end))
+
+    def _leave_out(self, start: Location, end: Location) -> None:
+        cache = self.track.cache
+        before, room = len(self._gaps), cache.room(INTERVAL_OCTETS)
+        if start <= end and not self._gaps.add(start, end, None if room else 0):
+            self._reject(start, end)
+        cache.count_intervals(len(self._gaps) - before)
+
+    def _forget_gaps(self) -> None:
+        self.track.cache.count_intervals(-len(self._gaps))
+        self._gaps = IntervalSet()
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         super().object_part(stream, part)
@@ -215,7 +234,8 @@ class UpstreamFetch(UpstreamReceiver):
         until = min(marker.location, self.end)
         if self.next <= until:
             if marker.kind is EndOfRange.NON_EXISTENT:
-                self.track.store.mark_nonexistent(self.next, until)
+                if not self.track.store.mark_nonexistent(self.next, until):
+                    self._reject(self.next, until)
             else:
                 self._add_unknown(self.next, until)
         self.next = max(self.next, location_after(marker.location))
@@ -279,17 +299,23 @@ class UpstreamFetch(UpstreamReceiver):
 
     def gap_end(self, location: Location) -> Location | None:
         """The end of the gap around `location` that this attempt has left out so far."""
-        # They are in order, and there may be one before every Object.
-        index = bisect_right(self._gaps, location, key=lambda gap: gap[0]) - 1
-        if index >= 0 and location <= self._gaps[index][1]:
-            return self._gaps[index][1]
-        return None
+        return self._gaps.end_of(location)
 
     def _add_unknown(self, start: Location, end: Location) -> None:
-        self._unknown.append(Unknown(start, end, frozenset(self.tried)))
+        tried = self.tried
+        if self._unknown and _joins(len(self._unknown), self._unknown[-1].end, start):
+            last = self._unknown.pop()
+            start, tried = last.start, last.tried & tried
+        self._unknown.append(Unknown(start, end, tried))
 
     def rejected(self, location: Location) -> None:
-        self._rejected.append((location, location))
+        self._reject(location, location)
+
+    def _reject(self, start: Location, end: Location) -> None:
+        """[start, end] could be had, and there is no room for it: it stays unknown."""
+        if self._rejected and _joins(len(self._rejected), self._rejected[-1][1], start):
+            start = self._rejected.pop()[0]
+        self._rejected.append((start, end))
 
     def _cut(self, state: StreamState) -> None:
         if state.arrival is not None:
@@ -321,12 +347,13 @@ class UpstreamFetch(UpstreamReceiver):
             # last Object there is, not where the answer's knowledge ends (MOQT "FETCH_OK").
             covered = self.end
         if self.next <= covered:
-            self._gaps.append((self.next, covered))
+            self._leave_out(self.next, covered)
             self.next = location_after(covered)
         if self.next <= self.end:
             self._add_unknown(self.next, self.end)
         for start, end in self._gaps:
-            store.mark_nonexistent(start, end)
+            if not store.mark_nonexistent(start, end):
+                self._reject(start, end)
         try:
             if request.end_of_track and store.end_of_track is None and end_location < MAX_LOCATION:
                 store.set_end_of_track(location_after(end_location))
@@ -334,6 +361,12 @@ class UpstreamFetch(UpstreamReceiver):
             self.track.malformed(str(malformed))
             return
         self._asking.fetch_over(self, self._unknown, self._rejected)
+
+
+def _joins(count: int, last: Location, start: Location) -> bool:
+    """Whether what begins at `start` is to be one with the range before, of `count`, that ends
+    with `last`."""
+    return count >= MAX_RANGES or location_after(last) == start
 
 
 def _range(start: Location, end: Location) -> LocationFilter:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moqt.track.store import TrackStore
-from moqt.track.stored import Buffer, StoredObject, SubgroupLog, buffer_length
+from moqt.track.stored import Buffer, StoredObject, buffer_length
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
 from moqt.values.names import Location
@@ -192,7 +192,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.cache.room_for_status():
+        if self.cache.room(OBJECT_OVERHEAD):
             self.store.mark_end(
                 location,
                 header.status,
@@ -210,28 +210,35 @@ class Filling:
             self.store.forget_group(header.group)
 
     def feed_opened(self, key: tuple[int, int]) -> None:
-        """A live stream brings Objects of this Subgroup."""
+        """A live stream brings Objects of this Subgroup.
+
+        Its log is kept until `feed_closed`: what it knows of the final Object holds for this
+        stream, too, even if the Object has to make room for those of this stream.
+        """
         self._feeds[key] = self._feeds.get(key, 0) + 1
-        log = self._log(key)
-        if log is not None:
-            log.broken = False
+        log = self.store.subgroup(*key)
+        log.readers += 1
+        log.broken = False
 
     def feed_closed(self, key: tuple[int, int], last: int | None, *, end_of_group: bool) -> None:
         """It ended; `last` is its last Object ID when it ended with FIN, else None."""
         count = self._feeds.pop(key, 1) - 1
         if count:
             self._feeds[key] = count
-        if self._log(key) is None:
-            return
-        if last is not None:
-            self.store.finish_subgroup(*key, end_of_group=end_of_group, last=last)
-        elif not count:
-            self.store.break_subgroup(*key)
-        self.store.forget_group(key[0])
+        self.store.subgroup(*key).readers -= 1
+        try:
+            if last is not None:
+                self.store.finish_subgroup(*key, end_of_group=end_of_group, last=last)
+            elif not count:
+                self.store.break_subgroup(*key)
+        finally:
+            self.store.forget_group(key[0])
 
-    def _log(self, key: tuple[int, int]) -> SubgroupLog | None:
-        group = self.store.groups.get(key[0])
-        return group.subgroups.get(key[1]) if group is not None else None
+    def feed_empty(self, key: tuple[int, int], priority: int | None) -> None:
+        """A live stream of this Subgroup was reset before its first Object began."""
+        if key not in self._feeds:
+            self.store.break_subgroup(*key, priority=priority)
+            self.store.forget_group(key[0])
 
 
 def _same(stored: StoredObject, offset: int, part: memoryview) -> bool:

@@ -137,6 +137,9 @@ class Ranges:
         if log is None or not self._missed:
             self._track.recovered()
 
+    def subgroup_cut(self, log: SubgroupLog) -> None:
+        """That brings nothing."""
+
     def datagram_stored(self, stored: StoredObject) -> None:
         """`store_changed` follows."""
 

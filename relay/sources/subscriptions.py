@@ -12,7 +12,7 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, SubgroupHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
@@ -68,6 +68,8 @@ class UpstreamSubscription(UpstreamReceiver):
         self.paused = False
         """FORWARD 0 is in force: the publisher said so, or we asked for it."""
         self.whole = True
+        self.lost = False
+        """Some of it was lost, and no Subgroup whose reset could say so is known."""
         self.start = Location(0, 0)
         """It brings what is published from there on."""
         self.used = False
@@ -174,6 +176,9 @@ class UpstreamSubscription(UpstreamReceiver):
             self.whole = False
         elif request.streams_ended != request.done.stream_count:
             self.whole = False  # given up waiting: the rest was lost on the way
+        if request is not None and request.done is not None:
+            came = request.streams_ended + len(self.streams)
+            self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
 
@@ -192,19 +197,30 @@ class UpstreamSubscription(UpstreamReceiver):
         state = self.streams.pop(stream.stream_id, None)
         if state is None:
             return
+        opened = stream.subgroup
         if error is not None:
             self.whole = False
-        opened = stream.subgroup
+            if state.subgroup is None:
+                self._cut_at_header(opened)
         self._close(
             state,
             finished=error is None,
             end_of_group=opened is not None and opened.end_of_group,
         )
 
+    def _cut_at_header(self, opened: SubgroupHeader | None) -> None:
+        """A stream ended in some other way than with FIN, and no Object had begun on it."""
+        if opened is None or opened.subgroup is None:
+            self.lost = True  # nobody can tell which Subgroup it was to bring
+        else:
+            self.filling.feed_empty((opened.group, opened.subgroup), opened.priority)
+
     def _end_streams(self) -> None:
         """No more will be read from the streams that are still open."""
         streams, self.streams = self.streams, {}
         for state in streams.values():
+            if state.subgroup is None:
+                self._cut_at_header(state.incoming.subgroup)
             self._close(state, finished=False, end_of_group=False)
 
     def _close(self, state: StreamState, *, finished: bool, end_of_group: bool) -> None:

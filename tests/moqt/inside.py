@@ -20,6 +20,7 @@ from moqt.session import Session
 from moqt.track.malformed import TrackChecker
 from moqt.track.store import TrackStore
 from moqt.values.deadlines import Deadlines
+from moqt.values.intervals import IntervalSet
 
 
 def streams_sent(session: Session) -> Collection[int]:
@@ -132,3 +133,8 @@ def events_queued(listing: Any) -> Collection[Any]:
 def streams_read_along(transport: LoggedTransport) -> Iterable[int]:
     """The streams whose messages the log reads as they go out."""
     return transport._sent
+
+
+def keep_in(intervals: IntervalSet, kind: type[list[int]]) -> None:
+    """Have a set keep its intervals in lists of `kind`."""
+    intervals._starts, intervals._ends = kind(intervals._starts), kind(intervals._ends)

@@ -400,6 +400,9 @@ async def test_a_skipped_track_is_told_and_can_be_subscribed_to():
         assert offer.skipped and offer.name == FullTrackName((b"other",), b"t")
         with pytest.raises(moqt.MisuseError):
             offer.accept()
+        handler.add_track(TrackStore(offer.name))
+        subscription = await link.client.subscribe(*offer.name)
+        subscription.cancel()
 
 
 async def test_a_published_track_is_received_and_ends_with_publish_done():

@@ -16,6 +16,11 @@ def make_room(cache, octets):
     return cache._make_room(octets)
 
 
+def gaps_left_out(fetch):
+    """How many gaps an upstream FETCH has left out so far."""
+    return len(fetch._gaps)
+
+
 def ages_looked_at(monkeypatch):
     """The entries of which a cache asks from now on whether their Object is still there."""
     entries = []

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 import moqt.track.store
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType
@@ -55,7 +56,9 @@ def watch(cache):
 def billed(relay):
     """What the cache should have billed."""
     objects = [o for each in relay.tracks.values() for o in each.store.objects()]
-    return sum(map(bill, objects)) + relay.cache.statuses * OBJECT_OVERHEAD
+    cache = relay.cache
+    knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
+    return sum(map(bill, objects)) + knowledge
 
 
 def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():
@@ -283,6 +286,17 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
             )
         )
     assert cache.expirations > 0 and cache.objects > 0
+
+
+def test_an_object_that_still_grows_after_max_cache_duration_is_not_begun_any_more():
+    cache, store = Cache(1 << 20), TrackStore(NAME, (KeyValue(0x04, 3000),), authoritative=False)
+    stored = grow(store, 0, 0)
+    cache.reserve(0, bill(stored))
+    cache.age(store, stored)
+    for now in (1.0, 2.0, 3.0):
+        cache.expire(now)
+    assert store.next_object(Location(0, 0), Location(9, 9)) is None
+    assert cache.expirations == 1 and not stored.gone, "who reads it already goes on"
 
 
 def test_what_is_cached_comes_by_a_fill_and_not_by_a_filter_that_starts_in_the_past():

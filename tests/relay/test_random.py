@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from moqt.requests import RequestState
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.cache import OBJECT_OVERHEAD, bill
-from tests.relay.inside import feeds
+from tests.relay.inside import feeds, gaps_left_out
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -189,7 +190,10 @@ class Scenario(RuleBasedStateMachine):
         cache, tracks = self.star.relay.cache, self.star.relay.tracks
         assert cache.billed <= cache.budget
         objects = sum(bill(o) for t in tracks.values() for o in t.store.objects())
-        assert cache.billed == objects + cache.statuses * OBJECT_OVERHEAD
+        knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
+        assert cache.billed == objects + knowledge
+        left_out = sum(gaps_left_out(fetch) for t in tracks.values() for fetch in t.ranges.fetches)
+        assert cache.intervals == sum(t.store.knowledge.billed for t in tracks.values()) + left_out
         assert cache.statuses == sum(t.store.statuses for t in tracks.values())
         assert self.star.relay.counters.malformed_tracks == 0
 

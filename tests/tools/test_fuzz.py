@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from moqt.track.knowledge import Knowledge
 from tools import fuzz
 from tools.fuzz_targets import TARGETS, Case, Target
 
@@ -44,19 +45,55 @@ class Greedy(Fragile):
         self.kept[-1].write(b"x" * 50_000)
 
 
+class Thorough(Fragile):
+    """Looks at all it has whenever something comes, as an insertion into a list would."""
+
+    def corpus(self) -> list[Case]:
+        return [[("", b"x")] * size for size in (10, 100, 3000)]
+
+    def run(self, case: Case) -> None:
+        seen: list[bytes] = []
+        for _, octets in case:
+            seen.append(octets)
+            for each in seen:
+                self.look(each)
+
+    def look(self, octets: bytes) -> None: ...
+
+
+class Hoarder(Fragile):
+    """Makes much of each octet; what it made is gone when the input is over."""
+
+    def corpus(self) -> list[Case]:
+        return [[("", bytes(size))] for size in (10, 1000, 20_000)]
+
+    def run(self, case: Case) -> None:
+        kept = [bytes(1000) for _, octets in case for _ in octets]
+        assert kept is not None
+
+
 def plan(output: Path, *targets: str, **changes) -> fuzz.Plan:
     settings = {"seconds": 60.0, "seed": 1, "runs": 400, "input_seconds": 5.0, "growth": 1 << 30}
     return fuzz.Plan(targets=targets, output=output, **(settings | changes))
 
 
+_PLANTED: tuple[tuple[str, type[Target]], ...] = (
+    ("fragile", Fragile),
+    ("slow", Slow),
+    ("greedy", Greedy),
+    ("thorough", Thorough),
+    ("hoarder", Hoarder),
+)
+
+
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, target in (("fragile", Fragile), ("slow", Slow), ("greedy", Greedy)):
+    for name, target in _PLANTED:
         monkeypatch.setitem(TARGETS, name, target)
 
 
 def test_a_short_run_of_every_target_finds_nothing(tmp_path: Path):
-    runs = {"transport": 12, "relay": 60, "session": 300, "webtransport": 40}
+    runs = {"transport": 12, "relay": 60, "session": 300, "webtransport": 40, "flood": 30}
     for name in TARGETS:
         tally = fuzz.fuzz(plan(tmp_path, name, runs=runs.get(name, 1000)))[name]
         assert tally.findings == []
@@ -90,6 +127,35 @@ def test_an_input_that_takes_too_long_is_a_finding(tmp_path, planted):
 def test_memory_that_grows_is_a_finding(tmp_path, planted):
     tally = fuzz.fuzz(plan(tmp_path, "greedy", runs=1100, growth=20 << 20))["greedy"]
     assert "memory grew" in tally.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("thorough", "calls for"), ("hoarder", "octets of memory for")]
+)
+def test_an_input_that_costs_more_than_its_octets_are_worth_is_a_finding(
+    tmp_path, planted, name, words, capsys
+):
+    tally = fuzz.fuzz(plan(tmp_path, name, runs=3))[name]
+    # the long one alone: what is short may cost what anything costs
+    assert len(tally.findings) == 1 and words in tally.findings[0]
+    path = tmp_path / f"{name}-1-1.case"
+    assert len(fuzz.read_case(path)[1]) in (1, 3000)
+    assert fuzz.main(["--replay", str(path)]) == 1
+    assert words in capsys.readouterr().out
+
+
+def test_a_store_without_a_bound_on_what_it_learns_costs_too_much_for_its_octets(monkeypatch):
+    target = TARGETS["flood"]()
+    case = target.corpus()[0]
+    assert fuzz.cost_of(target, case, 60) is None
+
+    def learn(self, start, end):
+        self.known.add(start, end)
+        kept = [*self.known]  # a copy for each marker
+        return bool(kept)
+
+    monkeypatch.setattr(Knowledge, "learn", learn)
+    assert "calls for" in fuzz.cost_of(target, case, 60)
 
 
 def test_one_seed_makes_one_sequence_of_inputs():

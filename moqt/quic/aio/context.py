@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -21,10 +23,12 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.trace import StreamingLogger
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
-from moqt.quic.certificates import check_key_pair
+from moqt.quic.certificates import check_key_pair, validity_fault
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.packets.layout import CID_LENGTH, Address
 from moqt.quic.packets.retry import Retries, parse_long_header
+
+log = logging.getLogger(__name__)
 
 DATAGRAM_FRAME_LIMIT = 65536
 
@@ -54,12 +58,25 @@ class QuicContext:
                 self._qlog = StreamingLogger(Path(config.qlog_dir), config.qlog_max_octets)
             self._configuration = self._configure(config.server_name)
             if not is_client:
-                assert config.certfile is not None and config.keyfile is not None
-                check_key_pair(config.certfile, config.keyfile)
-                self._configuration.load_cert_chain(config.certfile, config.keyfile)
+                self.load_certificate()
         except BaseException:
             self.close()
             raise
+
+    def load_certificate(self) -> None:
+        """Read the server's pair anew: connections that come get it, those there are stay.
+
+        Raises ValueError and OSError, and goes on with the one it has.
+        """
+        certfile, keyfile = self.config.certfile, self.config.keyfile
+        assert certfile is not None and keyfile is not None
+        check_key_pair(certfile, keyfile)
+        configuration = self._configure(self.config.server_name)
+        configuration.load_cert_chain(certfile, keyfile)
+        self._configuration = configuration
+        fault = validity_fault(configuration.certificate, datetime.now(UTC))
+        if fault is not None:
+            log.warning("clients will refuse the certificate in %s: it %s", certfile, fault)
 
     def _configure(self, server_name: str | None) -> QuicConfiguration:
         config = self.config

@@ -24,6 +24,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream, StreamFinishedError
 
+from moqt.quic.aio.handshake import AIOQUIC_LOG
 from moqt.quic.aio.recovery import Recovery
 from moqt.quic.aio.stream_grants import StreamGrants
 from moqt.quic.aio.streams import PathNarrowed, Rank, SendingFinished, Stream
@@ -64,6 +65,7 @@ class StreamTable(QuicConnection):
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
         )
+        self._logger.logger = AIOQUIC_LOG
         self.config = config
         self.unsent = 0
         self.consumed = 0  # octets the application is done with, over all streams

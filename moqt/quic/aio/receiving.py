@@ -17,14 +17,21 @@ from aioquic.quic.connection import (
     QuicNetworkPath,
     QuicReceiveContext,
 )
-from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame, decode_packet_number
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicHeader,
+    QuicStreamFrame,
+    decode_packet_number,
+)
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
 from moqt.quic.aio.credit import CLOSED_STATES, StreamTable
+from moqt.quic.aio.handshake import PlainContext, explain, versions
 from moqt.quic.aio.streams import Stream
-from moqt.quic.packets.layout import SAMPLE_LENGTH, Address
+from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address
 from moqt.quic.packets.protection import header_masks
 
 log = logging.getLogger(__name__)
@@ -61,6 +68,28 @@ def _note_received(space: QuicPacketSpace, start: int, stop: int) -> None:
 
 class ReceivingConnection(StreamTable):
     """The table of streams, and what fills it."""
+
+    closed_by_peer = False
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        self.tls.__class__ = PlainContext  # aioquic makes its own, which has the same attributes
+
+    def _receive_version_negotiation_packet(self, header: QuicHeader, now: float) -> None:
+        before = self._close_event
+        super()._receive_version_negotiation_packet(header, now)
+        if self._close_event is not None and self._close_event is not before:
+            self._close_event.reason_phrase = (
+                f"the server speaks QUIC {versions(header.supported_versions)}; "
+                f"spoken here: {versions(self._configuration.supported_versions)}"
+            )
+
+    def _handle_connection_close_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        before = self._close_event
+        super()._handle_connection_close_frame(context, frame_type, buf)
+        self.closed_by_peer = before is None
 
     def receive_batch(self, datagrams: Sequence[bytes], addr: Address, now: float) -> None:
         """`receive_datagram` for several datagrams from one address, in order."""
@@ -168,7 +197,12 @@ class ReceivingConnection(StreamTable):
                 try:
                     eliciting = self._frames_received(plain, cid, path, now)
                 except QuicConnectionError as exc:
-                    log.warning("%s", exc)
+                    log.warning(
+                        "closing the connection with %s, which broke the rules of QUIC: %s (%s)",
+                        show_address(path.addr),
+                        exc.reason_phrase,
+                        explain(exc.error_code, "", is_client=self._is_client),
+                    )
                     self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
                 if self._close_pending or self._state is not QuicConnectionState.CONNECTED:
                     return count

@@ -15,6 +15,7 @@ from aioquic import tls
 from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
+from moqt.quic.aio.handshake import explain
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
@@ -33,40 +34,6 @@ LINGER = 1.0
 
 MAX_REASON = 512
 """A CONNECTION_CLOSE must fit one packet, whatever reason was given."""
-
-_CERTIFICATE_ALERTS = frozenset(
-    {
-        tls.AlertDescription.bad_certificate,
-        tls.AlertDescription.unsupported_certificate,
-        tls.AlertDescription.certificate_revoked,
-        tls.AlertDescription.certificate_expired,
-        tls.AlertDescription.certificate_unknown,
-        tls.AlertDescription.unknown_ca,
-    }
-)
-
-
-def explain(code: int, reason: str) -> str:
-    """A reason a person understands for a transport error `code` (RFC 9000 section 20.1)."""
-    if QuicErrorCode.CRYPTO_ERROR <= code < QuicErrorCode.CRYPTO_ERROR + 0x100:
-        number = code - QuicErrorCode.CRYPTO_ERROR
-        try:
-            alert = tls.AlertDescription(number)
-        except ValueError:
-            return f"TLS alert {number}: {reason}" if reason else f"TLS alert {number}"
-        if alert in _CERTIFICATE_ALERTS:
-            what = "the server's certificate was not accepted (does cafile name its authority?)"
-        elif alert is tls.AlertDescription.no_application_protocol:
-            what = "no common application protocol (ALPN)"
-        else:
-            what = "the TLS handshake failed"
-        return f"{what}: {reason or alert.name} (TLS alert {alert.name})"
-    if reason:
-        return reason
-    try:
-        return QuicErrorCode(code).name
-    except ValueError:
-        return f"QUIC error {code:#x}"
 
 
 class _Closed:
@@ -111,6 +78,7 @@ class AioquicTransport:
         self.on_wake: Callable[[], None] = _nothing
         self.on_cid_issued: Callable[[bytes], None] | None = None
         self.on_cid_retired: Callable[[bytes], None] | None = None
+        self.on_refused: Callable[[str], None] | None = None
         self.more = False
         self.closed: tuple[int, str, bool] | None = None
         self._connection = connection
@@ -218,6 +186,11 @@ class AioquicTransport:
         self._deadline = None if seconds is None else (self._now + seconds, code, reason)
         self.wake()
 
+    def note_refusal(self, why: str) -> None:
+        """Tell the operator that the peer gets no session."""
+        if self.on_refused is not None:
+            self.on_refused(why)
+
     def linger(self, code: int) -> None:
         """Close with `code` in `LINGER` seconds: what is queued still goes out."""
         self.leaving = True
@@ -251,6 +224,11 @@ class AioquicTransport:
     def terminated(self) -> bool:
         """Whether nothing more will come: the closing period is over."""
         return self._connection.terminated
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the connection ends because the peer closed it."""
+        return self._connection.closed_by_peer
 
     @property
     def held(self) -> int:
@@ -469,7 +447,7 @@ class AioquicTransport:
                 self._connection.close(
                     QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.no_application_protocol,
                     QuicFrameType.CRYPTO,
-                    "the peer does not negotiate one",
+                    "the peer chose none",
                 )
             else:
                 self.alpn = event.alpn_protocol
@@ -479,7 +457,13 @@ class AioquicTransport:
         application = event.frame_type is None
         reason = event.reason_phrase
         if not application:
-            reason = explain(event.error_code, reason)
+            reason = explain(
+                event.error_code,
+                reason,
+                is_client=self.is_client,
+                by_peer=self.closed_by_peer,
+                offered=self.config.alpn,
+            )
         self.closed = (event.error_code, reason, application)
         self.counters.connections_over_budget += self._connection.over_budget
         self._connection.drop_streams()

@@ -30,6 +30,16 @@ class Admission:
             or self._of(addr) >= config.max_connections_per_address
         )
 
+    def why_full(self, addr: Address, connections: int) -> str:
+        """Which limit `is_full` has met, for the log."""
+        config = self._config
+        if connections >= config.max_connections:
+            return f"there are {connections} connections already (max_connections)"
+        return (
+            f"{origin_of(addr)} has {self._of(addr)} connections already "
+            "(max_connections_per_address)"
+        )
+
     def needs_proof(self, addr: Address) -> bool:
         """Whether a client must show that it is at `addr` first.
 

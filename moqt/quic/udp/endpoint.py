@@ -13,13 +13,15 @@ import socket
 import time
 from collections.abc import Callable
 
-from moqt.quic.aio.context import QuicContext
+from moqt.quic.aio.context import SUPPORTED_VERSIONS, QuicContext
+from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import QuicConfig
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import Admission
+from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import UdpSocket
 from moqt.values.codes import SessionErrorCode
 from moqt.values.errors import ConnectError, escaped
@@ -72,6 +74,7 @@ class Endpoint:
         self._backlog_octets = 0
         self._starved: set[AioquicTransport] = set()  # wait for the socket to take more
         self._admission = Admission(self._config)
+        self._refusals = Refusals(clock, self._loop.call_later)
         self._closing = False
         self._closed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -112,6 +115,13 @@ class Endpoint:
     def transports(self) -> list[AioquicTransport]:
         return list(self._cids)
 
+    def reload_certificate(self) -> None:
+        """Read certfile and keyfile of a server anew: new connections get them, others stay.
+
+        Raises ValueError and OSError for files that do not do; the pair in use stays then.
+        """
+        self._context.load_certificate()
+
     async def close(self, code: int = 0, reason: str = "") -> None:
         """Close every connection with `code`, wait until their peers can know, and the socket."""
         self._closing = True
@@ -147,29 +157,44 @@ class Endpoint:
         transport.counters = self.counters
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
+        transport.on_refused = lambda why: self._refusals.note(transport.remote_address, why)
         transport.on_cid_retired = lambda cid: self._unroute(transport, cid)
 
     def _accept(self, data: bytes, addr: Address) -> None:
         """A datagram for no connection we know."""
         if self._context.is_client or self._closing:
             return
+        header = parse_long_header(data)
+        if header is None:
+            self.counters.datagrams_ignored += 1
+            return
         now = self._clock()
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
         answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
         if answer is None:
+            self.counters.datagrams_ignored += 1
             return
         if isinstance(answer, bytes):
-            self.counters.connections_refused += full
-            self.counters.retries_sent += prove and not full
             self._send([(answer, addr)])
+            if header[0] not in SUPPORTED_VERSIONS:
+                self.counters.versions_refused += 1
+                self._refusals.note(
+                    addr,
+                    f"it speaks QUIC {versions([header[0]])}; "
+                    f"spoken here: {versions(SUPPORTED_VERSIONS)}",
+                )
+            elif full:
+                self.counters.connections_refused += 1
+                self._refusals.note(addr, self._admission.why_full(addr, len(self._cids)))
+            else:
+                self.counters.retries_sent += 1
             return
         transport = answer
         transport.receive([data], addr, now)
         if not transport.started:
-            return  # it only looked like an Initial packet
-        header = parse_long_header(data)
-        assert header is not None
+            self.counters.datagrams_ignored += 1  # it only looked like an Initial packet
+            return
         self._adopt(transport)
         self.counters.connections_accepted += 1
         self._admission.add(transport, addr)
@@ -220,6 +245,7 @@ class Endpoint:
             transport.abort("the endpoint was closed")
             self._udp.send(transport.datagrams_to_send(self._clock()))
             self._forget(transport)
+        self._refusals.close()
         self._udp.close()
         self._context.close()
 
@@ -308,8 +334,12 @@ class Endpoint:
             self._set_timer(transport)
 
     def _settle(self, transport: AioquicTransport) -> None:
-        if transport.alpn or transport.closed:
+        if (transport.alpn or transport.closed) and transport in self._admission.half_open:
             self._admission.half_open.discard(transport)
+            if transport.closed and not transport.alpn and not self._closing:
+                self.counters.handshakes_failed += 1
+                who = "it gave up: " if transport.closed_by_peer else ""
+                self._refusals.note(transport.remote_address, f"{who}{transport.closed[1]}")
         waiter = self._waiters.get(transport)
         if waiter is not None and not waiter.done() and (transport.alpn or transport.closed):
             waiter.set_result(None)

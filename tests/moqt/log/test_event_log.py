@@ -174,6 +174,9 @@ def test_tokens_are_in_no_event_and_in_no_line(caplog: pytest.LogCaptureFixture)
         request.update(parameters, lambda answer: None)
         log.pair.run()
     assert log.pair.server.peer_tokens == ((7, SECRET),)
+    option = KeyValue(SetupOptionType.AUTHORIZATION_TOKEN, encoded)
+    for message in (Setup((option,)), Subscribe(0, NAME.namespace, NAME.name, parameters)):
+        assert "hunter2" not in repr(message)
     for text in (log.text, caplog.text):
         assert "authorization_token" in text and "hunter2" not in text
         assert encoded.hex() not in text and SECRET.hex() not in text

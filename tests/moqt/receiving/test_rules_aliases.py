@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.receiving import data_streams
 from moqt.receiving.aliases import MAX_COPIES
 from moqt.session import SessionConfig
 from moqt.values.codes import ParameterType, PublishDoneCode
@@ -17,7 +18,8 @@ from moqt.values.messages import (
     RequestOk,
 )
 from moqt.values.names import Location
-from moqt.wire.objects import DatagramObject
+from moqt.wire.objects import DatagramObject, SubgroupHeader
+from moqt.wire.primitives import encode_key_values
 from tests.moqt.memory import assert_clean
 from tests.moqt.peers import Collector
 from tests.moqt.raw import CODEC, VIDEO, Client, Interested, octets, subgroup
@@ -42,6 +44,25 @@ def test_the_owner_of_a_stream_on_a_shared_alias_is_the_one_whose_filter_passes(
         client.send_uni(subgroup(7, group, b"x"), fin=True)
     assert early.locations == [(2, 0), (4, 0)]
     assert late.locations == [(9, 0), (5, 0)]
+
+
+def test_a_stream_that_comes_in_crumbs_is_read_ahead_once(monkeypatch):
+    client, (early, _) = sharing(EARLY, LATE)
+    probes = []
+    copied = data_streams.deepcopy
+    monkeypatch.setattr(
+        data_streams, "deepcopy", lambda each: probes.append(copied(each)) or probes[-1]
+    )
+    properties = encode_key_values((KeyValue(0x3D, b"p" * 500),))
+    stream = CODEC.encode_subgroup_header(SubgroupHeader(7, 2, 0, 128), properties=True)
+    stream += CODEC.encode_subgroup_object(
+        None, 0, properties=properties, with_properties=True, length=1
+    )
+    stream_id = client.send_uni(b"")
+    for n in range(len(stream)):
+        client.session.stream_data(stream_id, stream[n : n + 1], False)
+    client.session.stream_data(stream_id, b"x", True)
+    assert early.locations == [(2, 0)] and len(probes) == 1
 
 
 def test_range_filters_tell_the_owner_too():

@@ -237,8 +237,9 @@ def test_a_path_that_begins_to_carry_less_is_noticed(alpn, size, mtu, caplog):
     client.session.fetch(NAME, got)
     assert simulation.run(lambda: len(got.locations) == 80, limit=5)
     assert server.end.transport.counters.paths_narrowed == 1
+    host, port = client.address
     assert [r.getMessage() for r in caplog.records] == [
-        f"the path to {client.address} no longer carries packets of {size} octets "
+        f"the path to {host}:{port} no longer carries packets of {size} octets "
         "(max_datagram_size): the connection goes on with 1200"
     ]
 

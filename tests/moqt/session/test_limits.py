@@ -12,11 +12,12 @@ from moqt.publisher import Publisher
 from moqt.session import SessionConfig, SessionHandler
 from moqt.session.prefixes import Prefixes
 from moqt.track.store import TrackStore
-from moqt.values.codes import RequestErrorCode
+from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, overlap
-from tests.moqt.memory import Pair, assert_clean
+from moqt.wire.codec import codec_for
+from tests.moqt.memory import ALPN, Pair, assert_clean
 from tests.moqt.peers import NAME, Collector
 from tests.moqt.simulator import Simulation
 from tests.moqt.tokens import value
@@ -148,6 +149,22 @@ def test_a_message_carries_no_more_tokens_than_max_tokens():
     pair.run()
     assert ended[0].code == RequestErrorCode.EXCESSIVE_LOAD and "at most 2" in ended[0].reason
     assert pair.server.closed is None
+
+
+def test_a_session_whose_setup_carries_many_tokens_is_closed_before_one_of_them_is_looked_at():
+    class Judges(Accepts):
+        asked = 0
+
+        def check_token(self, session, token):
+            self.asked += 1
+
+    encode = codec_for(ALPN).encode_token
+    config = SessionConfig(setup_tokens=tuple(encode(value(b"%04x" % n)) for n in range(5000)))
+    handler = Judges()
+    pair = Pair(server=handler, client_config=config)
+    assert pair.server.closed.code == SessionErrorCode.UNAUTHORIZED
+    assert "at most 16" in pair.server.closed.reason
+    assert handler.asked == 0 and pair.server.peer_tokens == ()
 
 
 def test_a_claim_on_a_prefix_is_refused_exactly_when_it_overlaps_another():

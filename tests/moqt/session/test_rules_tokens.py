@@ -86,9 +86,13 @@ def test_no_alias_is_deleted_while_something_that_uses_it_is_in_flight(how):
         busy.update(with_token(1), lambda answer: None)
         sent = client.answers(busy.stream.stream_id)[-1]
         assert sent.parameters.authorization_tokens == (use(FIRST_ALIAS),)
+    also_busy = client.subscribe(with_token(1)).request
     client.subscribe(with_token(2))
     assert last_sent(client) == (token(2),)
     client.say(busy, RequestOk() if how == "update" else REFUSED)
+    client.subscribe(with_token(2))
+    assert last_sent(client) == (token(2),)
+    client.say(also_busy, REFUSED)
     client.subscribe(with_token(2))
     assert last_sent(client) == (token(2), delete(FIRST_ALIAS))
 

@@ -280,6 +280,16 @@ def test_a_second_answer_ends_the_session(second):
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
 
+@pytest.mark.parametrize("second", [FetchOk(False, Location(0, 1)), SubscribeOk(8), RequestOk()])
+def test_a_second_answer_to_a_fetch_ends_the_session(second):
+    client = Client()
+    collector = client.fetch()
+    client.say(collector.request, FetchOk(False, Location(0, 1)))
+    assert client.session.state is SessionState.ESTABLISHED
+    client.say(collector.request, second)
+    assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
+
+
 def test_a_request_update_on_track_status_ends_the_session():
     raw = Server()
     raw.ask(TrackStatus(0, VIDEO.namespace, VIDEO.name), RequestUpdate(2))
@@ -679,6 +689,9 @@ def test_padding_streams_are_discarded_and_forgotten(fin):
     if not fin:
         client.session.stream_data(stream, bytes(100), False)
         client.session.stream_reset(stream, 0)
+    later = client.send_uni(padding)
+    client.session.stream_data(later, bytes(100), False)
+    client.session.stream_data(later, bytes(100), True)
     assert client.session.state is SessionState.ESTABLISHED
     assert_clean(client.session)
 
@@ -1048,6 +1061,18 @@ def test_a_suffix_that_makes_a_namespace_too_long_ends_the_session():
     request, _, _ = client.listing((b"p",))
     client.say(request, RequestOk(), Namespace((b"x",) * 32))
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
+
+
+def test_a_namespace_is_told_once_however_many_tracks_it_has():
+    publisher = Publisher()
+    raw = Server(handler=publisher)
+    stream_id = raw.ask(SubscribeNamespace(0, (b"demo",)))
+    for track_name in (b"a", b"b"):
+        publisher.add_track(TrackStore(FullTrackName((b"demo", b"live"), track_name)))
+    publisher.remove_track(FullTrackName((b"demo", b"live"), b"a"))
+    assert raw.answers(stream_id) == [RequestOk(), Namespace((b"live",))]
+    publisher.remove_track(FullTrackName((b"demo", b"live"), b"b"))
+    assert raw.answers(stream_id)[2:] == [NamespaceDone((b"live",))]
 
 
 def test_a_namespace_told_twice_is_reported_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.requests import RequestState
 from moqt.session import SessionConfig, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
@@ -24,6 +25,7 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, SentTokens, TokenCache
+from tests.moqt.peers import Collector
 from tests.moqt.raw import CODEC, VIDEO, Client, Manual, Server, octets, subscribe_message
 from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
@@ -90,11 +92,15 @@ def test_an_alias_of_an_expired_token_is_refused_and_keeps_its_place_in_the_cach
 
 
 def test_a_registration_takes_effect_although_its_message_is_refused():
-    server = Server()
+    server = Server(handler=Checking(bad=RequestErrorCode.UNAUTHORIZED))
     (answer,) = asked(server, 0, register(1), use(9))
     assert answer.code == RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS
-    assert asked(server, 2, use(1)) == []
-    assert server.requests[-1].tokens == ((0, b"secret"),)
+    (answer,) = asked(server, 2, register(2, b"other"), value(b"bad"))
+    assert answer.code == RequestErrorCode.UNAUTHORIZED
+    assert asked(server, 4, register(3, b"third")) == []
+    server.requests[-1].reject(RequestErrorCode.UNAUTHORIZED)
+    assert asked(server, 6, use(1), use(2), use(3)) == []
+    assert server.requests[-1].tokens == ((0, b"secret"), (0, b"other"), (0, b"third"))
 
 
 def test_a_deleted_alias_is_unknown_and_gives_its_room_back():
@@ -109,10 +115,42 @@ def test_a_deleted_alias_is_unknown_and_gives_its_room_back():
     assert server.session.state is SessionState.ESTABLISHED
 
 
+def test_retiring_an_alias_takes_back_nothing_and_its_token_may_be_registered_again():
+    server = Server(config=SessionConfig(max_auth_token_cache_size=22))
+    asked(server, 0, register(1))
+    (authorized,) = server.requests
+    authorized.accept(TrackStore(VIDEO))
+    asked(server, 2, delete(1))
+    assert authorized.tokens == ((0, b"secret"),)
+    assert authorized.state is RequestState.ESTABLISHED
+    for n, alias in ((4, 2), (8, 1)):
+        assert asked(server, n, register(alias)) == []
+        assert server.requests[-1].tokens == ((0, b"secret"),)
+        asked(server, n + 2, delete(alias))
+    assert server.session.state is SessionState.ESTABLISHED
+
+
+def test_the_tokens_of_an_update_take_the_place_of_those_before():
+    server = Server()
+    stream_id = server.ask(subscribe_message(authorization_tokens=(value(b"a"), value(b"b"))))
+    (request,) = server.requests
+    request.accept(TrackStore(VIDEO))
+    for n, tokens, expected in (
+        (2, (), ((0, b"a"), (0, b"b"))),
+        (4, (value(b"c"),), ((0, b"c"),)),
+        (6, (), ((0, b"c"),)),
+    ):
+        update = RequestUpdate(n, Parameters(authorization_tokens=tokens))
+        server.session.stream_data(stream_id, octets(update), False)
+        assert request.tokens == expected
+
+
 def test_registering_beyond_the_size_that_was_announced_closes_the_session():
     server = Server(config=SessionConfig(max_auth_token_cache_size=22))
     asked(server, 0, register(1))
-    asked(server, 2, register(2, b""))
+    asked(server, 2, value(bytes(100)))  # not stored
+    assert server.session.rules.token_cache.size == 22
+    asked(server, 4, register(2, b""))
     assert server.closed_with() == SessionErrorCode.AUTH_TOKEN_CACHE_OVERFLOW
 
 
@@ -181,6 +219,22 @@ def test_no_token_is_registered_that_the_peers_cache_does_not_hold(size):
     client = caching(size)
     client.subscribe(Parameters(authorization_tokens=(LONG,)))
     assert sent_tokens(client, 0) == (LONG,)
+
+
+def test_both_ends_may_register_the_same_alias():
+    option = KeyValue(SetupOptionType.MAX_AUTH_TOKEN_CACHE_SIZE, 100)
+    server = Server(setup=octets(Setup((option,))))
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(1, b"ours"),))
+    )
+    assert asked(server, 0, register(1, b"theirs")) == []
+    assert asked(server, 2, use(1)) == []
+    assert server.requests[-1].tokens == ((0, b"theirs"),)
+    assert asked(server, 4, register(2, b"other")) == []
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(2, b"ours too"),))
+    )
+    assert server.session.state is SessionState.ESTABLISHED
 
 
 def test_a_short_token_is_not_worth_an_alias():

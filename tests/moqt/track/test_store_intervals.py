@@ -95,6 +95,13 @@ def test_largest_is_the_largest_real_object_and_never_a_marker():
     assert made.is_complete()
 
 
+def test_what_a_fetch_brings_does_not_move_the_largest_object():
+    made = TrackStore(NAME, authoritative=False)
+    for number, live in ((3, True), (5, False), (4, True), (2, False)):
+        made.begin(Location(number, 0), subgroup=0, priority=1, properties=b"", length=1, live=live)
+    assert made.largest == (4, 0)
+
+
 def test_a_payload_is_held_by_reference():
     made = store()
     array = bytearray(100)
@@ -103,3 +110,14 @@ def test_a_payload_is_held_by_reference():
     array[0] = 7
     assert stored.read(4, 1) == b"\x07"
     assert bytes(stored.payload)[4] == 7
+
+
+def test_what_only_a_fetch_has_brought_does_not_move_the_largest_object():
+    store = TrackStore(NAME, authoritative=False)
+    for group, live in ((1, True), (2, False)):
+        location = Location(group, 0)
+        store.begin(
+            location, subgroup=0, priority=None, properties=b"", length=1, live=live, payload=b"x"
+        )
+        assert store.get(location) is not None
+    assert store.largest == Location(1, 0)

@@ -26,7 +26,12 @@ def test_published_namespaces_are_told_to_every_matching_subscriber():
 def test_a_session_is_told_of_its_own_namespaces():
     star = Star()
     publisher = star.publisher()
-    assert Listing(star, publisher, (b"demo",)).events == [(NAMESPACE, True)]
+    listing = Listing(star, publisher, (b"demo",))
+    assert listing.events == [(NAMESPACE, True)]
+    other = (*NAMESPACE, b"later")
+    publisher.client.publish_namespace(other, on_ended=lambda error: None)
+    star.run()
+    assert listing.events[1:] == [(other, True)]
 
 
 def test_a_namespace_stays_as_long_as_one_publisher_has_it():
@@ -88,6 +93,9 @@ def test_overlapping_namespace_subscriptions_of_one_session_are_refused():
     Listing(star, pair, (b"a",))
     second = Listing(star, pair, (b"a", b"b"))
     assert second.ended[0].code == RequestErrorCode.PREFIX_OVERLAP
+    Listing(star, pair, (b"b", b"c", b"d"))
+    for prefix in ((b"b", b"c"), (b"b",), ()):
+        assert Listing(star, pair, prefix).ended[0].code == RequestErrorCode.PREFIX_OVERLAP
 
 
 def test_a_withdrawn_namespace_is_asked_no_more_but_what_runs_goes_on():

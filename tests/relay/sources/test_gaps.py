@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, RequestErrorCode
 from moqt.values.messages import KeyValue, LocationFilter, Parameters
@@ -84,15 +85,17 @@ def test_statuses_are_billed_until_their_group_is_forgotten():
     star.run()
     cache = star.relay.cache
     assert cache.statuses == 4
-    assert cache.billed == 20 * OBJECT_OVERHEAD + 1600
+    assert cache.billed == 20 * OBJECT_OVERHEAD + 1600 and cache.intervals == 0
     end_track(store, 4)
     star.run()
     assert len(live.objects) == 21 and cache.billed <= 21 * OBJECT_OVERHEAD + 1600
     make_room(cache, cache.budget)
-    assert cache.objects == 0 and cache.statuses == 0 and cache.billed == 0
+    # What lies after the last Object of each group is known still, and paid for.
+    assert cache.objects == 0 and cache.statuses == 0
+    assert cache.billed == cache.intervals * INTERVAL_OCTETS == 4 * INTERVAL_OCTETS
 
 
-def test_statuses_beyond_the_budget_are_known_and_not_held():
+def test_statuses_beyond_the_budget_are_not_held_and_unknown_where_there_is_no_room_at_all():
     star, store = Star(cache_octets=10 * OBJECT_OVERHEAD), track()
     star.publisher(store)
     star.subscriber(LIVE)
@@ -101,7 +104,7 @@ def test_statuses_beyond_the_budget_are_known_and_not_held():
     star.run()
     cache, held = star.relay.cache, star.relay.tracks[NAME].store
     assert cache.billed <= cache.budget and cache.stores_rejected >= 40
-    assert Location(49, 1) in held.known
+    assert len(held.known) >= 10 and held.knowledge.refused == 50 - len(held.known)
     assert all(len(group.objects) <= 1 for group in held.groups.values())
 
 

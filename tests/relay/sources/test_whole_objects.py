@@ -24,6 +24,9 @@ class Listener:
     def store_changed(self, log):
         self.told += 1
 
+    def subgroup_cut(self, log):
+        self.told += 1
+
     def datagram_stored(self, stored):
         self.told += 1
 

@@ -352,7 +352,7 @@ def test_certificates_are_private_reused_and_renamed(tmp_path: Path) -> None:
     names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["relay.example"]
     assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["cert.pem", "key.pem"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cert.pem", "cert.sha256", "key.pem"]
 
 
 def test_a_certificate_we_make_has_what_strict_clients_ask_of_an_authority(tmp_path: Path) -> None:

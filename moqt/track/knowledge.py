@@ -1,0 +1,113 @@
+"""What a store knows of its Track besides the Objects it holds, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from moqt.values.intervals import IntervalSet
+from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
+
+MAX_INTERVALS: Final = 4096
+"""Separate intervals of knowledge up to which a store learns of more that does not exist."""
+INTERVAL_OCTETS: Final = 128
+"""Octets billed for one interval; CPython needs about 120."""
+
+
+class Held(Protocol):
+    """What a store holds at a Location."""
+
+    @property
+    def location(self) -> Location: ...
+
+
+class Account(Protocol):
+    """Who pays for what a store remembers besides its Objects (a relay's cache)."""
+
+    def room(self, octets: int) -> bool:
+        """Whether so much more may be remembered; who asks bills it then."""
+
+    def count_statuses(self, more: int) -> None:
+        """So many more, or fewer, statuses are held."""
+
+    def count_intervals(self, more: int) -> None:
+        """So many more, or fewer, intervals are remembered, each at `INTERVAL_OCTETS`."""
+
+
+class Knowledge:
+    """Which Locations are known: held, or known to have no Object.
+
+    A whole Object held may cost an interval of its own, which is in its price. What is known not
+    to exist and touches another interval costs nothing; what lies apart is learned only while
+    there are fewer than `limit` of them, and room for it. What is not learned, or is forgotten,
+    is unknown: never wrong.
+    """
+
+    __slots__ = ("account", "billed", "end", "gaps", "known", "limit", "refused", "whole")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.account: Account | None = None
+        self.known = IntervalSet()
+        self.gaps = IntervalSet()
+        """Where publishers declared by gap properties that nothing exists; at most `limit`."""
+        self.end: Location | None = None
+        """No Object exists at or beyond this Location, which is never forgotten."""
+        self.whole = 0
+        """Whole Objects held."""
+        self.billed = 0
+        """Intervals billed: those of `known` beyond one for each whole Object, and of `gaps`."""
+        self.refused = 0
+        """Ranges that were not learned."""
+
+    def learn(self, start: Location, end: Location) -> bool:
+        """Nothing exists in [start, end] but what is held; False when that is not remembered."""
+        learned = self.known.add(start, end, self._limit)
+        self.refused += not learned
+        self.bill()
+        return learned
+
+    def learn_gap(self, start: Location, end: Location) -> None:
+        """A publisher has declared that nothing exists in [start, end]."""
+        self.gaps.add(start, end, self._limit)
+        self.learn(start, end)
+
+    def learn_end(self, end: Location) -> None:
+        """No Object exists at or beyond `end`. There is one such interval, whatever the limit."""
+        self.end = end if self.end is None else min(self.end, end)
+        self.known.add(end, MAX_LOCATION)
+        self.bill()
+
+    def lost(
+        self, location: Location, whole: bool, before: Held | None, after: Held | None
+    ) -> None:
+        """The Object at `location`, `whole` or not, is held no more; `before` and `after` are
+        held next to it. They need not be told while there are fewer intervals than `limit`."""
+        self.known.remove(location, location)
+        self.whole -= whole
+        if len(self.known) > self.limit:
+            # What lies between it and its neighbours cost nothing with them. Now it would.
+            low = location_after(before.location) if before is not None else Location(0, 0)
+            high = location_before(after.location) if after is not None else MAX_LOCATION
+            self.forget(low, high)
+        else:
+            self.bill()
+
+    def forget(self, start: Location, end: Location) -> None:
+        """[start, end], where nothing is held, is unknown; but for the end of the track."""
+        self.known.remove(start, end)
+        if self.end is not None:
+            self.known.add(self.end, MAX_LOCATION)
+        self.bill()
+
+    def bill(self) -> None:
+        """To be called when there may be more to pay. What is stored makes it only less."""
+        intervals = max(0, len(self.known) - self.whole) + len(self.gaps)
+        more, self.billed = intervals - self.billed, intervals
+        if more and self.account is not None:
+            self.account.count_intervals(more)
+
+    @property
+    def _limit(self) -> int:
+        """How many intervals there may be before what is learned must touch one of them."""
+        room = self.account is None or self.account.room(INTERVAL_OCTETS)
+        return self.limit if room else 0
