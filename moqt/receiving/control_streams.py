@@ -38,10 +38,17 @@ class RequestIn:
         self.decoder = host.codec.message_decoder(None if sink else REQUEST_OPENERS)
         self.sink = sink
         """None while the peer's first message has not come."""
+        self._largest = 0
+        """Octets of the largest message that has come, or of some that came at once."""
 
     def data(self, data: bytes, fin: bool) -> None:
         host = self.host
-        for message in self.decoder.feed(data):
+        octets = self.decoder.buffered + len(data)
+        messages = self.decoder.feed(data)
+        unfinished = self.decoder.buffered
+        self._largest = max(self._largest, octets - unfinished)
+        host.request_octets.bill(self.stream_id, self._largest + unfinished)
+        for message in messages:
             if host.event_log is not None:
                 host.event_log.message("parsed", self.stream_id, message)
             if self.sink is None:

@@ -20,6 +20,7 @@ from moqt.session import Session
 from moqt.track.malformed import TrackChecker
 from moqt.track.store import TrackStore
 from moqt.values.deadlines import Deadlines
+from moqt.values.intervals import IntervalSet
 
 
 def streams_sent(session: Session) -> Collection[int]:
@@ -40,6 +41,11 @@ def read_through(session: Session, kind: type[dict[int, Any]]) -> None:
 def tokens_sent(session: Session) -> Collection[Any]:
     """The tokens a session has registered with its peer, with what is under way of each."""
     return session.rules.sent_tokens._entries.values()
+
+
+def keep_ends_in(intervals: IntervalSet, kind: type[list[int]]) -> None:
+    """Have a set keep the ends of its intervals in lists of `kind`."""
+    intervals._starts, intervals._ends = kind(intervals._starts), kind(intervals._ends)
 
 
 # ---- deliveries

@@ -11,6 +11,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import MAX_VI64
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import FullTrackName, Location
+from tests.moqt.inside import keep_ends_in
 
 NAME = FullTrackName((b"demo",), b"t")
 
@@ -130,7 +131,7 @@ def test_declared_gaps_are_bounded_and_a_forgotten_one_makes_no_track_malformed(
     store = held(limit=8, account=account)
     for n in range(100):
         put(store, 0, 4 * n + 2, with_gaps(b"", Gaps(objects=1)))
-    assert len(store.gaps) == 8 and account.intervals == store.knowledge.billed == 8
+    assert len(store.knowledge.gaps) == 8 and account.intervals == store.knowledge.billed == 8
     put(store, 0, 4 * 50 + 1)  # what was forgotten may come
     assert Location(0, 4 * 50 + 1) in store.known
 
@@ -160,7 +161,7 @@ def test_an_interval_beyond_the_bound_moves_none_of_those_that_are_there():
     for n in range(0, 400, 2):
         intervals.add(Location(1, n), Location(1, n), 100)
     assert len(intervals) == 100
-    intervals._starts, intervals._ends = Moved(intervals._starts), Moved(intervals._ends)
+    keep_ends_in(intervals, Moved)
     for n in range(1000):
         assert not intervals.add(Location(0, 2 * n), Location(0, 2 * n), 100)
         assert intervals.add(Location(1, 0), Location(1, 0), 100)
