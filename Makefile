@@ -4,17 +4,28 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install demo docs test test-torch lint unit e2e fuzz bench trips interop clean mutants
+.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
-$(STAMP): pyproject.toml
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+# What was tested, by hash: the same next year. Nothing else is fetched, for building neither.
+$(STAMP): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-install: $(STAMP)  ## make .venv and install everything
+install: $(STAMP)  ## make .venv and install everything, in the versions of requirements.lock
+
+install-newest:  ## the same, in the newest versions that pyproject.toml allows
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@touch $(STAMP)
+
+lock:            ## make requirements.lock anew, with the newest versions; then run the tests
+	$(PYTHON) -m tools.lock
 
 demo: $(STAMP)   ## a real KV cache crosses a relay, twice
 	$(BIN)/python -m tools.demo
@@ -34,10 +45,19 @@ e2e: $(STAMP)    ## the tests with real processes from end to end
 	$(BIN)/pytest -n 2 tests/e2e
 
 test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	$(PIP) --editable '.[torch]'
 	$(BIN)/pytest -rs tests/kvsp/instance/engines/test_torch_engine.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
 
 test: lint unit e2e  ## lint and every test
+
+# PYTHONS="3.13" for one, E2E=--e2e for the tests with processes too
+PYTHONS ?=
+E2E     ?=
+test-pythons:    ## the tests of the packages on every Python, 3.11 to 3.14, that is here
+	$(PYTHON) -m tools.pythons $(E2E) $(PYTHONS)
+
+test-lowest:     ## the same with the lowest version that pyproject.toml allows of each dependency
+	$(PYTHON) -m tools.pythons $(E2E) --lowest
 
 MINUTES ?= 1
 fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 long
@@ -62,4 +82,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -67,4 +67,5 @@ def chromium(relay: Running, scheme: str, folder: Path) -> list[Point]:
     except Unavailable as why:
         return [Point("all", True, str(why))]
     command: list[str | Path] = [sys.executable, "-m", "interop.browser", "-r", relay.url(scheme)]
-    return _points("chromium", [*command, "--cert", relay.certificate], folder, CLIENT_SECONDS)
+    command += ["--cert", relay.certificate, "--relay-log", relay.program.log]
+    return _points("chromium", command, folder, CLIENT_SECONDS)

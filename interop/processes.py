@@ -42,8 +42,8 @@ class Program:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        self._out, self.log = folder / f"{name}.out", folder / f"{name}.err"
+        with self._out.open("wb") as out, self.log.open("wb") as err:
             self._process = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
@@ -60,7 +60,7 @@ class Program:
     @property
     def last_words(self) -> str:
         """The end of its standard error, for a message."""
-        lines = self._err.read_text(errors="replace").strip().splitlines()
+        lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no word on standard error"
 
     def wait_for(self, pattern: str, seconds: float = READY_SECONDS) -> re.Match[str]:

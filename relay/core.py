@@ -266,6 +266,9 @@ class Relay(SessionHandler):
         if self._malformed(request, name):
             return
         track = self.tracks.get(name)
+        if track is not None and track.only_published:
+            # While nobody used it nobody else was asked for it.
+            track.open(self.namespaces.publishers(name.namespace))
         if (
             track is not None
             and track.servable(request)

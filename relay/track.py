@@ -97,8 +97,7 @@ class UpstreamTrack:
         self.over = False
         self._refusal: RequestError | None = None
         self._lost: tuple[int, str] | None = None
-        """How the last established subscription ended, while another, or what was missed, may
-        still come."""
+        """How the last subscription ended, while another, or what was missed, may come."""
         self._end_unseen = False
         """It ended while its publication was paused: there may be Objects nobody told of."""
         self._patience: float | None = None
@@ -128,6 +127,11 @@ class UpstreamTrack:
     def idle(self) -> bool:
         """Nobody downstream needs it."""
         return self.downstream.idle
+
+    @property
+    def only_published(self) -> bool:
+        """Out of use, and only PUBLISHes bring it."""
+        return self.idle and self.established and all(s.published for s in self.subscriptions)
 
     def publishes(self, session: Session) -> bool:
         """Whether `session` is a publisher of the track."""
@@ -422,10 +426,8 @@ class UpstreamTrack:
             self._refusal = error
 
     def close_upstream(self, *, publications: bool = True) -> None:
-        """Unsubscribe and stop fetching; what is cached stays.
-
-        Without `publications`, those are kept and paused.
-        """
+        """Unsubscribe and stop fetching; what is cached stays. Without `publications`, those
+        are kept and paused."""
         for subscription in tuple(self.subscriptions):
             if publications or not subscription.published:
                 self._give_up(subscription)

@@ -138,7 +138,7 @@ class Trial:
     def judge(self, copy: Copy, each: Break) -> Verdict:
         row = each.row
         try:
-            texts = each.files(self._root)
+            texts = each.files(copy.folder)
         except Stale as error:
             return Verdict(row, "stale", str(error))
         if why := self.unready(row):
@@ -153,7 +153,8 @@ class Trial:
             return Verdict(row, "invalid", result.why, taken)
         if result.why.startswith(("NameError", "UnboundLocalError", "ImportError")):
             return Verdict(row, "invalid", f"{result.failed}: {result.why}", taken)
-        return Verdict(row, "caught", result.failed or result.why, taken)
+        why = result.why.partition("\n")[0]
+        return Verdict(row, "caught", f"{result.failed}: {why}" if result.failed else why, taken)
 
 
 def shown(each: Break) -> str:

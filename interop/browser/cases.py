@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -22,10 +25,12 @@ from interop.cases.support import (
     payload,
     publisher,
 )
+from interop.processes import LOOPBACK, Program
 from moqt import Location, RequestErrorCode
 from moqt.values.codes import MessageType, SessionErrorCode, StreamErrorCode
 
 OTHER = "moqt-99"
+LOOKS, LOOK_SECONDS = 100, 0.05
 MANY = 300
 LARGE = 4 << 20
 CODES = (0x0, 0x1, 0x12, 0x1D, 0x1E, 0x1F, 0xFF)
@@ -46,6 +51,22 @@ class Browser:
     certificate_hash: bytes
     relay_log: Path | None = None
     """What the relay writes to standard error."""
+
+    def logged(self) -> int:
+        """How much the relay has logged."""
+        return self.relay_log.stat().st_size if self.relay_log is not None else 0
+
+    async def expect_logged(self, begin: int, pattern: str) -> None:
+        """What the relay has logged from `begin` on has it, or will; nothing without its log."""
+        if self.relay_log is None:
+            return
+        logged = ""
+        for _ in range(LOOKS):
+            logged = self.relay_log.read_bytes()[begin:].decode(errors="replace")
+            if re.search(pattern, logged):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+        raise Mismatch(f"{pattern!r} in the relay's log", logged[-500:])
 
     async def open(self, *protocols: str) -> PageSession:
         return await self.page.open(self.url, self.certificate_hash, protocols or (DRAFT,))
@@ -120,7 +141,9 @@ async def _expect_refused(opening: Awaitable[PageSession], what: str) -> None:
 @case("wt-wrong-protocol-refused")
 async def wt_wrong_protocol_refused(stage: Stage, browser: Browser) -> None:
     """A page that offers only another protocol gets no session; one with ours then does."""
+    begin = browser.logged()
     await _expect_refused(browser.open(OTHER), f"a page that offers {OTHER}")
+    await browser.expect_logged(begin, rf"refused a client at 127\.0\.0\.1:\d+: .*{OTHER}")
     await browser.open()
 
 
@@ -135,8 +158,26 @@ async def wt_no_protocol_refused(stage: Stage, browser: Browser) -> None:
 async def wt_bad_certificate_hash(stage: Stage, browser: Browser) -> None:
     """A relay whose certificate has another hash gets no session, and the next page does."""
     wrong = bytes(octet ^ 0xFF for octet in browser.certificate_hash)
+    begin = browser.logged()
     await _expect_refused(browser.page.open(browser.url, wrong), "a wrong certificate hash")
+    await browser.expect_logged(begin, r"refused a client at 127\.0\.0\.1:\d+: .*certificate")
     await browser.open()
+
+
+@case("wt-self-signed")
+async def wt_self_signed(stage: Stage, browser: Browser) -> None:
+    """The certificate of `--self-signed-days 13` is taken by the hash in the ready line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "relay.service.cli", "--listen", f"{LOOPBACK}:0"]
+        command += ["--self-signed", str(folder), "--self-signed-days", "13"]
+        with Program("kvcs-relay", command, folder) as relay:
+            line = await asyncio.to_thread(
+                relay.wait_for, r"ready on \w+://\S+?:(\d+) .*sha256 \S+ base64 (\S+)", SECONDS / 2
+            )
+            url = f"https://{LOOPBACK}:{line.group(1)}/"
+            session = await browser.page.open(url, base64.b64decode(line.group(2)))
+            expect(session.protocol == DRAFT, f"the protocol {DRAFT}", session.protocol)
 
 
 @case("wt-session-error")

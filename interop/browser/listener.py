@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import moqt
 from interop.case import DRAFT
 from interop.processes import LOOPBACK
 from moqt.quic.accept import by_alpn
+from moqt.quic.certificates import fingerprint, make_self_signed
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
 
@@ -27,41 +22,8 @@ SHORT = timedelta(days=13)
 
 
 def make_short_lived(folder: Path) -> tuple[Path, Path]:
-    """Write `(cert.pem, key.pem)` for loopback, ECDSA P-256, that a browser takes by its hash."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
-    start = datetime.now(UTC) - timedelta(hours=1)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + SHORT)
-        .add_extension(x509.SubjectAlternativeName(names), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-        .sign(key, hashes.SHA256())
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
-    cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert_path, key_path
-
-
-def hash_of(certificate: Path) -> bytes:
-    """The SHA-256 of a PEM certificate's DER, as `serverCertificateHashes` has it."""
-    cert = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return cert.fingerprint(hashes.SHA256())
+    """`(cert.pem, key.pem)` in `folder` for loopback, which a browser takes by its hash."""
+    return make_self_signed(folder, ["localhost", LOOPBACK], validity=SHORT)
 
 
 class Teller(TransportHandler):
@@ -111,7 +73,7 @@ class Listener:
 
     def __init__(self, port: int, certificate: Path) -> None:
         self.url = f"https://{LOOPBACK}:{port}/"
-        self.hash = hash_of(certificate)
+        self.hash = fingerprint(certificate)
         self.tellers: list[Teller] = []
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from interop import client
 from interop.browser import chromium
 from interop.browser.cases import Browser, cases, names
-from interop.browser.listener import hash_of
 from interop.browser.page import open_page
 from interop.peers import Unavailable
 from interop.processes import ProgramFailed
+from moqt.quic.certificates import fingerprint
 from moqt.uri import parse_uri
 
 NO_BROWSER = 2
@@ -36,6 +36,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-l", "--list", action="store_true", help="list the cases")
     parser.add_argument("-v", "--verbose", action="store_true", help="logs on standard error")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="the relay's certificate, PEM")
+    parser.add_argument(
+        "--relay-log", type=Path, metavar="FILE", help="where the relay logs: who was refused"
+    )
     return parser.parse_args(arguments)
 
 
@@ -52,7 +55,7 @@ async def run(options: argparse.Namespace, browser: Path) -> int:
     url = f"https://{uri.authority}{uri.path or '/'}"
     with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as folder:
         async with open_page(browser, Path(folder)) as page:
-            every = cases(Browser(page, url, hash_of(options.cert)))
+            every = cases(Browser(page, url, fingerprint(options.cert), options.relay_log))
             chosen = [each for each in every if options.test in (None, each.name)]
             return await client.run(chosen, ours)
 

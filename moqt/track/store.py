@@ -432,12 +432,9 @@ class TrackStore:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every real Object held, in order."""
-        for group_id in self.group_ids:
-            group = self.groups[group_id]
-            for object_id in group.ids:
-                stored = group.objects[object_id]
-                if stored.status is ObjectStatus.NORMAL:
-                    yield stored
+        for group in map(self.groups.__getitem__, self.group_ids):
+            every = map(group.objects.__getitem__, group.ids)
+            yield from (each for each in every if each.status is ObjectStatus.NORMAL)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -559,13 +556,11 @@ class TrackStore:
             self.knowledge.learn_gap(start, end)
 
     def _extend(self, stored: StoredObject, part: Buffer) -> None:
-        size = buffer_length(part)
-        if not size:
-            return
-        stored.parts.append(part)
-        stored.received += size
-        stored.ends.append(stored.received)
-        self.octets += size
+        if size := buffer_length(part):
+            stored.parts.append(part)
+            stored.received += size
+            stored.ends.append(stored.received)
+            self.octets += size
 
     def _finish(self, stored: StoredObject) -> None:
         if not self.authoritative:

@@ -101,10 +101,10 @@ class Namespaces:
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
         """The sessions to ask for a track of `namespace` (MOQT "Publisher Interactions").
 
-        Those that published exactly it, if any, else those that published a prefix; those
-        that said GOAWAY only when there is nobody else.
+        All that published it or a prefix of it, the longest first; those that said GOAWAY
+        only when there is nobody else.
         """
-        requests = self.published.at(namespace) or list(self.published.above(namespace))
+        requests = self.published.above(namespace)
         sessions = list(dict.fromkeys(session_of(request) for request in requests))
         return [session for session in sessions if session.goaway is None] or sessions
 

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar, cast
 
@@ -24,6 +25,7 @@ from moqt.values.errors import MoqtError
 from relay.config import RelayConfig
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
+from relay.service.certificate import ServedCertificate
 from relay.service.daemon import DaemonConfig, Upstream, run
 from relay.service.limits import Chosen
 
@@ -97,6 +99,17 @@ def relay_command(
             metavar="DIR",
             help="Use the self-signed certificate in DIR; make it unless there is one for "
             "localhost, this host's name and the address of --listen.",
+        ),
+    ] = None,
+    self_signed_days: Annotated[
+        int | None,
+        typer.Option(
+            metavar="DAYS",
+            min=1,
+            max=365,
+            help="Let it be valid that long, and renew it in time; browsers that are told its "
+            "hash take 14 at most.",
+            show_default="365",
         ),
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
@@ -176,6 +189,8 @@ def relay_command(
         raise _Usage("give either --cert and --key, or --self-signed DIR")
     if self_signed is not None and (cert is not None or key is not None):
         raise _Usage("--self-signed excludes --cert and --key")
+    if self_signed is None and self_signed_days is not None:
+        raise _Usage("give --self-signed DIR with --self-signed-days")
     if cert is not None and key is not None:
         _check_pair(cert, key)
     chosen = _usage(Chosen, limit or (), "--limit")
@@ -215,23 +230,31 @@ def relay_command(
         _check_free(listen, host, port, socket.SOCK_DGRAM)
         if metrics is not None and exporter is not None:
             _check_free(metrics, *exporter, socket.SOCK_STREAM)
-        cert, key = _self_signed(self_signed, host)
+        served = _self_signed(self_signed, host, self_signed_days)
+    else:
+        assert cert is not None and key is not None
+        served = ServedCertificate(cert, key)
     scopes = Scopes(relay_config, policy)
     config = DaemonConfig(
         host=host,
         port=port,
-        quic=replace(quic, certfile=cert, keyfile=key),
+        quic=replace(quic, certfile=served.cert, keyfile=served.key),
         session=session,
         metrics=exporter,
         drain_timeout=drain_timeout,
         policy=policy,
+        certificate=served,
         upstream=above,
     )
 
     def ready(real_port: int, metrics_port: int | None) -> None:
-        line = f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {cert}"
+        line = (
+            f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {served.cert}"
+        )
         if exporter is not None and metrics_port is not None:
             line += f" metrics http://{show_address(exporter[0], metrics_port)}/metrics"
+        if self_signed is not None:
+            line += f" {served.digest}"
         try:
             print(line, flush=True)
         except OSError as error:
@@ -245,7 +268,7 @@ def relay_command(
         wanted = f"{listen} or {metrics}" if metrics else listen
         raise _cannot_listen(wanted, error) from error
     except (ValueError, MoqtError) as error:
-        raise _Failure(f"cannot use {cert} with {key}: {error}") from error
+        raise _Failure(f"cannot use {served.cert} with {served.key}: {error}") from error
 
 
 def _upstream(
@@ -330,8 +353,9 @@ def _check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> N
         raise _cannot_listen(wanted, failure) from None
 
 
-def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
+def _self_signed(directory: Path, host: str, days: int | None = None) -> ServedCertificate:
     """The pair in `directory`; a new one, which is said, when it does not do for `host`."""
+    validity = None if days is None else timedelta(days=days)
     names = [*DEFAULT_NAMES, *_own_names()]
     try:
         wildcard = ipaddress.ip_address(host).is_unspecified
@@ -345,18 +369,24 @@ def _self_signed(directory: Path, host: str) -> tuple[Path, Path]:
     def replaced(why: str) -> None:
         text = (
             f"{PROGRAM}: made a new certificate in {directory}, because {why}; clients need "
-            f"the new {directory / 'cert.pem'}, and other relays that use it a restart"
+            f"the new {directory / 'cert.pem'}"
         )
         print(" ".join(text.split()), file=sys.stderr, flush=True)
 
     try:
-        return make_self_signed(directory, names, replaced=replaced)
+        cert, key = make_self_signed(directory, names, validity=validity, replaced=replaced)
     except OSError as error:
         raise _Usage(
             f"cannot make a certificate in {directory}: {error.strerror or error}"
         ) from error
     except ValueError:
         raise _Usage(f"--listen: no certificate can be made for the name {host!r}") from None
+
+    def renew(now: datetime) -> None:
+        # For the names it has by now: another relay that shares the directory may have added some.
+        make_self_signed(directory, names_of(cert) or names, validity=validity, now=now)
+
+    return ServedCertificate(cert, key, renew=renew)
 
 
 def _own_names() -> list[str]:

@@ -12,6 +12,7 @@ from prometheus_client import start_http_server
 
 import moqt
 from moqt.quic.config import QuicConfig
+from moqt.quic.udp.endpoint import Endpoint
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from relay.core import Relay
@@ -19,6 +20,7 @@ from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
+from relay.service.certificate import ServedCertificate
 from relay.service.metrics import RelayMetrics
 from relay.service.transport_metrics import TransportMetrics
 from relay.withdrawals import recheck
@@ -52,6 +54,8 @@ class DaemonConfig:
     upstream: Upstream | None = None
     policy: TokenPolicy | None = None
     """Looks now and then whether its file has changed."""
+    certificate: ServedCertificate | None = None
+    """That of `quic`, when it is to be followed."""
     drain_timeout: float = 10.0
     """How long sessions have to leave after GOAWAY."""
 
@@ -93,7 +97,9 @@ async def run(
                 loop.add_signal_handler(number, signalled)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
-            ticking = asyncio.create_task(_tick(scopes, numbers, transport, config.policy, uplink))
+            ticking = asyncio.create_task(
+                _tick(scopes, numbers, transport, config, uplink, server.endpoint)
+            )
             # without its clock the relay would keep what it should forget: rather stop
             ticking.add_done_callback(lambda _: stopping.set())
             if config.upstream is not None and uplink is not None:
@@ -141,9 +147,11 @@ async def _tick(
     scopes: Scopes,
     numbers: RelayMetrics,
     transport: TransportMetrics,
-    policy: TokenPolicy | None,
+    config: DaemonConfig,
     uplink: Uplink | None,
+    endpoint: Endpoint,
 ) -> None:
+    policy, certificate = config.policy, config.certificate
     loop = asyncio.get_running_loop()
     while True:
         scopes.tick(loop.time())
@@ -152,6 +160,8 @@ async def _tick(
         if policy is not None and policy.reload():
             for relay in scopes.relays.values():
                 recheck(relay)
+        if certificate is not None:
+            certificate.follow(loop.time(), endpoint.reload_certificate)
         numbers.update()
         transport.update()
         await asyncio.sleep(TICK_SECONDS)

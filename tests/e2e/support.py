@@ -265,7 +265,10 @@ def make_cache(
 
 @contextlib.contextmanager
 def relay(
-    directory: Path, *options: str | Path, program: tuple[str | Path, ...] = (BIN / "kvcs-relay",)
+    directory: Path,
+    *options: str | Path,
+    program: tuple[str | Path, ...] = (BIN / "kvcs-relay",),
+    self_signed: bool = True,
 ) -> Iterator[Relay]:
     process = Process(
         directory,
@@ -273,8 +276,7 @@ def relay(
         *program,
         "--listen",
         "127.0.0.1:0",
-        "--self-signed",
-        directory / "tls",
+        *(("--self-signed", directory / "tls") if self_signed else ()),
         "--metrics",
         "127.0.0.1:0",
         *options,
@@ -293,15 +295,12 @@ class Relay:
         self.directory = directory
         self.url = ""
         self.metrics_url = ""
+        self.cafile = directory / "tls" / "cert.pem"
 
     def ready(self) -> None:
         line = self.process.wait_for(r"moqt://\S+:\d+.*\n").group()
         self.url = re.search(r"moqt://\S+:\d+", line).group()
         self.metrics_url = re.search(r"http://\S+", line).group()
-
-    @property
-    def cafile(self) -> Path:
-        return self.directory / "tls" / "cert.pem"
 
     def metric(self, name: str) -> float:
         """The value of kvcs_relay_<name>, taken after this call began.

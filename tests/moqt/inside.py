@@ -43,11 +43,6 @@ def tokens_sent(session: Session) -> Collection[Any]:
     return session.rules.sent_tokens._entries.values()
 
 
-def keep_ends_in(intervals: IntervalSet, kind: type[list[int]]) -> None:
-    """Have a set keep the ends of its intervals in lists of `kind`."""
-    intervals._starts, intervals._ends = kind(intervals._starts), kind(intervals._ends)
-
-
 # ---- deliveries
 
 
@@ -138,3 +133,8 @@ def events_queued(listing: Any) -> Collection[Any]:
 def streams_read_along(transport: LoggedTransport) -> Iterable[int]:
     """The streams whose messages the log reads as they go out."""
     return transport._sent
+
+
+def keep_in(intervals: IntervalSet, kind: type[list[int]]) -> None:
+    """Have a set keep its intervals in lists of `kind`."""
+    intervals._starts, intervals._ends = kind(intervals._starts), kind(intervals._ends)

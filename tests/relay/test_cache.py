@@ -288,6 +288,17 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
     assert cache.expirations > 0 and cache.objects > 0
 
 
+def test_an_object_that_still_grows_after_max_cache_duration_is_not_begun_any_more():
+    cache, store = Cache(1 << 20), TrackStore(NAME, (KeyValue(0x04, 3000),), authoritative=False)
+    stored = grow(store, 0, 0)
+    cache.reserve(0, bill(stored))
+    cache.age(store, stored)
+    for now in (1.0, 2.0, 3.0):
+        cache.expire(now)
+    assert store.next_object(Location(0, 0), Location(9, 9)) is None
+    assert cache.expirations == 1 and not stored.gone, "who reads it already goes on"
+
+
 def test_what_is_cached_comes_by_a_fill_and_not_by_a_filter_that_starts_in_the_past():
     star, store = Star(), track()
     star.publisher(store)

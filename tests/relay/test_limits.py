@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
+from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName
@@ -57,6 +58,26 @@ def test_every_kind_of_request_is_authorized():
     assert policy.asked == [(Action.SUBSCRIBE_NAMESPACE, ()), (Action.SUBSCRIBE_TRACKS, ())]
     assert [error.code for error in answers[7:]] == [RequestErrorCode.UNAUTHORIZED] * 2
     assert star.relay.counters.requests_refused == 9
+
+
+def test_who_may_publish_one_track_may_not_publish_others_or_a_namespace():
+    class OneTrack(Denying):
+        def allow(self, session, action, namespace, tokens=()):
+            return action is Action.PUBLISH and namespace == NAMESPACE
+
+    star = Star(policy=OneTrack(set()))
+    pair, answers = star.connect(), []
+    other = FullTrackName((b"other",), b"track")
+    for store in (track(1, ended=False), TrackStore(other)):
+        pair.client.publish(store).on_answer = answers.append
+        star.run()
+    answers.append(publish_namespace(star, pair, NAMESPACE)[1])
+    assert [error and error.code for error in answers] == [
+        None,
+        RequestErrorCode.UNAUTHORIZED,
+        RequestErrorCode.UNAUTHORIZED,
+    ]
+    assert list(star.relay.tracks) == [NAME] and not star.relay.namespaces.publications
 
 
 def test_a_subscriber_is_authorized_by_itself_also_when_the_track_is_open():

@@ -78,6 +78,7 @@ class AioquicTransport:
         self.on_wake: Callable[[], None] = _nothing
         self.on_cid_issued: Callable[[bytes], None] | None = None
         self.on_cid_retired: Callable[[bytes], None] | None = None
+        self.on_refused: Callable[[str], None] | None = None
         self.more = False
         self.closed: tuple[int, str, bool] | None = None
         self._connection = connection
@@ -184,6 +185,11 @@ class AioquicTransport:
         """Close with `code` when so many seconds have passed; None takes it back."""
         self._deadline = None if seconds is None else (self._now + seconds, code, reason)
         self.wake()
+
+    def note_refusal(self, why: str) -> None:
+        """Tell the operator that the peer gets no session."""
+        if self.on_refused is not None:
+            self.on_refused(why)
 
     def linger(self, code: int) -> None:
         """Close with `code` in `LINGER` seconds: what is queued still goes out."""

@@ -157,6 +157,7 @@ class Endpoint:
         transport.counters = self.counters
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
+        transport.on_refused = lambda why: self._refusals.note(transport.remote_address, why)
         transport.on_cid_retired = lambda cid: self._unroute(transport, cid)
 
     def _accept(self, data: bytes, addr: Address) -> None:

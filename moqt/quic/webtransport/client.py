@@ -80,7 +80,8 @@ class WebTransportClient(WebTransport):
         request.headers_seen = True
         if not status.startswith("2"):
             self._lost(
-                f"the server refused the WebTransport session at {self.path} with status {status}"
+                f"the server refused the WebTransport session at {self.path} with status {status}; "
+                f"offered were {', '.join(self._protocols)}"
             )
             return
         protocol = self._chosen(headers)

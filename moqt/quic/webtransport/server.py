@@ -62,9 +62,9 @@ class WebTransportServer(WebTransport):
             self._transport.counters.webtransport_sessions_refused += 1
             known = ", ".join(self._protocols)
             said = ", ".join(offered)[:200] or "no protocol"
-            self._answer(
-                stream_id, b"400", f"WT-Available-Protocols offers {said}; known here: {known}"
-            )
+            why = f"WT-Available-Protocols offers {said}; known here: {known}"
+            self._transport.note_refusal(why)
+            self._answer(stream_id, b"400", why)
             return
         self.authority, self.path = authority, path
         answer = [(b":status", b"200"), (CHOSEN, format_strings([chosen]).encode())]

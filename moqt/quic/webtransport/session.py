@@ -80,6 +80,9 @@ class QuicTransport(Transport, Protocol):
     def set_deadline(self, seconds: float | None, code: int = 0, reason: str = "") -> None:
         """Close with `code` when so many seconds have passed; None takes it back."""
 
+    def note_refusal(self, why: str) -> None:
+        """Tell the operator that the peer gets no session."""
+
     def linger(self, code: int) -> None:
         """Close with `code` a moment later: what is queued still goes out."""
 

@@ -85,6 +85,35 @@ def test_an_object_that_comes_late_is_sent_although_it_lies_before_the_largest()
     assert sorted(world.got.live()) == locations((3, 0), (5, 2))
 
 
+def test_filter_type_0_in_an_update_removes_the_filter():
+    world = World(track(2, ended=False), Parameters(location_filter=LocationFilter.groups(0, 1)))
+    world.put((2, 0))
+    assert world.got.live() == []
+    world.update(location_filter=LocationFilter(0))
+    world.put((2, 1), (3, 0))
+    assert world.got.live() == locations((2, 1), (3, 0))
+    world.end()
+
+
+def test_a_relative_filter_in_an_update_counts_from_the_largest_object_of_then():
+    world = World(track(1, ended=False), NEXT)
+    world.put((1, 0))
+    world.update(location_filter=LocationFilter.relative_start(0))
+    world.put((1, 1), (2, 0))
+    assert world.got.live() == locations((1, 0), (2, 0))
+    world.end()
+
+
+def test_no_datagram_outside_the_filter_is_sent():
+    chosen = LocationFilter.range(Location(1, 0), Location(1, 1))
+    world = World(parameters=Parameters(location_filter=chosen))
+    for location in locations((0, 0), (1, 0), (1, 1), (1, 2), (2, 0)):
+        world.store.append(*location, b"d", subgroup=None)
+    world.run()
+    assert world.got.live() == locations((1, 0), (1, 1))
+    world.end()
+
+
 def test_what_only_a_fetch_brings_into_the_store_is_not_for_the_subscriptions():
     store = TrackStore(NAME, authoritative=False)
     store.append(5, 5, b"x")
@@ -411,6 +440,15 @@ def test_a_datagram_published_during_a_pause_is_not_sent_after_it():
     assert all(o.via is Via.DATAGRAM and o.subgroup is None for o in world.got.objects)
 
 
+def test_a_fetch_brings_no_statuses():
+    store = TrackStore(NAME)
+    store.append(0, 0, b"x")
+    store.mark_end(Location(0, 1), ObjectStatus.END_OF_GROUP)
+    store.append(1, 0, b"x")
+    got = World(store, None).fetch()
+    assert [(o.location, o.payload) for o in got.objects] == [((0, 0), b"x"), ((1, 0), b"x")]
+
+
 def test_datagrams_there_before_the_subscription_come_by_fetch_only():
     store = TrackStore(NAME)
     for group in range(2):
@@ -421,7 +459,9 @@ def test_datagrams_there_before_the_subscription_come_by_fetch_only():
     store.append(1, 1, b"d", subgroup=None)
     world.run()
     assert world.got.live() == [(1, 1)]
-    assert world.fetch().locations == locations((0, 0), (0, 1), (1, 0), (1, 1))
+    fetched = world.fetch()
+    assert fetched.locations == locations((0, 0), (0, 1), (1, 0), (1, 1))
+    assert {o.subgroup for o in fetched.objects} == {None} and len(fetched.opened) == 1
 
 
 # -- fills -------------------------------------------------------------------------------
@@ -476,6 +516,50 @@ def test_a_fill_inherits_the_subscriptions_filter_and_is_not_remembered():
     world.update(subscriber_priority=3)
     assert len(world.got.filled()) == 8
     world.end()
+
+
+def blocked_by_its_reader(world):
+    """What is sent to the subscriber from now on waits until it is called."""
+    transport, got = world.pair.client_transport, world.got
+    got.stream_opened = lambda stream: (
+        got.opened.append(stream),
+        transport.pause_receiving(stream.stream_id),
+    )
+
+    def read():
+        del got.stream_opened
+        for stream in got.opened:
+            transport.resume_receiving(stream.stream_id)
+        world.run()
+
+    return read
+
+
+def test_several_fills_at_once_are_each_delivered_whole():
+    world = World(track(2, ended=False, size=100_000), NEXT, stream_window=50_000)
+    read = blocked_by_its_reader(world)
+    for group in range(2):
+        world.update(
+            fill_parameters=Parameters(location_filter=LocationFilter.groups(group, group))
+        )
+    assert world.got.filled() == []
+    read()
+    assert sorted(world.got.filled()) == [(g, o) for g in range(2) for o in range(4)]
+    assert [error for via, _, error in world.got.ends if via is Via.FILL] == [None, None]
+    world.end()
+
+
+def test_a_track_that_ends_says_publish_done_after_the_last_fill():
+    world = World(track(1, ended=False, size=100_000), NEXT, stream_window=50_000)
+    read = blocked_by_its_reader(world)
+    world.update(fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0)))
+    world.store.finish(PublishDoneCode.TRACK_ENDED)
+    world.run()
+    assert world.request.done is None and world.got.filled() == []
+    read()
+    assert len(world.got.filled()) == 4
+    assert world.request.done.stream_count == len(world.got.ends)
+    world.clean()
 
 
 def test_stopping_a_fill_leaves_the_subscription_and_other_fills_alone():

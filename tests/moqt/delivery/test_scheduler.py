@@ -72,6 +72,24 @@ def test_equal_flows_take_turns():
     assert log == ["a", "b", "c"] * 10
 
 
+def test_of_two_requests_of_one_subscriber_priority_the_smaller_publisher_priority_goes_first():
+    scheduler, log = Scheduler(), []
+    for name, rank in (("later", (9, 0)), ("first", (8, 5)), ("last", (200, 0))):
+        scheduler.ready(Load(Flow(scheduler, 5), log, name, 2, rank))
+    drain(scheduler)
+    assert log == ["first"] * 2 + ["later"] * 2 + ["last"] * 2
+
+
+def test_a_request_with_much_to_send_gets_no_more_turns_than_one_with_little():
+    scheduler, log = Scheduler(), []
+    for name in "ab":
+        flow = Flow(scheduler, 5)
+        for _ in range(3):
+            scheduler.ready(Load(flow, log, name, 2))
+    drain(scheduler)
+    assert log == ["a", "b"] * 6
+
+
 def test_a_flow_that_keeps_getting_ready_is_not_sent_to_the_back_each_time():
     scheduler, log = Scheduler(), []
     busy, other = Flow(scheduler, 5), Flow(scheduler, 5)
@@ -102,6 +120,24 @@ def test_a_priority_change_takes_effect_at_the_next_piece():
     b.set_priority(0)
     drain(scheduler)
     assert log == ["a", "b", "b", "b", "a", "a"]
+
+
+def test_a_changed_priority_reaches_what_waits_for_a_stream():
+    granted, scheduler, log = [], Scheduler(), []
+
+    class NeedsStream(Load):
+        def write(self, limit):
+            return super().write(limit) if granted else Progress.NO_STREAM
+
+    flows = [Flow(scheduler, priority) for priority in (1, 2, 3)]
+    for name, flow in enumerate(flows):
+        scheduler.ready(NeedsStream(flow, log, name, 1))
+    drain(scheduler)
+    flows[2].set_priority(0)
+    granted.append(True)
+    scheduler.unblock(())
+    drain(scheduler)
+    assert log == [2, 0, 1] and nothing_waits(scheduler)
 
 
 def test_what_is_blocked_is_no_candidate_until_credit_comes():

@@ -184,6 +184,18 @@ def test_what_is_delivered_is_what_passes_when_it_is_published(steps):
     world.end()
 
 
+def test_every_subgroup_has_a_stream_with_a_header_of_its_own():
+    world = World()
+    for object_id in range(6):
+        world.store.append(0, object_id, b"x", subgroup=object_id % 3)
+    world.run()
+    assert sorted(s.subgroup.subgroup for s in world.got.opened) == [0, 1, 2]
+    assert len({s.stream_id for s in world.got.opened}) == 3
+    assert {(o.location.object, o.subgroup) for o in world.got.objects} == {
+        (object_id, object_id % 3) for object_id in range(6)
+    }
+
+
 # -- datagrams ---------------------------------------------------------------------------
 
 
@@ -366,7 +378,23 @@ def test_padding_goes_out_when_nothing_else_does_and_is_discarded():
         send(stream_id, data, fin),
     )
     world.run()
-    first_padding = next(i for i, (_, size) in enumerate(pieces) if size > 1000)
-    assert all(size < 1000 for _, size in pieces[:first_padding]) and first_padding > 0
+    of_padding = [stream_id == padding.stream_id for stream_id, _ in pieces]
+    assert of_padding == sorted(of_padding) and not all(of_padding)
     assert sum(size for _, size in pieces) >= 100_000 and padding.left == 0
     assert world.got.live() == [(0, 0)] and world.pair.client.closed is None
+
+
+def test_a_subgroup_of_which_nothing_is_left_when_a_stream_is_free_is_told_by_a_reset():
+    world = World(max_streams=2)  # one of them is the control stream
+    world.put((0, 0), (1, 0))
+    world.store.evict(world.store.get(Location(1, 0)))
+    world.store.finish_subgroup(1, 0)
+    world.run()
+    assert world.got.live() == [Location(0, 0)]
+    world.end()
+    world.run()
+    assert world.got.ends == [
+        (Via.SUBSCRIPTION, 0, None),
+        (Via.SUBSCRIPTION, 1, StreamErrorCode.TOO_FAR_BEHIND),
+    ]
+    assert world.got.done == PublishDoneCode.TRACK_ENDED

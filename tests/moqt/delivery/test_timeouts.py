@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moqt.delivery.timeouts import Timeouts
+from moqt.delivery.timeouts import Timeouts, subgroup_timeouts
 from moqt.publisher import Publisher
 from moqt.receiving.receiver import Via
 from moqt.track.store import TrackStore
+from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType, PublishDoneCode, StreamErrorCode
 from moqt.values.deadlines import Deadlines
 from moqt.values.errors import MisuseError
@@ -38,8 +39,9 @@ class Clocked(World):
         self.got.stream_opened = self._opened
         self.reading = True
         self.wait(0)
-        self.request = self.pair.client.subscribe(NAME, self.got, parameters)
-        self.run()
+        if parameters is not None:
+            self.request = self.pair.client.subscribe(NAME, self.got, parameters)
+            self.run()
 
     def _opened(self, stream):
         self.got.opened.append(stream)
@@ -130,6 +132,30 @@ def test_a_timeout_on_a_later_object_of_the_subgroup_is_ignored():
     assert world.got.live() == locations((0, 0), (0, 1))
 
 
+def test_a_timeout_on_a_later_object_is_ignored_also_by_who_subscribes_after_the_first():
+    world = Clocked(None)
+    world.publish(0, 0)
+    world.request = world.pair.client.subscribe(NAME, world.got)
+    world.run()
+    world.stall()
+    world.publish(0, 1, 2000, properties=encode_key_values((KeyValue(OBJECT, 1),)))
+    world.publish(0, 2)
+    world.wait(10)
+    world.read()
+    assert world.got.live() == locations((0, 1), (0, 2)) and world.counters.expired_objects == 0
+
+
+def test_the_property_of_a_subgroups_first_object_goes_before_the_tracks():
+    log = SubgroupLog(0, 0, 128)
+    track = Timeouts(100, 200)
+    assert subgroup_timeouts(log, track) == track
+    log.first_id = 3
+    log.begin(3, encode_key_values((KeyValue(OBJECT, 500),)))
+    assert subgroup_timeouts(log, track) == Timeouts(500, 200)
+    log.first_id = 2
+    assert subgroup_timeouts(log, track) == track, "another Object was the first"
+
+
 def test_a_subgroup_that_timed_out_is_not_opened_again_and_others_go_on():
     world = Clocked(asked(object_delivery_timeout=100))
     world.stall()
@@ -191,7 +217,6 @@ def test_a_subgroup_delivered_in_time_ends_with_fin_and_leaves_no_deadline():
     world.publish(0, 0)
     world.store.finish_subgroup(0, 0)
     world.run()
-    world.wait(1)
     assert world.resets == [(0, None)]
     assert len(world.session.scheduler.deadlines) == 0
     world.end()

@@ -9,13 +9,13 @@ import pytest
 from moqt.publisher import Publisher
 from moqt.session import SessionConfig
 from moqt.track.store import TrackStore
-from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
+from moqt.values.codes import ObjectStatus, ParameterType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MisuseError, RequestError
-from moqt.values.messages import LocationFilter, Parameters, RequestOk
+from moqt.values.messages import LocationFilter, Parameters, PublishDone, RangeFilter, RequestOk
 from moqt.values.names import Location
 from tests.moqt.inside import listeners
 from tests.moqt.memory import Pair, assert_clean
-from tests.moqt.peers import NAME, Collector, publish
+from tests.moqt.peers import NAME, Collector, publish, track
 
 FROM_START = LocationFilter.absolute_start(0)
 FILL = Parameters(location_filter=FROM_START)
@@ -152,7 +152,8 @@ def test_every_update_has_one_answer_and_publish_done_comes_once_after_all_of_th
     assert_clean(story.pair.server)
 
 
-def test_a_raised_priority_reaches_deliveries_that_wait_for_a_stream():
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_raised_priority_reaches_deliveries_that_wait_for_a_stream(at_once):
     handler, names = Publisher(), []
     stores = []
     for number in range(3):
@@ -182,11 +183,164 @@ def test_a_raised_priority_reaches_deliveries_that_wait_for_a_stream():
     requests[2].update(Parameters(subscriber_priority=11), lambda answer: None)
     requests[1].update(Parameters(subscriber_priority=99), lambda answer: None)
     pair.run()
-    for granted in range(3):
-        pair.server_transport.max_streams = pair.server_transport.open_uni + 1
+    for granted in range(at_once, 4, at_once):
+        pair.server_transport.max_streams = pair.server_transport.open_uni + at_once
         pair.run()
-        assert len(order) == granted + 1
+        assert len(order) == granted
     assert order == [0, 2, 1]
+
+
+def test_a_raised_priority_of_a_fetch_applies_to_what_it_has_not_sent():
+    store, order = track(10), []
+
+    class Notes(Collector):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def object_received(self, received):
+            super().object_received(received)
+            order.append(self.number)
+
+    handler = Publisher()
+    handler.add_track(store)
+    pair = Pair(server=handler, server_config=SessionConfig(send_budget=1))
+    requests = []
+    for number in range(2):
+        priority = Parameters(subscriber_priority=10 + number)
+        requests.append(pair.client.fetch(NAME, Notes(number), priority))
+    while len(order) < 5:
+        pair.server.ready_to_send()
+        pair.client_transport.deliver()
+        pair.server_transport.deliver()
+    assert set(order) == {0}
+    requests[1].update(Parameters(subscriber_priority=0), lambda answer: None)
+    pair.run()
+    # Two may be under way already.
+    rest = order[7:]
+    assert rest[:38] == [1] * 38 and rest[40:] == [0] * (len(rest) - 40)
+    assert len(order) == 80
+
+
+# -- PUBLISH_DONE --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["track", "publisher", "expiry", "too far behind"])
+@pytest.mark.parametrize("fills", [0, 2])
+def test_publish_done_comes_when_every_stream_is_closed(ends, fills):
+    story = Story(Parameters(location_filter=FROM_START))
+    transport = story.pair.server_transport
+    control = set(transport.out)
+    transport.stream_window = story.pair.client_transport.stream_window = 1000
+    publish(story.store, 2, ended=False, size=2000)
+    for _ in range(fills):
+        story.update(fill_parameters=FILL)
+    for _ in range(3):
+        story.pair.server.ready_to_send()
+        story.pair.client_transport.deliver()
+    (incoming,) = story.pair.server.requests.incoming.values()
+    open_at_the_end, send = [], incoming.stream.send
+
+    def watched(message, **how):
+        if isinstance(message, PublishDone):
+            open_at_the_end.append(
+                [
+                    stream_id
+                    for stream_id, stream in transport.out.items()
+                    if stream_id & 2 and stream_id not in control
+                    if not stream.fin and stream.reset is None and not stream.over
+                ]
+            )
+        send(message, **how)
+
+    incoming.stream.send = watched
+    assert any(stream_id & 2 for stream_id in set(transport.out) - control)
+    match ends:
+        case "track":
+            for group in range(2):
+                story.store.finish_subgroup(group, 0)
+            story.store.finish(PublishDoneCode.TRACK_ENDED)
+        case "publisher":
+            incoming.end(PublishDoneCode.GOING_AWAY)
+        case "expiry":
+            incoming.delivery.expire_at(5.0)
+            story.pair.server.tick(6.0)
+        case "too far behind":
+            story.pair.server.scheduler.limits.pending_subgroups = 2
+            story.store.append(7, 0, [b"x"])
+    story.pair.run()
+    assert open_at_the_end == [[]] and story.request.done is not None
+    if ends == "track":
+        assert len(story.collector.locations) == 8 * (1 + fills)
+        assert {error for _, error in story.collector.streams} == {None}
+
+
+# -- what is owed ----------------------------------------------------------------------------
+
+
+def test_without_timeouts_a_slow_subscriber_gets_all_that_matches_however_late():
+    filters = (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((1, None),)),)
+    story = Story(Parameters(location_filter=FROM_START, range_filters=filters))
+    transport = story.pair.server_transport
+    story.grant_streams(False)
+    expected = []
+    for hour in range(48):
+        for object_id in range(6):
+            story.store.append(hour, object_id, [b"x"])
+            expected.append(Location(hour, object_id))
+        story.store.finish_subgroup(hour, 0)
+        story.pair.server.tick(3600.0 * hour)
+        story.pair.run()
+    story.store.finish(PublishDoneCode.TRACK_ENDED)
+    assert story.collector.locations == []
+    transport.max_streams = transport.open_uni + 1
+    story.pair.run()
+    assert story.collector.locations == [at for at in expected if at.object >= 1]
+    assert {error for _, error in story.collector.streams} == {None}
+    assert story.collector.done == PublishDoneCode.TRACK_ENDED
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_at_any_time_one_stream_is_open_for_a_subgroup_header(seed):
+    dice = random.Random(seed)
+    story = Story(Parameters(location_filter=FROM_START))
+    transport, headers = story.pair.server_transport, {}
+    story.pair.client.subscribe(NAME, Collector(), Parameters(location_filter=FROM_START))
+    story.pair.run()
+    send = transport.send
+
+    def watched(stream_id, data, fin=False):
+        if stream_id & 2 and stream_id not in headers and data:
+            # Behind the flags stand Track Alias, Group ID, Subgroup ID and priority.
+            headers[stream_id] = bytes(data)[1:]
+            same = [
+                other
+                for other, header in headers.items()
+                if header == headers[stream_id]
+                and not (transport.out[other].fin or transport.out[other].over)
+                and transport.out[other].reset is None
+            ]
+            assert same == [stream_id]
+        send(stream_id, data, fin)
+
+    headers.update((stream_id, b"") for stream_id in transport.out if stream_id & 2)
+    transport.send = watched
+    following = [0, 0, 0]
+    for _ in range(60):
+        group = dice.randrange(3)
+        match dice.randrange(6):
+            case 0:
+                story.update(forward=dice.randrange(2))
+            case 1:
+                story.update(location_filter=LocationFilter.groups(group, 2))
+            case 2:
+                story.pair.run()
+            case _:
+                story.store.append(group, following[group], [b"octets"])
+                following[group] += 1
+                story.pair.server.ready_to_send()
+    story.pair.run()
+    assert len(headers) > 4
 
 
 # -- fills ---------------------------------------------------------------------------------

@@ -204,8 +204,13 @@ def test_a_fetch_without_a_group_order_is_ascending_whatever_the_track_says():
 
 
 def test_a_subscription_and_its_fill_take_the_tracks_group_order_unless_they_name_one():
-    for asked, expected in ((None, [1, 0]), (GroupOrder.ASCENDING, [0, 1])):
-        publisher, store, got = Publisher(), TrackStore(NAME, DESCENDING), Recorder()
+    for properties, asked, expected in (
+        (DESCENDING, None, [1, 0]),
+        (DESCENDING, GroupOrder.ASCENDING, [0, 1]),
+        ((), None, [0, 1]),
+        ((), GroupOrder.DESCENDING, [1, 0]),
+    ):
+        publisher, store, got = Publisher(), TrackStore(NAME, properties), Recorder()
         publisher.add_track(store)
         for group in range(2):
             store.append(group, 0, b"x")

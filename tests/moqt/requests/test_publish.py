@@ -32,6 +32,7 @@ from moqt.values.messages import (
     RequestUpdate,
 )
 from moqt.values.names import FullTrackName, Location
+from moqt.wire.objects import ObjectHeader
 from tests.moqt.inside import listeners
 from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import NAME, Collector, track
@@ -338,6 +339,22 @@ def test_publish_state_notify_tells_largest_object_and_what_changed():
         )
     ]
     assert handler.offers[0].largest == Location(4, 2)
+
+
+def test_publish_state_notify_alters_nothing_at_either_end():
+    handler = Interested()
+    pair = Pair(server=handler)
+    store = live_store()
+    request = pair.client.publish(store)
+    pair.run()
+    (offer,) = handler.offers
+    request.notify_state(forward=0, location_filter=LocationFilter.groups(7, 9))
+    pair.run()
+    assert not request.delivery.paused and not offer.paused
+    store.append(1, 0, b"new")
+    pair.run()
+    assert handler.got.locations == [Location(1, 0)]
+    assert offer.selects(ObjectHeader(1, 1, 0, 128, b"", 1))
 
 
 # -- the subscriber's side -----------------------------------------------------------------

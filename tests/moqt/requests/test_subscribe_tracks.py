@@ -159,6 +159,8 @@ def test_object_filters_of_subscribe_tracks_are_applied_and_asked_for_again():
     pair.run()
     for object_id in range(3):
         store.append(1, object_id, b"x")
+    [publish] = pair.client.requests.incoming.values()
+    assert publish.updates.asked_filters == (even,)
     pair.run()
     assert {at.object for at in wanting.got[ALICE].locations} <= {0, 2}
     assert Location(1, 2) in wanting.got[ALICE].locations
@@ -166,6 +168,20 @@ def test_object_filters_of_subscribe_tracks_are_applied_and_asked_for_again():
     assert server_side.range_filters == (even,)
     assert pair.server.counters.updates_received == 1
     assert wanting.offers[ALICE].updates.asked_filters == (even,)
+
+
+def test_object_filters_of_subscribe_tracks_hold_before_the_subscriber_has_answered():
+    publisher = Publisher()
+    store = stocked(ALICE, 0)
+    even = RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((0, 0), (2, 2)))
+    pair = Pair(server=publisher)
+    wanting = Wanting(pair.client, DEMO, Parameters(range_filters=(even,)))
+    pair.run()
+    publisher.add_track(store)
+    for object_id in range(4):
+        store.append(0, object_id, b"x")
+    pair.run()
+    assert {at.object for at in wanting.got[ALICE].locations} == {0, 2}
 
 
 def test_forward_in_an_update_concerns_future_publications_only():

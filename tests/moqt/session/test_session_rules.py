@@ -280,6 +280,16 @@ def test_a_second_answer_ends_the_session(second):
     assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
 
 
+@pytest.mark.parametrize("second", [FetchOk(False, Location(0, 1)), SubscribeOk(8), RequestOk()])
+def test_a_second_answer_to_a_fetch_ends_the_session(second):
+    client = Client()
+    collector = client.fetch()
+    client.say(collector.request, FetchOk(False, Location(0, 1)))
+    assert client.session.state is SessionState.ESTABLISHED
+    client.say(collector.request, second)
+    assert client.closed_with() == SessionErrorCode.PROTOCOL_VIOLATION
+
+
 def test_a_request_update_on_track_status_ends_the_session():
     raw = Server()
     raw.ask(TrackStatus(0, VIDEO.namespace, VIDEO.name), RequestUpdate(2))
@@ -679,6 +689,9 @@ def test_padding_streams_are_discarded_and_forgotten(fin):
     if not fin:
         client.session.stream_data(stream, bytes(100), False)
         client.session.stream_reset(stream, 0)
+    later = client.send_uni(padding)
+    client.session.stream_data(later, bytes(100), False)
+    client.session.stream_data(later, bytes(100), True)
     assert client.session.state is SessionState.ESTABLISHED
     assert_clean(client.session)
 

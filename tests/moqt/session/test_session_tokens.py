@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.requests import RequestState
 from moqt.session import SessionConfig, SessionState
 from moqt.track.store import TrackStore
 from moqt.values.codes import (
@@ -24,6 +25,7 @@ from moqt.values.messages import (
     Setup,
 )
 from moqt.values.tokens import FIRST_ALIAS, SentTokens, TokenCache
+from tests.moqt.peers import Collector
 from tests.moqt.raw import CODEC, VIDEO, Client, Manual, Server, octets, subscribe_message
 from tests.moqt.tokens import caching, delete, register, sent_tokens, use, value
 
@@ -113,6 +115,36 @@ def test_a_deleted_alias_is_unknown_and_gives_its_room_back():
     assert server.session.state is SessionState.ESTABLISHED
 
 
+def test_retiring_an_alias_takes_back_nothing_and_its_token_may_be_registered_again():
+    server = Server(config=SessionConfig(max_auth_token_cache_size=22))
+    asked(server, 0, register(1))
+    (authorized,) = server.requests
+    authorized.accept(TrackStore(VIDEO))
+    asked(server, 2, delete(1))
+    assert authorized.tokens == ((0, b"secret"),)
+    assert authorized.state is RequestState.ESTABLISHED
+    for n, alias in ((4, 2), (8, 1)):
+        assert asked(server, n, register(alias)) == []
+        assert server.requests[-1].tokens == ((0, b"secret"),)
+        asked(server, n + 2, delete(alias))
+    assert server.session.state is SessionState.ESTABLISHED
+
+
+def test_the_tokens_of_an_update_take_the_place_of_those_before():
+    server = Server()
+    stream_id = server.ask(subscribe_message(authorization_tokens=(value(b"a"), value(b"b"))))
+    (request,) = server.requests
+    request.accept(TrackStore(VIDEO))
+    for n, tokens, expected in (
+        (2, (), ((0, b"a"), (0, b"b"))),
+        (4, (value(b"c"),), ((0, b"c"),)),
+        (6, (), ((0, b"c"),)),
+    ):
+        update = RequestUpdate(n, Parameters(authorization_tokens=tokens))
+        server.session.stream_data(stream_id, octets(update), False)
+        assert request.tokens == expected
+
+
 def test_registering_beyond_the_size_that_was_announced_closes_the_session():
     server = Server(config=SessionConfig(max_auth_token_cache_size=22))
     asked(server, 0, register(1))
@@ -187,6 +219,22 @@ def test_no_token_is_registered_that_the_peers_cache_does_not_hold(size):
     client = caching(size)
     client.subscribe(Parameters(authorization_tokens=(LONG,)))
     assert sent_tokens(client, 0) == (LONG,)
+
+
+def test_both_ends_may_register_the_same_alias():
+    option = KeyValue(SetupOptionType.MAX_AUTH_TOKEN_CACHE_SIZE, 100)
+    server = Server(setup=octets(Setup((option,))))
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(1, b"ours"),))
+    )
+    assert asked(server, 0, register(1, b"theirs")) == []
+    assert asked(server, 2, use(1)) == []
+    assert server.requests[-1].tokens == ((0, b"theirs"),)
+    assert asked(server, 4, register(2, b"other")) == []
+    server.session.fetch(
+        VIDEO, Collector(), Parameters(authorization_tokens=(register(2, b"ours too"),))
+    )
+    assert server.session.state is SessionState.ESTABLISHED
 
 
 def test_a_short_token_is_not_worth_an_alias():

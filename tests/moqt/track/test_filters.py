@@ -114,8 +114,8 @@ def test_a_datagram_has_no_subgroup_and_matches_no_subgroup_filter() -> None:
 
 
 def test_an_object_is_tested_by_its_integer_property() -> None:
-    properties = encode_key_values((KeyValue(16, 150),))
-    assert passes(on_property(16, (100, 200)), properties=properties)
+    properties = encode_key_values((KeyValue(14, 160), KeyValue(16, 150)))
+    assert passes(on_property(16, (100, 155)), properties=properties)
     assert not passes(on_property(16, (151, 200)), properties=properties)
 
 

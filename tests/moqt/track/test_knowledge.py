@@ -11,7 +11,7 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import MAX_VI64
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import FullTrackName, Location
-from tests.moqt.inside import keep_ends_in
+from tests.moqt.inside import keep_in
 
 NAME = FullTrackName((b"demo",), b"t")
 
@@ -161,7 +161,7 @@ def test_an_interval_beyond_the_bound_moves_none_of_those_that_are_there():
     for n in range(0, 400, 2):
         intervals.add(Location(1, n), Location(1, n), 100)
     assert len(intervals) == 100
-    keep_ends_in(intervals, Moved)
+    keep_in(intervals, Moved)
     for n in range(1000):
         assert not intervals.add(Location(0, 2 * n), Location(0, 2 * n), 100)
         assert intervals.add(Location(1, 0), Location(1, 0), 100)

@@ -95,6 +95,13 @@ def test_largest_is_the_largest_real_object_and_never_a_marker():
     assert made.is_complete()
 
 
+def test_what_a_fetch_brings_does_not_move_the_largest_object():
+    made = TrackStore(NAME, authoritative=False)
+    for number, live in ((3, True), (5, False), (4, True), (2, False)):
+        made.begin(Location(number, 0), subgroup=0, priority=1, properties=b"", length=1, live=live)
+    assert made.largest == (4, 0)
+
+
 def test_a_payload_is_held_by_reference():
     made = store()
     array = bytearray(100)

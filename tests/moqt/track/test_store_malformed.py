@@ -96,6 +96,11 @@ CONTRADICTIONS = {
         at.fin(0, 0, 1),
         at.fin(0, 0, 0),
     ),
+    "a subgroup twice with fin, the second time with a later last object": lambda at: (
+        at.put(0, 0),
+        at.fin(0, 0, 0),
+        at.fin(0, 0, 1),
+    ),
     "an object beyond the end of its group": lambda at: (
         at.put(0, 0),
         at.status(0, 1, END_GROUP),
@@ -132,6 +137,9 @@ CONTRADICTIONS = {
     ),
     "a gap twice on one object": lambda at: at.put(
         0, 5, properties=pairs((OBJECT_GAP, 2), (OBJECT_GAP, 2))
+    ),
+    "a group gap twice on one object": lambda at: at.put(
+        5, 0, properties=pairs((GROUP_GAP, 2), (GROUP_GAP, 2))
     ),
     "a gap twice, once inside immutable properties": lambda at: at.put(
         0, 5, properties=pairs((IMMUTABLE, pairs((OBJECT_GAP, 2))), (OBJECT_GAP, 2))

@@ -331,6 +331,12 @@ def test_a_reason_that_is_not_utf8_is_shown_as_far_as_it_goes() -> None:
             b"",
             Parameters(range_filters=(RangeFilter(P.OBJECTID_FILTER, 0, None, ((2, 1),)),)),
         ),
+        Subscribe(
+            0,
+            (),
+            b"",
+            Parameters(location_filter=LocationFilter.groups(2, MAX_VI64 + 1)),
+        ),
         Goaway("x" * 8193),
         Goaway("\ud800"),
     ],

@@ -400,6 +400,7 @@ def test_a_prior_subgroup_is_that_of_the_last_object_that_had_one() -> None:
     [
         "05061fff0000000000000000ffffffffffffffffff000a000200",  # subgroup above MAX
         "05061c01ffffffffffffffffff0a000000",  # prior Object ID is MAX
+        "05061c01ffffffffffffffffff0a00040100",  # Object ID one above MAX
         "05065c01000a000100",  # prior subgroup after a datagram only
         "06",
     ],

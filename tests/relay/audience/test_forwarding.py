@@ -14,6 +14,7 @@ from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
+    NAMESPACE,
     Collector,
     Star,
     end_track,
@@ -138,7 +139,14 @@ def test_two_subscribers_at_the_same_moment_cost_one_upstream_subscription():
 def test_upstream_it_asks_for_the_next_object_without_filters_and_without_a_fill():
     star, store = Star(), track(2)
     publisher = star.publisher(store)
-    star.subscriber(Parameters(location_filter=LocationFilter.groups(5, 9), subscriber_priority=3))
+    star.subscriber(
+        Parameters(
+            location_filter=LocationFilter.groups(5, 9),
+            subscriber_priority=3,
+            object_delivery_timeout=100,
+            subgroup_delivery_timeout=200,
+        )
+    )
     [request] = publisher.handler.subscribes
     assert request.parameters == LIVE
 
@@ -153,6 +161,27 @@ def test_track_properties_and_the_largest_object_are_passed_on():
     status = star.connect().client.track_status(NAME)
     star.run()
     assert (status.largest, status.properties) == (Location(1, 3), properties)
+
+
+def test_newer_track_properties_replace_those_that_were_known():
+    star = Star()
+    first = star.publisher(track(properties=(KeyValue(0x0E, 7), KeyValue(0x3801, b"old"))))
+    star.subscriber(LIVE)
+    newer = (KeyValue(0x3801, b"new"),)
+    star.publisher(track(properties=newer))
+    star.kill(first)
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.properties == newer
+
+
+@pytest.mark.parametrize("groups", [(4, 2), (2, 4)])
+def test_of_two_publishers_the_larger_largest_object_is_told(groups):
+    star = Star()
+    for each in groups:
+        star.publisher(track(each, ended=False))
+    star.subscriber(LIVE)
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.largest == Location(3, 3)
 
 
 def test_object_fields_survive_the_relay():
@@ -171,6 +200,7 @@ def test_object_fields_survive_the_relay():
         b"\x10\x05",
     )
     assert (two.location, two.payload, two.status) == (Location(3, 9), b"", ObjectStatus.NORMAL)
+    assert two.properties == b""
     fetched = star.fetch(star.connect())
     assert [(o.location, o.subgroup, o.priority, o.properties) for o in fetched.objects] == [
         (Location(3, 7), 5, 9, b"\x10\x05"),
@@ -251,6 +281,38 @@ def test_datagrams_are_forwarded_in_the_order_they_come_and_cached():
     ]
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("fetched", [False, True])
+def test_what_came_on_one_stream_goes_on_in_its_order_and_nothing_is_left_out(seed, fetched):
+    star, store, dice = Star(seed=seed), track(), random.Random(seed)
+    star.publisher(store, stream_window=150)
+    pair = star.connect(stream_window=100)
+    collector = star.subscribe(pair, LIVE)
+    following, sent = [0] * 4, []
+    for _ in range(80):
+        subgroup = dice.randrange(4)
+        # IDs of a Subgroup need not follow each other, and its Objects go on as they come.
+        at = following[subgroup] * 8 + subgroup * 2 + dice.randrange(2)
+        following[subgroup] += 1
+        store.append(0, at, payload(0, at), subgroup=subgroup)
+        sent.append((subgroup, Location(0, at)))
+        if dice.random() < 0.3:
+            star.run()
+    for subgroup in range(4):
+        store.finish_subgroup(0, subgroup)
+    store.finish(PublishDoneCode.TRACK_ENDED)
+    star.run()
+    if fetched:
+        collector = star.fetch(pair, (0, 0), (0, 1000))
+        star.pass_time(60)
+        assert collector.locations == sorted(at for _, at in sent)
+    else:
+        for subgroup in range(4):
+            got = [each.location for each in collector.objects if each.subgroup == subgroup]
+            assert got == [at for of, at in sent if of == subgroup]
+    assert {error for _, error in collector.streams} == {None} and not collector.unknown
+
+
 def test_a_session_may_subscribe_to_its_own_track():
     star, store = Star(), track()
     publisher = star.publisher(store)
@@ -324,12 +386,36 @@ def test_a_publisher_that_comes_later_is_asked_for_tracks_that_are_open():
     assert collector.locations == [Location(0, 0)]
 
 
-def test_the_publisher_of_exactly_the_namespace_is_preferred_to_one_of_a_prefix():
+@pytest.mark.parametrize("wide", [(), NAMESPACE[:1]])
+def test_the_publishers_of_a_namespace_and_of_its_prefixes_are_all_asked(wide):
     star = Star()
-    wide = star.publisher(track(), namespace=(b"demo",))
-    exact = star.publisher(track())
-    star.subscriber(LIVE)
-    assert (len(wide.handler.subscribes), len(exact.handler.subscribes)) == (0, 1)
+    first, second = track(), track()
+    publishers = [star.publisher(first, namespace=wide), star.publisher(second)]
+    _, collector = star.subscriber(LIVE)
+    assert [len(each.handler.subscribes) for each in publishers] == [1, 1]
+    publish(first, 0, 0)
+    star.run()
+    publish(second, 0, 1)
+    star.run()
+    assert collector.locations == [Location(0, 0), Location(0, 1)]
+
+
+def test_a_fetch_goes_first_to_who_published_exactly_the_namespace():
+    star = Star()
+    wide = star.publisher(track(1), namespace=NAMESPACE[:1])
+    exact = star.publisher(track(1))
+    pair = star.connect()
+    assert star.fetch(pair, (0, 0), (0, 3)).payloads == everything(1)
+    assert exact.handler.fetches and not wide.handler.fetches
+
+
+def test_a_publisher_of_a_namespace_that_has_not_got_the_track_does_not_harm_those_that_have():
+    star, store = Star(), track(1)
+    without = star.publisher(namespace=NAMESPACE[:1])
+    star.publisher(store)
+    _, collector = star.subscriber(JOIN)
+    assert len(without.handler.subscribes) == 1
+    assert collector.payloads == everything(1) and collector.failed is None
 
 
 def test_a_prefix_is_enough_to_be_asked():

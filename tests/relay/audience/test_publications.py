@@ -245,6 +245,22 @@ def test_publish_and_publish_namespace_of_one_session_make_one_subscription():
     assert other.failed.code == RequestErrorCode.NOT_SUPPORTED
 
 
+@pytest.mark.parametrize("parameters", [Parameters(), PAUSED])
+def test_the_first_user_of_a_publication_has_those_asked_who_published_its_namespace(parameters):
+    star, stores = Star(), [track(), track()]
+    other = star.publisher(stores[1], namespace=NAMESPACE[:1])
+    offering(star, stores[0], parameters)
+    assert not other.handler.subscribes
+    _, first = star.subscriber(LIVE)
+    _, second = star.subscriber(LIVE)
+    assert len(other.handler.subscribes) == 1
+    for at, store in enumerate(stores):
+        publish(store, 0, at)
+        star.run()
+    for collector in (first, second):
+        assert collector.locations == [Location(0, 0), Location(0, 1)]
+
+
 def test_a_subscribe_that_crosses_the_publish_of_the_same_publisher_is_given_up():
     star, store = Star(), track()
     handler = Publishing()

@@ -53,6 +53,7 @@ def test_a_filter_of_an_unknown_type_ends_that_session_and_no_other(kind):
     transport.send(transport.open_stream(bidirectional=True), bytes(octets))
     star.run()
     assert pair.client.closed.code == SessionErrorCode.PROTOCOL_VIOLATION
+    assert "LOCATION_FILTER" in pair.client.closed.reason
     assert other.client.closed is None and collector.failed is None
 
 

@@ -24,7 +24,10 @@ from tests.relay.inside import UsageFault, own_addresses, own_names, self_signed
 from tests.relay.star import end_track, everything, publish
 
 COMMAND = [sys.executable, "-m", "relay.service.cli"]
-READY = re.compile(r"kvcs-relay ready on moqt://(\S+) certificate (\S+)(?: metrics (\S+))?\n")
+READY = re.compile(
+    r"kvcs-relay ready on moqt://(\S+) certificate (\S+)(?: metrics (\S+))?"
+    r"(?: sha256 (\S+) base64 (\S+))?\n"
+)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 from moqt.publisher import Publisher
 from moqt.track.store import TrackStore
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
-from moqt.values.messages import Parameters
+from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from tests.relay.star import (
     JOIN,
@@ -247,6 +247,21 @@ def test_the_upstream_subscription_lingers_and_then_is_cancelled_and_the_cache_s
     assert len(publisher.handler.subscribes) == 2
 
 
+def test_a_subgroup_ends_downstream_as_it_ended_upstream():
+    star, store = Star(), track()
+    star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    for group in range(2):
+        publish(store, group, 0)
+    star.run()
+    store.break_subgroup(0, 0)
+    star.run()
+    store.finish_subgroup(1, 0)
+    star.run()
+    assert len(collector.locations) == 2
+    assert [error is None for _, error in collector.streams] == [False, True]
+
+
 def test_64_concurrent_subgroups_with_random_resets():
     for seed in range(4):
         rng = random.Random(seed)
@@ -301,6 +316,111 @@ def test_a_subgroup_that_is_cut_before_any_of_it_went_on_is_told_by_a_reset_too(
     star.run()
     assert collector.done == PublishDoneCode.TRACK_ENDED
     assert any(error is not None for _, error in collector.streams)
+
+
+def watched(star, parameters=LIVE):
+    """A subscriber, and how each subgroup stream that it sees from now on begins and ends."""
+    _, collector = star.subscriber(parameters)
+    collector.headers, collector.ends = [], []
+    ended = collector.stream_ended
+
+    def stream_ended(stream, error):
+        collector.ends.append((stream.subgroup.group, error))
+        ended(stream, error)
+
+    collector.stream_opened = lambda stream: collector.headers.append(stream.subgroup)
+    collector.stream_ended = stream_ended
+    return collector
+
+
+def test_a_subgroup_that_is_cut_right_after_its_header_is_told_with_its_id_and_priority():
+    star, store = Star(), track(1)
+    star.publisher(store)
+    collector = watched(star)
+    store.break_subgroup(1, 3, priority=7)
+    star.run()
+    (header,) = collector.headers
+    assert (header.group, header.subgroup, header.priority) == (1, 3, 7)
+    assert not header.first_object and not header.end_of_group
+    assert collector.ends == [(1, StreamErrorCode.INTERNAL_ERROR)]
+    assert 1 not in star.relay.tracks[NAME].store.groups
+    end_track(store, 2)
+    star.run()
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+
+
+def test_what_follows_a_subgroup_that_was_cut_right_after_its_header_comes_on_another_stream():
+    star, store = Star(), track(1)
+    star.publisher(store)
+    collector = watched(star)
+    store.break_subgroup(1, 0)
+    star.run()
+    store.subgroup(1, 0).broken = False
+    publish(store, 1, 0, objects=1)
+    star.run()
+    assert collector.payloads == {Location(1, 0): payload(1, 0)}
+    assert collector.ends == [(1, StreamErrorCode.INTERNAL_ERROR), (1, None)]
+
+
+def test_a_cut_is_told_to_who_has_subscribed_behind_all_that_came_of_the_subgroup():
+    star, store = Star(), track(1)
+    star.publisher(store)
+    first = watched(star)
+    publish(store, 1, 0)
+    star.run()
+    second = watched(star)
+    store.break_subgroup(1, 0)
+    star.run()
+    assert first.ends == second.ends == [(1, StreamErrorCode.INTERNAL_ERROR)]
+    # What was lost before it subscribed is no loss of its own.
+    late = watched(star)
+    end_track(store, 2)
+    star.run()
+    assert late.ends == [(2, None)] and late.done == PublishDoneCode.TRACK_ENDED
+
+
+def test_a_cut_outside_the_location_filter_is_not_told():
+    star, store = Star(), track(1)
+    star.publisher(store)
+    star.subscriber(LIVE)
+    ranged = [
+        watched(
+            star, Parameters(location_filter=LocationFilter.range(Location(*low), Location(*high)))
+        )
+        for low, high in (((1, 0), (1, 9)), ((2, 0), (2, 9)), ((3, 0), (3, 9)))
+    ]
+    store.break_subgroup(2, 0)
+    star.run()
+    told = [(2, StreamErrorCode.INTERNAL_ERROR)]
+    assert [collector.ends for collector in ranged] == [[], told, []]
+
+
+def lose_streams(publisher):
+    """What the peer has written on its open data streams never arrives."""
+    publisher.client.ready_to_send()
+    for stream_id, stream in publisher.client_transport.out.items():
+        if stream_id & 2 and not stream.over and stream.queue:
+            stream.queue.clear()
+            stream.over = True
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_track_that_ends_with_fewer_streams_than_it_counts_did_not_end_well(lost):
+    star, store = Star(), track(1)
+    publisher = star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    publish(store, 1, 0, objects=1)
+    if lost:
+        lose_streams(publisher)
+    star.run()
+    publish(store, 2, 0, objects=1)
+    end_track(store, 3)
+    star.run()
+    star.pass_time(60)
+    assert Location(2, 0) in collector.payloads
+    assert (Location(1, 0) in collector.payloads) is not lost
+    ended = PublishDoneCode.INTERNAL_ERROR if lost else PublishDoneCode.TRACK_ENDED
+    assert collector.done == ended
 
 
 def test_killed_sessions_leave_no_state_behind():

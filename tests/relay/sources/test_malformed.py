@@ -206,3 +206,17 @@ def test_identical_duplicates_are_no_contradiction():
     assert len(collector.locations) == 4 and collector.repeated == []
     assert star.relay.counters.malformed_tracks == 0
     assert star.relay.cache.octets == 400
+
+
+@pytest.mark.parametrize("size", [100, 15_000])
+def test_the_final_object_of_a_subgroup_counts_even_if_it_makes_room_for_what_comes_after_it(size):
+    star = Star(cache_octets=20_000)
+    one, two = two_publishers(star)
+    _, collector = star.subscriber(LIVE)
+    one.append(0, 0, bytes(9_000))
+    one.finish_subgroup(0, 0)
+    star.run()
+    two.append(0, 5, bytes(size))
+    star.run()
+    assert collector.done == PublishDoneCode.MALFORMED_TRACK
+    assert star.relay.cache.billed == 0

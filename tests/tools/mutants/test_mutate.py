@@ -200,7 +200,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
 
 
 def test_a_break_that_the_tests_of_its_row_notice_is_caught(tree: Tree) -> None:
-    assert tree.verdicts["Twice"] == ("caught", "tests/t.py::test_double")
+    assert tree.verdicts["Twice"] == ("caught", "tests/t.py::test_double: assert 6 == 4")
     assert tree.verdicts["Twice in a class"][0] == "caught"
 
 

@@ -11,6 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.x509.oid import NameOID
 
 from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig
@@ -46,6 +51,7 @@ async def refused(
     told = str(failure.value)
     for text in [told, *(each.getMessage() for each in caplog.records)]:
         assert not [mark for mark in OBJECTS if mark in text], text
+    assert not [each for each in caplog.records if each.name == "quic"]
     assert line.startswith("refused a client at 127.0.0.1:")
     assert f"127.0.0.1:{port}: " in told
     return told, line
@@ -282,3 +288,78 @@ def test_what_is_untold_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> 
     assert clock.timer is None
     clock.refusals.close()
     assert len(lines(caplog)) == TOLD + 1
+
+
+# ------------------------------------------------------------------------- kinds of keys
+
+
+def with_key(folder: Path, key: CertificateIssuerPrivateKeyTypes) -> QuicConfig:
+    """The settings of both sides, with a certificate of `key`, which is its own authority."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    signed_by_itself = isinstance(key, ed25519.Ed25519PrivateKey)
+    now = datetime.now(UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, None if signed_by_itself else hashes.SHA256())
+    )
+    cert_path, key_path = folder / "cert.pem", folder / "key.pem"
+    cert_path.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return QuicConfig(
+        certfile=cert_path, keyfile=key_path, cafile=cert_path, server_name="localhost"
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        rsa.generate_private_key(65537, 2048),
+        ec.generate_private_key(ec.SECP384R1()),
+        ed25519.Ed25519PrivateKey.generate(),
+    ],
+    ids=["rsa", "p-384", "ed25519"],
+)
+async def test_a_key_may_be_of_several_kinds(
+    tmp_path: Path, key: CertificateIssuerPrivateKeyTypes
+) -> None:
+    config = with_key(tmp_path, key)
+    server = await start(config)
+    client, record = await dial(server, config)
+    await echo(record, b"hello")
+    await hang_up(client)
+    await server.endpoint.close()
+
+
+async def test_a_key_that_cannot_sign_here_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Every handshake would fail."""
+    config = with_key(tmp_path, ec.generate_private_key(ec.SECP521R1()))
+    with pytest.raises(ValueError, match=r"of a kind that cannot sign here: RSA, ECDSA P-256"):
+        await start(config)
+
+
+async def test_a_pair_that_does_not_do_leaves_a_server_the_one_it_has(tmp_path: Path) -> None:
+    config = with_key(tmp_path, ec.generate_private_key(ec.SECP256R1()))
+    server = await start(config)
+    right = (tmp_path / "key.pem").read_bytes()
+    (tmp_path / "key.pem").write_bytes(make_self_signed(tmp_path / "other")[1].read_bytes())
+    with pytest.raises(ValueError, match="does not belong to"):
+        server.endpoint.reload_certificate()
+    (tmp_path / "key.pem").write_bytes(right)
+    client, record = await dial(server, config)
+    await echo(record, b"hello")
+    await hang_up(client)
+    await server.endpoint.close()
