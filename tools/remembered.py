@@ -44,14 +44,14 @@ REFUSED = "EXCESSIVE_LOAD"
 
 ROWS = (
     _row(
-        "Objects, and the IDs of those", "all tracks", "`--cache-size`",
+        "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
         "payload, properties, 768 each", "`cache_billed_octets`", "the least recently used go",
         "Cache._used _Ages.came Cache._aging GroupLog.objects GroupLog.ids SubgroupLog.ids "
         "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
         "StoredObject.ends",
     ),
     _row(
-        "End of Group and End of Track Objects", "all tracks", "`--cache-size`", "768 each",
+        "End of Group and End of Track Objects", "all tracks", "`--cache-memory`", "768 each",
         "`cache_statuses`", "only what they say is kept", "",
     ),
     _row(
@@ -61,7 +61,7 @@ ROWS = (
         "IntervalSet._starts IntervalSet._ends",
     ),
     _row(
-        "what a running FETCH has left out", "FETCH to a publisher", "`--cache-size`",
+        "what a running FETCH has left out", "FETCH to a publisher", "`--cache-memory`",
         "128 each, to the cache", "`cache_intervals`", "not learned", "",
     ),
     _row(

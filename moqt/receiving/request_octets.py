@@ -8,8 +8,8 @@ from moqt.values.errors import SessionError
 
 
 class RequestOctets:
-    """Octets billed to a session by request stream: its largest message, and what has come of
-    one whose end has not. A name, a filter, a token or a property is kept no longer than that.
+    """Octets billed to a session by request stream: those of its largest message, or of one whose
+    end has not come. The names, filters, tokens and properties kept of it are no more than that.
     """
 
     def __init__(self, config: SessionConfig) -> None:
