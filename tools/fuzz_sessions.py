@@ -234,6 +234,8 @@ class _H3Transport(Loose):
 
     def set_deadline(self, seconds: float | None, code: int = 0, reason: str = "") -> None: ...
 
+    def note_refusal(self, reason: str) -> None: ...
+
     def linger(self, code: int) -> None:
         self.close(code, "lingering")
 

@@ -13,6 +13,7 @@ from moqt.quic.config import QuicConfig
 from moqt.values.config import SessionConfig
 from relay.config import RelayConfig
 from relay.service.limits import LIMITS
+from tools.remembered import table
 
 PAGE = Path(__file__).parent.parent / "docs" / "limits.md"
 
@@ -61,7 +62,7 @@ def page() -> str:
                 name = limit.name
                 default = "none" if limit.default is None else f"{limit.default:_}"
                 parts.append(f"| `{name}` | {default} | {said[limit.field]} |\n")
-    return "".join(parts)
+    return "".join([*parts, table()])
 
 
 if __name__ == "__main__":

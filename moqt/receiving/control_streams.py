@@ -38,10 +38,19 @@ class RequestIn:
         self.decoder = host.codec.message_decoder(None if sink else REQUEST_OPENERS)
         self.sink = sink
         """None while the peer's first message has not come."""
+        self._coming = 0
+        """Octets that may be of a message whose end has not come; no fewer than are."""
+        self._billed = 0
 
     def data(self, data: bytes, fin: bool) -> None:
         host = self.host
-        for message in self.decoder.feed(data):
+        octets = self._coming + len(data)
+        messages = self.decoder.feed(data)
+        self._coming = len(data) if messages else octets
+        if octets > self._billed:  # most are shorter than the one that opened the stream
+            self._coming, self._billed = self.decoder.buffered, octets
+            host.request_octets.bill(self.stream_id, octets)
+        for message in messages:
             if host.event_log is not None:
                 host.event_log.message("parsed", self.stream_id, message)
             if self.sink is None:

@@ -53,6 +53,17 @@ class DataStreams:
         self.dropped = 0
         """Streams given up because nobody said in time for whom they are, or for lack of room."""
 
+    def remembered(self) -> dict[str, int]:
+        """Of a session's `Remembered` what is here; what came before SETUP is not."""
+        return {
+            "streams_waiting": len(self.waiting),
+            "streams_expected": len(self.expected),
+            "octets_held": self.held_octets,
+            "aliases": len(self.aliases),
+            "aliases_ended": len(self.aliases.dead),
+            "shared_objects": self.aliases.shared_objects,
+        }
+
     # -- for requests ------------------------------------------------------------------------
 
     def add_alias(self, alias: int, subscriber: Subscriber) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from moqt.log.event_log import EventLog
 from moqt.quic.transport import Transport
 from moqt.receiving.receiver import Receiver, Via
+from moqt.receiving.request_octets import RequestOctets
 from moqt.values.codes import GroupOrder
 from moqt.values.config import SessionConfig
 from moqt.values.deadlines import Deadlines
@@ -87,6 +88,9 @@ class StreamHost(Protocol):
 
     @property
     def config(self) -> SessionConfig: ...
+
+    @property
+    def request_octets(self) -> RequestOctets: ...
 
     @property
     def clock(self) -> Deadlines: ...

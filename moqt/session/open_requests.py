@@ -27,6 +27,7 @@ from moqt.requests import (
     OpenRequest,
     OutgoingFetch,
     OutgoingRequest,
+    OutgoingSubscribeNamespace,
     OutgoingSubscribeTracks,
     PublisherSide,
     RequestState,
@@ -125,6 +126,18 @@ class OpenRequests:
             isinstance(request, SubscriberSide | PublisherSide | OutgoingFetch | IncomingFetch)
             for request in self
         )
+
+    def remembered(self) -> dict[str, int]:
+        """Of a session's `Remembered` what is here."""
+        told = (r for r in self.outgoing.values() if isinstance(r, OutgoingSubscribeNamespace))
+        return {
+            "requests_incoming": len(self.incoming),
+            "requests_outgoing": len(self.outgoing),
+            "requests_queued": len(self.queued),
+            "updates": sum(len(request.updates) for request in self),
+            "prefixes": sum(map(len, self._prefixes.values())),
+            "namespaces": sum(len(request.namespaces) for request in told),
+        }
 
     # -- ours ------------------------------------------------------------------------------
 
@@ -259,6 +272,15 @@ class OpenRequests:
             request.reject(
                 RequestErrorCode.EXCESSIVE_LOAD,
                 f"{session.config.max_requests} requests and fills are open, and no more may be",
+                retry_after_ms=1000,
+            )
+        elif session.request_octets.exceeded:
+            session.counters.requests_over_limit += 1
+            self.at_limit("max_request_octets", session.config.max_request_octets)
+            request.reject(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"the requests that are open have {session.request_octets.total} octets of "
+                f"messages, and {session.config.max_request_octets} may be",
                 retry_after_ms=1000,
             )
         elif leaving:

@@ -17,6 +17,12 @@ class Remembered:
     requests_outgoing: int = 0
     requests_queued: int = 0
     """Ours for which the peer grants no stream."""
+    request_octets: int = 0
+    """Of their messages, and of those whose end has not come."""
+    prefixes: int = 0
+    """What the peer's SUBSCRIBE_NAMESPACEs and SUBSCRIBE_TRACKS ask for."""
+    namespaces: int = 0
+    """What the peer has told our SUBSCRIBE_NAMESPACEs of."""
     updates: int = 0
     """REQUEST_UPDATEs of either side without an answer."""
     deadlines: int = 0
@@ -38,6 +44,8 @@ class Remembered:
     """Track Aliases of subscriptions that are over, so that late streams are known as late."""
     shared_objects: int = 0
     """First Objects on shared aliases of which it is known who got them."""
+    tokens: int = 0
+    """Those of the peer's SETUP."""
     token_octets: int = 0
     """What the peer has registered in the token cache, as MAX_AUTH_TOKEN_CACHE_SIZE counts."""
     request_id_gaps: int = 0
@@ -55,6 +63,13 @@ class Remembered:
 
 
 _LASTING = frozenset(
-    {"aliases_ended", "shared_objects", "token_octets", "request_id_gaps", "malformed_tracks"}
+    {
+        "aliases_ended",
+        "shared_objects",
+        "tokens",
+        "token_octets",
+        "request_id_gaps",
+        "malformed_tracks",
+    }
 )
 """What outlives the requests it came with, each within a limit of its own."""

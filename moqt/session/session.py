@@ -21,6 +21,7 @@ from moqt.receiving.datagrams import receive_datagram
 from moqt.receiving.early import EarlyStreams
 from moqt.receiving.host import Recipient
 from moqt.receiving.receiver import Receiver
+from moqt.receiving.request_octets import RequestOctets
 from moqt.requests import (
     IncomingPublish,
     OpenRequest,
@@ -124,6 +125,7 @@ class Session:
         self._control_out: int | None = None
         self._control_in: int | None = None
         self._early = EarlyStreams(transport, self.config.max_held_octets)
+        self.request_octets = RequestOctets(self.config)
         self.requests: OpenRequests = OpenRequests(self)
         self._next_alias = 0
         self._setup_deadline: Deadline | None = None
@@ -135,26 +137,19 @@ class Session:
 
     def remembered(self) -> Remembered:
         """How much is kept of the peer's doing, table by table."""
-        data, early = self.data_streams, self._early
-        return Remembered(
-            requests_incoming=len(self.requests.incoming),
-            requests_outgoing=len(self.requests.outgoing),
-            requests_queued=len(self.requests.queued),
-            updates=sum(len(request.updates) for request in self.requests),
+        here = Remembered(
+            request_octets=self.request_octets.total,
             deadlines=len(self.clock),
             streams_read=len(self._streams) - (self._control_in in self._streams),
             streams_sent=len(self._sending),
-            streams_waiting=len(data.waiting),
-            streams_expected=len(data.expected),
-            octets_held=data.held_octets + early.octets,
-            pieces_early=len(early),
-            aliases=len(data.aliases),
-            aliases_ended=len(data.aliases.dead),
-            shared_objects=data.aliases.shared_objects,
+            octets_held=self._early.octets,
+            pieces_early=len(self._early),
+            tokens=len(self.peer_tokens),
             token_octets=self.rules.token_cache.size,
             request_id_gaps=self.rules.request_id_gaps,
             malformed_tracks=len(self.malformed),
         )
+        return here + Remembered(**self.requests.remembered(), **self.data_streams.remembered())
 
     @property
     def connected(self) -> bool:
@@ -472,6 +467,7 @@ class Session:
 
     def forget_stream(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
+        self.request_octets.forget(stream_id)
         self.requests.forget(stream_id)
 
     def track_malformed(self, recipient: Recipient, reason: str) -> None:
@@ -582,6 +578,7 @@ class Session:
             if isinstance(reader, DataIn):
                 reader.discard = True
         self._streams.clear()
+        self.request_octets.clear()
         self.data_streams.clear()
         self.requests.session_closed(closed)
         self._sending.clear()

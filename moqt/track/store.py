@@ -60,7 +60,6 @@ class TrackStore:
         """Objects, statuses included, that were ever added."""
         self.knowledge = Knowledge(max_intervals)
         self.known = self.knowledge.known
-        self.gaps = self.knowledge.gaps
         self._listeners: dict[StoreListener, None] = {}
         self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each complete Object stored (cache accounting)."""
@@ -246,8 +245,7 @@ class TrackStore:
                 f"of its group, {location.object}"
             )
         group.end = location.object if group.end is None else min(group.end, location.object)
-        if not self.authoritative:
-            self.knowledge.learn(location, Location(location.group, MAX_VI64))
+        self.mark_nonexistent(location, Location(location.group, MAX_VI64))
 
     def set_end_of_track(self, location: Location) -> None:
         """No Object exists at or beyond `location`."""
@@ -263,10 +261,8 @@ class TrackStore:
             self.knowledge.learn_end(location)
 
     def mark_nonexistent(self, start: Location, end: Location) -> bool:
-        """Nothing exists in [start, end] beyond what is held (a fetch gap, a 0x8C marker).
-
-        False when there is no room to remember it: it stays unknown.
-        """
+        """Nothing exists in [start, end] beyond what is held (a fetch gap, a 0x8C marker); False
+        when there is no room to remember it: it stays unknown."""
         return start > end or self.authoritative or self.knowledge.learn(start, end)
 
     def finish_subgroup(
@@ -398,9 +394,8 @@ class TrackStore:
         while index >= 0 and self.group_ids[index] >= start.group:
             group_id = self.group_ids[index]
             group = self.groups[group_id]
-            last = group_id == end.group
-            count = bisect_right(group.ids, end.object) if last else len(group.ids)
-            for at in range(count - 1, -1, -1):
+            limit = end.object if group_id == end.group else MAX_VI64
+            for at in range(bisect_right(group.ids, limit) - 1, -1, -1):
                 stored = group.objects[group.ids[at]]
                 if stored.location < start:
                     return None
@@ -492,7 +487,7 @@ class TrackStore:
                     f"{self.name}: Object {location.group}/{location.object} came twice and differs"
                 )
             return None
-        if normal and self.gaps and location in self.gaps:
+        if normal and self.knowledge.gaps and location in self.knowledge.gaps:
             raise MalformedTrack(
                 f"{self.name}: Object {location.group}/{location.object} lies in a declared gap"
             )

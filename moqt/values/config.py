@@ -25,6 +25,9 @@ class SessionConfig:
     """Authorization Tokens one message may carry: each costs a look at who it stands for."""
     max_requests: int = 32_768
     """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
+    max_request_octets: int = 32 << 20
+    """Octets of messages kept for the request streams that are open; beyond, REQUEST_ERROR
+    EXCESSIVE_LOAD, and by `max_held_octets` more the session ends."""
     max_queued_requests: int = 32_768
     """Requests of ours that may wait for a stream; beyond, they fail here."""
     stream_timeout: float | None = 10.0
@@ -74,7 +77,7 @@ class SessionCounters:
     requests_refused: int = 0
     """Of the peer: answered with REQUEST_ERROR, for whatever reason."""
     requests_over_limit: int = 0
-    """Of those, the ones beyond `max_requests` or `max_track_aliases`."""
+    """Of those, the ones beyond `max_requests`, `max_request_octets` or `max_track_aliases`."""
     fills_over_limit: int = 0
     """Updates refused because as many fills were open as may be."""
     updates_received: int = 0

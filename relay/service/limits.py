@@ -12,6 +12,7 @@ from relay.config import RelayConfig
 
 SESSION = (
     "max_requests",
+    "max_request_octets",
     "max_queued_requests",
     "stream_timeout",
     "max_track_aliases",

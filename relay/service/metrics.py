@@ -28,6 +28,7 @@ GAUGES = {
     "cache_billed_octets": "Octets billed to the cache's budget, bookkeeping included.",
     "cache_budget_octets": "The cache's budget.",
     "cache_objects": "Whole Objects cached.",
+    "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_statuses": "End of Group and End of Track Objects held.",
 }
 COUNTERS = {
@@ -72,7 +73,7 @@ SESSIONS = {
     "session_requests_timed_out": "Requests that the peer did not answer in time.",
     "session_requests_received": "Requests of peers.",
     "session_requests_refused": "Requests of peers answered with REQUEST_ERROR.",
-    "session_requests_over_limit": "Of these, those beyond max_requests or max_track_aliases.",
+    "session_requests_over_limit": "Of these, those beyond a limit of requests or aliases.",
     "session_fills_over_limit": "Updates refused because as many fills were open as may be.",
     "session_updates_received": "REQUEST_UPDATEs of peers.",
     "session_publications_received": "PUBLISHes of peers.",
@@ -110,6 +111,7 @@ class RelayMetrics(Collector):
             "cache_budget_octets": cache.budget,
             "cache_objects": cache.objects,
             "cache_statuses": cache.statuses,
+            "cache_intervals": cache.intervals,
         }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():

@@ -50,7 +50,7 @@ class Filling:
         # beyond a declared end it is not merely late, but contradicts what was said
         beyond = group is not None and group.end is not None and at.object >= group.end
         ended = self.store.end_of_track is not None and at >= self.store.end_of_track
-        return not beyond and not ended and at not in self.store.gaps
+        return not beyond and not ended and at not in self.store.knowledge.gaps
 
     def begin(self, header: ObjectHeader, follows: int | None, *, live: bool) -> Arrival | None:
         """Place an Object, or find the one that is there; None when there is no room."""

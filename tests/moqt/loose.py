@@ -103,11 +103,11 @@ def ask(session: Session) -> list[Collector]:
 class Lone:
     """An established session that has a track and has asked for everything."""
 
-    def __init__(self, client: bool, *, asks: bool = True) -> None:
+    def __init__(self, client: bool, *, asks: bool = True, config: SessionConfig = LIMITS) -> None:
         publisher = Everything()
         publisher.add_track(video())
         self.transport = Loose(client)
-        self.session = Session(self.transport, publisher, LIMITS)
+        self.session = Session(self.transport, publisher, config)
         self.transport.handler = self.session
         self.session.connection_established(ALPN)
         self.uni, self.bidi, self.ours = (3, 1, 0) if client else (2, 0, 1)

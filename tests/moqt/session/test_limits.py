@@ -17,6 +17,7 @@ from moqt.values.errors import RequestError
 from moqt.values.messages import Parameters
 from moqt.values.names import FullTrackName, overlap
 from moqt.wire.codec import codec_for
+from tests.moqt.loose import Lone
 from tests.moqt.memory import ALPN, Pair, assert_clean
 from tests.moqt.peers import NAME, Collector
 from tests.moqt.simulator import Simulation
@@ -165,6 +166,51 @@ def test_a_session_whose_setup_carries_many_tokens_is_closed_before_one_of_them_
     assert pair.server.closed.code == SessionErrorCode.UNAUTHORIZED
     assert "at most 16" in pair.server.closed.reason
     assert handler.asked == 0 and pair.server.peer_tokens == ()
+
+
+def namespace(n, size):
+    return (b"%04d" % n, b"x" * size)
+
+
+def test_the_octets_of_requests_that_are_open_are_billed_and_those_beyond_are_refused(caplog):
+    config = SessionConfig(max_request_octets=5000)
+    pair = Pair(server=Accepts(), server_config=config)
+    ended = []
+    requests = [
+        pair.client.publish_namespace(namespace(n, 1000), on_ended=ended.append) for n in range(4)
+    ]
+    pair.run()
+    assert not ended and 4000 < pair.server.remembered().request_octets < 4400
+    with caplog.at_level(logging.WARNING):
+        for n in range(4, 8):
+            pair.client.publish_namespace(namespace(n, 1000), on_ended=ended.append)
+        pair.run()
+    assert [error.code for error in ended] == [RequestErrorCode.EXCESSIVE_LOAD] * 4
+    assert "5000 may be" in ended[0].reason and pair.server.counters.requests_over_limit == 4
+    assert len(caplog.records) == 1 and "max_request_octets" in caplog.records[0].getMessage()
+    requests[0].cancel()
+    pair.client.publish_namespace(namespace(9, 1000), on_ended=ended.append)
+    pair.run()
+    assert len(ended) == 4
+    pair.client.close()
+    pair.run()
+    assert pair.server.remembered().request_octets == 0
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_messages_without_an_end_are_billed_and_end_the_session_when_they_are_too_many(size):
+    config = SessionConfig(max_request_octets=3000, max_held_octets=1000)
+    lone = Lone(False, asks=False, config=config)
+    given = 0
+    beginning = bytes.fromhex("0344e8") + bytes(900)  # of a message of 1,256 octets
+    for stream_id in range(0, 400, 4):
+        for at in range(0, len(beginning), size):
+            if lone.session.closed is None:
+                lone.transport.give("data", stream_id, beginning[at : at + size])
+                given += len(beginning[at : at + size])
+                assert lone.session.remembered().request_octets in (given, 0)
+    assert lone.session.closed.code == SessionErrorCode.INTERNAL_ERROR
+    assert "max_request_octets" in lone.session.closed.reason and 4000 < given <= 4000 + size
 
 
 def test_a_claim_on_a_prefix_is_refused_exactly_when_it_overlaps_another():

@@ -76,6 +76,7 @@ def test_only_what_outlives_requests_is_left_out_of_what_is_theirs():
     assert lasting == {
         "aliases_ended",
         "shared_objects",
+        "tokens",
         "token_octets",
         "request_id_gaps",
         "malformed_tracks",

@@ -131,7 +131,7 @@ def test_declared_gaps_are_bounded_and_a_forgotten_one_makes_no_track_malformed(
     store = held(limit=8, account=account)
     for n in range(100):
         put(store, 0, 4 * n + 2, with_gaps(b"", Gaps(objects=1)))
-    assert len(store.gaps) == 8 and account.intervals == store.knowledge.billed == 8
+    assert len(store.knowledge.gaps) == 8 and account.intervals == store.knowledge.billed == 8
     put(store, 0, 4 * 50 + 1)  # what was forgotten may come
     assert Location(0, 4 * 50 + 1) in store.known
 

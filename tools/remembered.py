@@ -1,0 +1,176 @@
+"""What peers can make a relay remember: the rows of a table in docs/limits.md.
+
+`tests/relay/test_remembered.py` floods a relay, and fails for a container that grows and that no
+row names.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TITLE = """
+## What peers can make a relay remember
+
+Nothing else grows by what a peer says. Metrics are `kvcs_relay_remembered{table="…"}` where a
+table is named alone. What is forgotten, or was not learned, is unknown: it is asked for again.
+
+| what | of what | at most | price, octets | metric | when it is full |
+|---|---|---|---|---|---|
+"""
+
+
+class Row(NamedTuple):
+    """One kind of thing that is remembered."""
+
+    what: str
+    per: str
+    limit: str
+    price: str
+    metric: str
+    full: str
+    containers: frozenset[str]
+    """`Class.attribute` of each container that it is in."""
+
+    def __str__(self) -> str:
+        cells = (self.what, self.per, self.limit, self.price, self.metric, self.full)
+        return f"| {' | '.join(cells)} |\n"
+
+
+def _row(what: str, per: str, limit: str, price: str, metric: str, full: str, held: str) -> Row:
+    return Row(what, per, limit, price, metric, full, frozenset(held.split()))
+
+
+REFUSED = "EXCESSIVE_LOAD"
+
+ROWS = (
+    _row(
+        "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
+        "payload, properties, 768 each", "`cache_billed_octets`", "the least recently used go",
+        "Cache._used _Ages.came Cache._aging GroupLog.objects GroupLog.ids SubgroupLog.ids "
+        "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
+        "StoredObject.ends",
+    ),
+    _row(
+        "End of Group and End of Track Objects", "all tracks", "`--cache-memory`", "768 each",
+        "`cache_statuses`", "only what they say is kept", "",
+    ),
+    _row(
+        "ranges known not to exist, and declared gaps", "track", "`max_intervals_per_track`",
+        "128 each, to the cache", "`cache_intervals`",
+        "what touches another range is learned, more is not",
+        "IntervalSet._starts IntervalSet._ends",
+    ),
+    _row(
+        "what a running FETCH has left out", "FETCH to a publisher", "`--cache-memory`",
+        "128 each, to the cache", "`cache_intervals`", "not learned", "",
+    ),
+    _row(
+        "ranges a FETCH could not tell, or had no room for", "FETCH, track",
+        "256 (`MAX_RANGES`, `MAX_FAILURES`)", "", "", "the last one grows; forgotten after "
+        "`failure_memory`",
+        "Ranges._failures UpstreamFetch._unknown UpstreamFetch._rejected",
+    ),
+    _row(
+        "IDs of Objects that are gone", "Subgroup that is not over", "16,384 (`MAX_IDS`)",
+        "", "", "the lower half is forgotten", "",
+    ),
+    _row(
+        "Subgroups a subscription has sent or is to send", "subscription", "`pending_subgroups`",
+        "", "`too_far_behind_total`", "PUBLISH_DONE TOO_FAR_BEHIND",
+        "SubscriptionDelivery._finished SubscriptionDelivery._subgroups "
+        "SubscriptionDelivery._resume",
+    ),
+    _row(
+        "requests, and their streams", "session", "`max_requests`", "",
+        "`requests_incoming`, `requests_outgoing`, `streams_read`", REFUSED,
+        "OpenRequests.incoming OpenRequests.outgoing Session._streams RequestOctets._of "
+        "IncomingPublishNamespace._when_ended Deadlines._heap UpstreamTrack.subscriptions "
+        "Downstream.requests",
+    ),
+    _row(
+        "names, filters, tokens, properties of requests", "session", "`max_request_octets`",
+        "as many as the largest message of each", "`request_octets`",
+        f"{REFUSED}; `max_held_octets` beyond it the session is closed", "",
+    ),
+    _row(
+        "updates without an answer", "request", "`max_request_updates`", "", "`updates`",
+        "TOO_MANY_REQUEST_UPDATES", "Updates._held Updates._sent Updates._unsent",
+    ),
+    _row(
+        "fills", "subscription, session", "`pending_fills`, `max_requests`", "",
+        "`streams_expected`", REFUSED, "SubscriptionDelivery._fills SubscriberSide._fill_ids",
+    ),
+    _row(
+        "Track Aliases in use", "session", "`max_track_aliases`", "", "`aliases`", REFUSED,
+        "TrackAliases._subscribers",
+    ),
+    _row(
+        "Track Aliases that are over", "session", "1,024 (`MAX_DEAD_ALIASES`)", "",
+        "`aliases_ended`", "the oldest is forgotten", "TrackAliases.dead",
+    ),
+    _row(
+        "first Objects on shared aliases", "session", "1,024 (`MAX_COPIES`)", "",
+        "`shared_objects`", "the oldest is forgotten", "TrackAliases._copies",
+    ),
+    _row(
+        "data streams whose owner is not known", "session",
+        "`max_held_octets`, `max_open_streams_uni`", "their octets",
+        "`streams_waiting`, `octets_held`",
+        "who holds most is let go, until an eighth is free; each after `alias_timeout`",
+        "DataStreams.waiting DataStreams._held_for DataIn.held",
+    ),
+    _row(
+        "data streams that are read", "session", "`max_open_streams_uni`",
+        "of each the properties of one Object", "`streams_read`", "QUIC grants no more",
+        "DataStreams.reading Filling._feeds Filling.bringing UpstreamSubscribe.streams "
+        "UpstreamPublish.streams",
+    ),
+    _row(
+        "what came before SETUP", "session", "`max_held_octets`, 4,096 pieces (`MAX_EARLY`)",
+        "its octets", "`octets_held`, `pieces_early`", "the session is closed",
+        "EarlyStreams._pieces EarlyStreams._of",
+    ),
+    _row(
+        "tokens of SETUP", "session", "`max_tokens`", "", "`tokens`",
+        "the session is closed with UNAUTHORIZED", "",
+    ),
+    _row(
+        "tokens that are registered", "session", "`max_auth_token_cache_size`",
+        "16 and their value", "`token_octets`", "AUTH_TOKEN_CACHE_OVERFLOW",
+        "TokenCache._entries",
+    ),
+    _row(
+        "Request IDs that were left out", "session", "4,096 runs (`MAX_REQUEST_ID_GAPS`)", "",
+        "`request_id_gaps`", "the oldest count as used", "",
+    ),
+    _row(
+        "namespaces that are published", "scope, session",
+        "`max_namespaces`, `max_namespaces_per_session`", "", "`namespaces`", REFUSED,
+        "PrefixMap._exact PrefixMap._below Namespaces._published_by "
+        "IncomingSubscribeNamespace._told Namespaces.listings Offers.wanted",
+    ),
+    _row(
+        "namespaces we are told of", "SUBSCRIBE_NAMESPACE of ours", "`max_namespaces_told`", "",
+        "`remembered`: `namespaces`", "it is given up", "OutgoingSubscribeNamespace.namespaces",
+    ),
+    _row(
+        "prefixes asked for", "session", "`max_requests`", "", "`prefixes`", REFUSED,
+        "Prefixes._of Prefixes._at Prefixes._below",
+    ),
+    _row(
+        "tracks", "scope", "`max_tracks`", "", "`tracks`", f"idle ones go, then {REFUSED}",
+        "Relay.tracks Relay.active",
+    ),
+    _row(
+        "requests that wait for a publisher", "scope", "`max_pending`", "", "`pending_requests`",
+        REFUSED, "Waiting.pending Downstream.waiting",
+    ),
+    _row(
+        "malformed tracks", "session, scope", "1,024 (`MAX_MALFORMED`)", "", "`malformed_tracks`",
+        "the one found first is forgotten; each after a minute", "MalformedTracks._tracks",
+    ),
+)  # fmt: skip
+
+
+def table() -> str:
+    return TITLE + "".join(map(str, ROWS))
