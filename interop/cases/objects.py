@@ -70,13 +70,7 @@ async def data_datagrams(stage: Stage) -> None:
     source = await publisher(stage)
     subscription = await _subscribed(stage, source)
     for object_id in range(20):
-        octets = payload(0, object_id)
-        stored = source.store.begin(
-            Location(0, object_id), subgroup=None, priority=1, properties=b"", length=len(octets)
-        )
-        assert stored is not None  # the Location is new
-        source.store.grow(stored, octets)
-        source.store.complete(stored)
+        source.datagram(0, object_id)
     # Datagrams may be lost, though hardly all of them on one machine.
     got = await take(subscription, 1)
     source.end(1)

@@ -36,6 +36,20 @@ class Source:
     def put(self, group: int, object_id: int) -> None:
         self.store.append(group, object_id, payload(group, object_id))
 
+    def datagram(self, group: int, object_id: int) -> None:
+        """An Object in Delivery Mode Datagram."""
+        octets = payload(group, object_id)
+        stored = self.store.begin(
+            Location(group, object_id),
+            subgroup=None,
+            priority=1,
+            properties=b"",
+            length=len(octets),
+        )
+        assert stored is not None  # the Location is new
+        self.store.grow(stored, octets)
+        self.store.complete(stored)
+
     def group(self, group: int, objects: Iterable[int] = range(3), *, octets: int = 64) -> None:
         """A whole Group in one Subgroup."""
         for object_id in objects:

@@ -313,8 +313,9 @@ class OpenRequests:
     def over(self, stream_id: int) -> None:
         """The peer's request is over."""
         request = self.incoming.pop(stream_id, None)
-        if request is not None:
-            self._prefixes[type(request)].release(request)
+        prefixes = self._prefixes.get(type(request))
+        if prefixes is not None:
+            prefixes.release(request)
 
     def give_up_track(self, recipient: Recipient, error: RequestError) -> None:
         """End `recipient` and whatever else takes Objects of its track."""

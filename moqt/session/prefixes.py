@@ -14,7 +14,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._of: dict[Hashable, TrackNamespace] = {}
-        self._at: dict[TrackNamespace, Hashable] = {}
+        self._at: set[TrackNamespace] = set()
         self._below: Counter[TrackNamespace] = Counter()
         """How many claims lie below a prefix."""
 
@@ -36,14 +36,14 @@ class Prefixes:
 
     def _add(self, owner: Hashable, prefix: TrackNamespace) -> None:
         self._of[owner] = prefix
-        self._at[prefix] = owner
+        self._at.add(prefix)
         self._below.update(prefix[:length] for length in range(len(prefix)))
 
     def release(self, owner: Hashable) -> None:
         prefix = self._of.pop(owner, None)
         if prefix is None:
             return
-        del self._at[prefix]
+        self._at.remove(prefix)
         for length in range(len(prefix)):
             above = prefix[:length]
             self._below[above] -= 1

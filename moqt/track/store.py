@@ -432,9 +432,12 @@ class TrackStore:
 
     def objects(self) -> Iterator[StoredObject]:
         """Every real Object held, in order."""
-        for group in map(self.groups.__getitem__, self.group_ids):
-            every = map(group.objects.__getitem__, group.ids)
-            yield from (each for each in every if each.status is ObjectStatus.NORMAL)
+        for group_id in self.group_ids:
+            group = self.groups[group_id]
+            for object_id in group.ids:
+                stored = group.objects[object_id]
+                if stored.status is ObjectStatus.NORMAL:
+                    yield stored
 
     # -- inside ------------------------------------------------------------------------
 

@@ -48,11 +48,6 @@ def is_prefix(prefix: TrackNamespace, namespace: TrackNamespace) -> bool:
     return namespace[: len(prefix)] == prefix
 
 
-def overlap(a: TrackNamespace, b: TrackNamespace) -> bool:
-    """Whether either prefix matches the other."""
-    return is_prefix(a, b) or is_prefix(b, a)
-
-
 def is_reserved(namespace: TrackNamespace) -> bool:
     """Whether the first field is exactly `.` or `.session`, which no application serves."""
     return bool(namespace) and namespace[0] in (b".", b".session")

@@ -195,8 +195,8 @@ def relay_command(
         _check_pair(cert, key)
     chosen = _usage(Chosen, limit or (), "--limit")
     try:
-        relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)  # type: ignore[arg-type]
-        session = SessionConfig(**chosen.session)  # type: ignore[arg-type]
+        relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)
+        session = SessionConfig(**chosen.session)
     except (ValueError, MoqtError) as error:
         raise _Usage(f"--limit: {error}") from None
     try:
@@ -205,7 +205,7 @@ def relay_command(
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
-            **chosen.quic,  # type: ignore[arg-type]
+            **chosen.quic,
         )
         quic.prepare_logs()
     except OSError as error:

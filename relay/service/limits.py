@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any
 
 from moqt.quic.config import QuicConfig
 from moqt.values.config import SessionConfig
@@ -86,7 +87,7 @@ class Chosen:
 
     def __init__(self, settings: Iterable[str]) -> None:
         """Raises ValueError with a sentence for a name or a value that cannot be meant."""
-        self._values: dict[type, dict[str, float]] = {
+        self._values: dict[type, dict[str, Any]] = {
             RelayConfig: {},
             SessionConfig: {},
             QuicConfig: {},
@@ -105,15 +106,15 @@ class Chosen:
             self._values[limit.of][limit.field] = _number(limit, text)
 
     @property
-    def relay(self) -> dict[str, float]:
+    def relay(self) -> dict[str, Any]:
         return self._values[RelayConfig]
 
     @property
-    def session(self) -> dict[str, float]:
+    def session(self) -> dict[str, Any]:
         return self._values[SessionConfig]
 
     @property
-    def quic(self) -> dict[str, float]:
+    def quic(self) -> dict[str, Any]:
         return self._values[QuicConfig]
 
 

@@ -80,6 +80,7 @@ SESSIONS = {
     "session_tracks_skipped": "PUBLISH_SKIPPED sent.",
     "session_tokens_refused": "Requests refused because of an Authorization Token.",
 }
+EVERY_COUNTER = COUNTERS | DELIVERIES | SESSIONS
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -141,9 +142,7 @@ class RelayMetrics(Collector):
             remembered.add_metric([table], value)
         yield remembered
         for name, count in self._counters.items():
-            yield CounterMetricFamily(
-                PREFIX + name, (COUNTERS | DELIVERIES | SESSIONS)[name], value=count
-            )
+            yield CounterMetricFamily(PREFIX + name, EVERY_COUNTER[name], value=count)
         yield CounterMetricFamily(
             PREFIX + UPDATES, "Times that these numbers were taken.", value=self._updates
         )

@@ -6,7 +6,6 @@ by the highest offset received, so a receiver can never push back.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from aioquic.quic import events
@@ -31,8 +30,6 @@ from moqt.quic.aio.streams import PathNarrowed, Rank, SendingFinished, Stream
 from moqt.quic.aio.trace import StreamingTrace
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
-
-log = logging.getLogger(__name__)
 
 # A tuple is searched by identity; a set would call the enum's own, slow hash.
 CLOSED_STATES = (
@@ -412,12 +409,7 @@ class StreamTable(QuicConnection):
                 writable=not unidirectional,
             )
         limit.used = count
-        if self._grants[unidirectional].opened():
-            log.warning(
-                "a peer has %d %s streams open, which is max_open_streams_%s: more wait until "
-                "some have ended",
-                *self._grants[unidirectional].at_most,
-            )
+        self._grants[unidirectional].opened()
         assert stream is not None
         return stream
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 from aioquic.quic.connection import Limit
+
+log = logging.getLogger(__name__)
 
 
 class StreamGrants:
@@ -20,24 +24,24 @@ class StreamGrants:
         self._told = False
         limit.value = limit.sent = min(ahead, most)
 
-    @property
-    def at_most(self) -> tuple[int, str, str]:
-        """The limit, and how it is called."""
-        if "uni" in self._limit.name:
-            return self._most, "unidirectional", "uni"
-        return self._most, "bidirectional", "bidi"
-
     def closed_one(self) -> None:
         """One that the peer had opened is over."""
         self._closed += 1
         self._raise()
 
-    def opened(self) -> bool:
-        """The peer has opened some; whether it has, for the first time, as many as it may."""
+    def opened(self) -> None:
+        """The peer has opened some. The log says so when it first has as many as it may."""
         self._raise()
-        reached = self._limit.used - self._closed >= self._most > 0
-        first, self._told = reached and not self._told, self._told or reached
-        return first
+        if self._limit.used - self._closed >= self._most > 0 and not self._told:
+            self._told = True
+            kind = self._limit.name.removeprefix("max_streams_")
+            log.warning(
+                "a peer has %d %sdirectional streams open, which is max_open_streams_%s: more "
+                "wait until some have ended",
+                self._most,
+                kind.removesuffix("di"),
+                kind,
+            )
 
     def _raise(self) -> None:
         used, limit = self._limit.used, self._limit

@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 
 from moqt.publisher import Publisher
+from moqt.session.prefixes import Prefixes
 from moqt.track.store import TrackStore
 from moqt.values.messages import Goaway, PublishDone, Subscribe
-from moqt.values.names import FullTrackName, is_prefix, is_reserved, overlap, printable_name
+from moqt.values.names import FullTrackName, is_prefix, is_reserved, printable_name
 from moqt.wire.codec import codec_for
 from tests.moqt.memory import ALPN
 
 CODEC = codec_for(ALPN)
+
+
+def overlap(first, second):
+    """Whether a session takes no request for `second` beside one for `first`."""
+    prefixes = Prefixes()
+    assert prefixes.claim(1, first)
+    return not prefixes.claim(2, second)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from dataclasses import fields
 from prometheus_client import generate_latest
 
 from moqt.delivery.scheduler import DeliveryCounters
+from moqt.values.config import SessionCounters
 from relay.config import Counters, RelayConfig
 from relay.scopes import Scopes
-from relay.service.metrics import COUNTERS, DELIVERIES, RelayMetrics
+from relay.service.metrics import COUNTERS, DELIVERIES, SESSIONS, RelayMetrics
 from tests.moqt.memory import Pair
 
 
@@ -34,3 +35,4 @@ def test_what_sessions_remember_of_their_peers_is_shown_table_by_table():
 def test_every_counter_has_its_sentence():
     assert {each.name for each in fields(Counters)} <= set(COUNTERS)
     assert {each.name for each in fields(DeliveryCounters)} <= set(DELIVERIES)
+    assert {f"session_{each.name}" for each in fields(SessionCounters)} == set(SESSIONS)
