@@ -99,6 +99,11 @@ async def test_blocks_survive_a_restart(tmp_path: Path) -> None:
     assert again.index.lists(block_id(1)) and again.index.lists(block_id(2))
 
 
+def quarantined(root: Path) -> list[str]:
+    """The files that were damaged."""
+    return [name for name in files_below(root) if name.startswith("quarantine/")]
+
+
 async def _kill_at(root: Path, at: int, during: bool) -> bool:
     """Store block 2 beside block 1, dying at a step; whether it died at all."""
     files = Mortal(0, during=during)
@@ -206,7 +211,7 @@ Damage = Callable[[Path], Any]
         lambda path: path.write_bytes(path.read_bytes()[1:]),
     ],
 )
-async def test_partial_and_garbage_files_are_removed_at_start_up(
+async def test_damaged_files_are_quarantined_and_what_a_crash_left_removed_at_start_up(
     tmp_path: Path, damage: Damage
 ) -> None:
     world = await world_on(tmp_path)
@@ -216,7 +221,8 @@ async def test_partial_and_garbage_files_are_removed_at_start_up(
     (tmp_path / "incoming" / "left").write_bytes(b"half")
     (tmp_path / "blocks" / "notes.txt").write_text("x")
     again = await world_on(tmp_path)
-    assert files_below(tmp_path) == [part_name(block_id(2))]
+    (kept,) = quarantined(tmp_path)
+    assert files_below(tmp_path) == sorted([part_name(block_id(2)), kept])
     assert (await again.get(1)).status == 404
     assert (await again.get(2)).status == 200
 
@@ -306,7 +312,8 @@ async def test_a_file_cut_short_under_the_holder_is_404_too(tmp_path: Path) -> N
         await world.put(number)
         os.truncate(tmp_path / part_name(block_id(number)), size)
         assert (await world.get(number)).status == 404
-    assert files_below(tmp_path) == []
+    assert files_below(tmp_path) == quarantined(tmp_path)
+    assert world.holder.store.counters.quarantined == 2
 
 
 async def test_a_read_that_began_ends_well_although_the_block_is_evicted(tmp_path: Path) -> None:
