@@ -226,7 +226,7 @@ class Parts:
             await self._withdraw_lost(block, error)
             return False
         except (TierFullError, TierUnavailableError) as error:
-            if isinstance(error, TierFullError):
+            if isinstance(error, TierFullError) and not error.file:
                 with contextlib.suppress(NoRoomError):
                     # the next one makes room; this one goes
                     for each in self._store.shrink(target.tier, target.octets, self._clock()):
@@ -298,7 +298,7 @@ class _Writer:
             try:
                 return await call()
             except TierFullError as error:
-                if tries == _TRIES:
+                if tries == _TRIES or error.file:
                     raise
                 try:
                     await self._parts.medium_full(self._reservation, limit)

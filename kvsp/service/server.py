@@ -6,6 +6,7 @@ time that all of them take.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -41,6 +42,9 @@ logger = logging.getLogger("kvsp.server")
 
 _DEFAULT_HOST_MIB: Final = 1024
 _DEFAULT_DISK_MIB: Final = 16 * 1024
+_STARTING_OCTETS: Final = MIB
+"""Room on a full disk in which the databases of the roles can be opened."""
+
 FETCHERS: Final = "kvsp.fetchers"
 """Group of entry points that offer a `Fetcher` to instances."""
 
@@ -56,8 +60,10 @@ class Assembly:
         if settings.dev and not is_loopback(host):
             raise SettingsError(f"--dev listens on this machine only, not on {host}")
         if settings.data_dir is not None:
-            _check_folder(settings.data_dir)
+            full = _check_folder(settings.data_dir)
             _claim(settings.data_dir)
+            if full and "holder" in settings.roles:
+                self._free_some(settings.data_dir)
         # the base URI names the port, so a free one is chosen now
         self._host, self._port = host, port or _free_port(host)
         shown = f"[{host}]" if ":" in host else host
@@ -69,6 +75,15 @@ class Assembly:
         self.app = App(self._services(), base_uri=self.base_uri, authenticator=self._who())
         if self._peers is not None:
             self.app.registry.register(self._peers)
+
+    @staticmethod
+    def _free_some(folder: Path) -> None:
+        """Let the oldest blocks go, so that what the other roles keep can be opened."""
+        from kvsp.holder.tiers.disk import remove_oldest
+
+        removed = remove_oldest(folder / "blocks", _STARTING_OCTETS)
+        gone = f"its {removed} oldest blocks are removed" if removed else "no block of it can go"
+        logger.warning("%s is full: %s", folder, gone)
 
     @property
     def server(self) -> ServerSettings:
@@ -276,18 +291,21 @@ def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
     return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path) -> bool:
     """Make the data directory, and write to it now rather than when the first block comes.
-    Raises SettingsError."""
+    True when it is full. Raises SettingsError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"probe")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
         raise SettingsError(
             f"{folder}: cannot be written ({error.strerror or error}); name another folder "
             "with --data-dir"
         ) from None
+    return False
 
 
 def _claim(folder: Path) -> None:

@@ -22,6 +22,7 @@ from kvsp.blocks.layout import Octets
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import (
     PIECE,
+    SUFFIX,
     TAIL_OCTETS,
     PartLostError,
     PartReader,
@@ -42,7 +43,7 @@ logger = logging.getLogger("kvsp.holder")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_THE_FILE: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.ENXIO}
 )
@@ -361,6 +362,22 @@ class _DiskWriter:
         self._files.unlink(self._path)
 
 
+def remove_oldest(root: Path, octets: int) -> int:
+    """Remove the oldest blocks below the folder of a tier that nobody has open, `octets` of
+    them at least if there are so many; how many blocks."""
+    removed = 0
+    found = ((_modified(path), path) for path in (root / "blocks").rglob(f"*{SUFFIX}"))
+    for _, path in sorted(found):
+        if octets <= 0:
+            break
+        with contextlib.suppress(OSError):
+            size = path.lstat().st_size
+            path.unlink()
+            octets -= size
+            removed += 1
+    return removed
+
+
 def _unreadable(error: OSError) -> PartLostError | TierUnavailableError:
     """One file cannot be read: that is its own fault, unless it would befall any."""
     text = error.strerror or str(error)
@@ -387,4 +404,6 @@ async def _in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     except OSError as error:
         if error.errno in _FULL:
             raise TierFullError("the disk is full") from error
+        if error.errno == errno.EFBIG:
+            raise TierFullError("the file system takes no file so large", file=True) from error
         raise TierUnavailableError(f"the disk: {error.strerror or error}") from error

@@ -37,7 +37,14 @@ class PartLostError(KvspError):
 
 
 class TierFullError(KvspError):
-    """The medium of a tier is full although its budget is not."""
+    """The medium of a tier is full although its budget is not.
+
+    `file` when it is this one file that may not grow: then it is no use to remove others.
+    """
+
+    def __init__(self, detail: str, *, file: bool = False) -> None:
+        super().__init__(detail)
+        self.file = file
 
 
 class TierUnavailableError(KvspError):
