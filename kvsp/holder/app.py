@@ -385,7 +385,7 @@ class HolderService(Service):
     # --- leases ----------------------------------------------------------------------
 
     async def _acquire(self, call: Call) -> Response:
-        request = LeaseRequest.from_json(await call.read_object())
+        request = await call.read_record(LeaseRequest)
         self._require(call, request.scope_id, READ)
         if len(request.block_keys) > MAX_BLOCK_KEYS:
             raise too_large("the list of block keys", MAX_BLOCK_KEYS)
@@ -404,7 +404,7 @@ class HolderService(Service):
 
     async def _renew(self, call: Call) -> Response:
         lease_id = _lease_id(call)
-        ttl_ms = TtlAnswer.from_json(await call.read_object()).ttl_ms
+        ttl_ms = (await call.read_record(TtlAnswer)).ttl_ms
         try:
             lease = self.holder.leases.renew(
                 call.principal.name, lease_id, ttl_ms, self.holder.clock()

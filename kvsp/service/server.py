@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvsp.http.app import App, is_loopback
 from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile
+from kvsp.http.limits import HttpLimits
 from kvsp.http.server import CannotStartError, ServerSettings
 from kvsp.http.service import Service
 from kvsp.names.identity import Descriptor, Scope
@@ -72,7 +73,16 @@ class Assembly:
         self._holder: Holder | None = None
         self._index: IndexApp | None = None
         self._peers: Peers | None = None
-        self.app = App(self._services(), base_uri=self.base_uri, authenticator=self._who())
+        http = settings.http
+        self.app = App(
+            self._services(),
+            base_uri=self.base_uri,
+            authenticator=self._who(),
+            limits=HttpLimits(
+                bodies_octets=http.bodies_mib * MIB,
+                bodies_octets_per_principal=http.bodies_per_principal_mib * MIB,
+            ),
+        )
         if self._peers is not None:
             self.app.registry.register(self._peers)
 
@@ -188,7 +198,8 @@ class Assembly:
             tiers.append((HostTier(), host_mib * MIB))
         if disk_mib is not None:
             assert folder is not None
-            tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
+            disk = DiskTier(folder / "blocks", quarantine_octets=table.quarantine_mib * MIB)
+            tiers.append((disk, disk_mib * MIB))
         client, uri = None, self._index_uri
         records: NoIndex | RecordPublisher = NoIndex(table.record_ttl_ms)
         if uri is not None:
