@@ -60,6 +60,7 @@ MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0
 _BUSY_RETRY_S: Final = 1.0
 _BLOCK_PATH: Final = "blocks/{compat}/{scope}/{block_key}"
+_DOUBT_PATH: Final = _BLOCK_PATH + "/verification"
 _LEASE_PATH: Final = "leases/{lease}"
 
 
@@ -165,6 +166,14 @@ class HolderService(Service):
                 success=(204,),
                 problems=(ProblemName.UNKNOWN_RESOURCE, ProblemName.LEASED),
                 **block,
+            ),
+            Operation(
+                method="POST",
+                handler=self._verify,
+                summary="Read a block's copies again: an answer failed verification",
+                success=(204,),
+                problems=(ProblemName.UNKNOWN_RESOURCE,),
+                **(block | {"path": _DOUBT_PATH}),
             ),
             Operation(
                 method="POST",
@@ -336,6 +345,19 @@ class HolderService(Service):
             ) from None
         except TierUnavailableError as error:
             raise _not_now(error) from error
+        return no_content()
+
+    async def _verify(self, call: Call) -> Response:
+        """204 for a block whose copies are sound; 404 for one that is not here (any more)."""
+        block = self._authorized(call, READ)
+        try:
+            sound = await self.holder.doubted(block)
+        except MissError as error:
+            raise _miss(error, None) from None
+        except (TierUnavailableError, BusyError) as error:
+            raise _not_now(error) from error
+        if not sound and block not in self.holder.store:
+            raise _miss(MissError(MissReason.LOST), None)
         return no_content()
 
     def _authorized(self, call: Call, right: Right) -> BlockId:

@@ -26,6 +26,7 @@ from kvsp.holder.store import (
     Part,
     Store,
 )
+from kvsp.holder.tiers.scrubbing import Scrubber
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartReader,
@@ -48,6 +49,7 @@ Describe = Callable[[bytes], Awaitable[Descriptor]]
 """The descriptor of a Compatibility ID."""
 
 _RANGE_DIGESTS: Final = 4096
+_SOUND_KEPT: Final = 4096
 _OPENINGS: Final = 16
 """Times that a block is looked up again because it changed while it was being opened."""
 
@@ -97,6 +99,12 @@ class HolderSettings:
     uploads: int = 64
     transcodings: int = 2
     lossy_transcoding: bool = False
+    scrub_octets_per_s: float = 0.0
+    """Blocks on disk are read and verified at this rate; 0 for never."""
+
+    verified_s: float = 60.0
+    """A copy that was found sound is not read again for somebody who doubts it for so long."""
+
     scratch: Path | None = None
     """Folder for temporary files of transcodings; the system's when None."""
 
@@ -133,6 +141,12 @@ class Holder:
         self._transcodings = asyncio.Semaphore(settings.transcodings)
         self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._doubting = asyncio.Semaphore(1)
+        self._sound: OrderedDict[BlockId, tuple[Mapping[Tier, Part], float]] = OrderedDict()
+        self.scrubber = Scrubber(
+            self.store, Tier.DISK, self.parts.verify, settings.scrub_octets_per_s
+        )
+        self._scrubbing: asyncio.Task[None] | None = None
         self._promoting = False
         self._started = False
         self._range_digests: OrderedDict[tuple[BlockId, bytes, int, int], bytes] = OrderedDict()
@@ -156,6 +170,8 @@ class Holder:
                     self.records.changed(block)
                 else:
                     await self.parts.discard(tier, block)
+        if self.settings.scrub_octets_per_s > 0 and Tier.DISK in self.store.tiers:
+            self._scrubbing = asyncio.create_task(self.scrubber.run())
 
     async def _fit(self, tier: Tier, octets: int) -> None:
         """Bound a tier by what its medium has room for, beside the `octets` that are there."""
@@ -172,7 +188,10 @@ class Holder:
             )
 
     async def stop(self) -> None:
-        """Wait for what runs in the background."""
+        """End the verification of what is stored, and wait for what else runs."""
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait([self._scrubbing])
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -305,6 +324,30 @@ class Holder:
     async def delete(self, block: BlockId) -> None:
         """Withdraw and evict a block. Raises MissError, LeasedError."""
         await self.parts.evict(block)
+
+    async def doubted(self, block: BlockId) -> bool:
+        """Somebody got octets of a block that fail verification: read every copy. False when
+        one was damaged, which is lost then.
+
+        One block at a time; one that was found sound just now is not read again. Raises
+        MissError, BusyError, TierUnavailableError.
+        """
+        entry = self.store.entry(block)
+        if entry is None:
+            raise self.store.miss(block)
+        parts = dict(entry.parts)
+        known = self._sound.get(block)
+        if known is not None and known[0] == parts and self.clock() < known[1]:
+            return True
+        if self._doubting.locked():
+            raise BusyError("another block is being verified")
+        async with self._doubting:
+            sound = all([await self.parts.verify(block, tier) for tier in parts])
+        if sound:
+            self._sound[block] = (parts, self.clock() + self.settings.verified_s)
+            while len(self._sound) > _SOUND_KEPT:
+                self._sound.popitem(last=False)
+        return sound
 
     # --- leases ----------------------------------------------------------------------
 

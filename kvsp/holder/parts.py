@@ -17,6 +17,7 @@ from kvsp.blocks.layout import Octets
 from kvsp.holder.leases import LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import BlockInfo, Part, Step, Store
+from kvsp.holder.tiers.scrubbing import Pace
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartWriter,
@@ -53,6 +54,10 @@ class Told(Protocol):
     def changed(self, block: BlockId) -> None: ...
 
     async def withdraw(self, block: BlockId) -> None: ...
+
+
+async def _at_once(_octets: int) -> None:
+    """Nobody else needs the medium so much."""
 
 
 class Parts:
@@ -240,6 +245,38 @@ class Parts:
             return True
         await self.discard(target.tier, block)
         return False
+
+    # --- verifying -------------------------------------------------------------------
+
+    async def verify(self, block: BlockId, tier: Tier, pace: Pace = _at_once) -> bool:
+        """Read a block's copy in a tier, `pace` called between pieces, and compare its
+        digest: one that is damaged is lost. Whether it was sound, or has left meanwhile.
+
+        Raises TierUnavailableError.
+        """
+        entry = self._store.entry(block)
+        part = None if entry is None else entry.parts.get(tier)
+        if part is None:
+            return True
+        counters = self._store.counters
+        try:
+            with contextlib.closing(await self._storage[tier].open(block, part)) as reader:
+                async with contextlib.aclosing(verified_pieces(reader, part)) as arriving:
+                    async for piece in arriving:
+                        octets = len(memoryview(piece).cast("B"))
+                        counters.octets_verified += octets
+                        await pace(octets)
+                        if not self._store.holds(block, tier, part):
+                            return True
+        except PartLostError as error:
+            if not self._store.holds(block, tier, part):
+                return True
+            error.tier, error.part = tier, part
+            await self.lost(block, error)
+            counters.verified["lost"] += 1
+            return False
+        counters.verified["sound"] += 1
+        return True
 
     # --- faults ----------------------------------------------------------------------
 

@@ -254,7 +254,7 @@ class Store:
         """
         entry = self._entries.get(block)
         if entry is None:
-            raise self._miss(self._why(block))
+            raise self.miss(block)
         wanted = layers if layers is not None else range(entry.info.layers)
         places: list[tuple[Tier, range]] = []
         for layer in wanted[: entry.info.layers + 1]:
@@ -309,6 +309,10 @@ class Store:
             if part is not None and layer in part.layers:
                 return tier
         return None
+
+    def miss(self, block: BlockId) -> MissError:
+        """Why a block is not here; counts as a miss."""
+        return self._miss(self._why(block))
 
     def _why(self, block: BlockId) -> MissReason:
         if (ghost := self._ghosts.get(block)) is not None:
@@ -380,7 +384,7 @@ class Store:
         """
         entry = self._entries.get(block)
         if entry is None:
-            raise self._miss(self._why(block))
+            raise self.miss(block)
         steps = [Step(block, tier, part) for tier, part in entry.parts.items()]
         for step in steps:
             self._leave(step)

@@ -205,7 +205,10 @@ class Assembly:
         if uri is not None:
             client = HttpIndexClient(uri, self._to_peers().caller())
             records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
-        self._holder = Holder(tiers, HolderSettings(base_uri=self.base_uri), records=records)
+        holding = HolderSettings(
+            base_uri=self.base_uri, scrub_octets_per_s=table.scrub_mib_per_s * MIB
+        )
+        self._holder = Holder(tiers, holding, records=records)
         kept = None if folder is None else folder / "compat"
         descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
         return HolderService(self._holder, records, descriptors, client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import resource
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from kvsp.blocks.container import Container
+from kvsp.client import Client
 from kvsp.instance.engines.toy import ToyEngine
 from kvsp.names.uris import block_path, compat_path
 from tests.e2e.kvsp_support import Model, Server, ask, sharing
@@ -101,6 +103,58 @@ def test_an_index_that_is_killed_keeps_its_records_and_gets_expired_ones_back(de
     lasting.process.finish(0)
     assert model.lookup(index, keys) == 0
     assert other.lookup(index, passing) == len(passing)
+
+
+def test_a_block_that_rots_is_fetched_elsewhere_and_withdrawn_by_the_holder_that_is_told(tmp_path):
+    index = Server(tmp_path, "index", "index").begin()
+    never = {"scrub_mib_per_s": 0.0, "disk_mib": 64}
+    rotten, sound = (
+        Server(tmp_path, name, "holder", peers={"index": index.base}, holder=never).begin()
+        for name in ("rotten", "sound")
+    )
+    for server in (index, rotten, sound):
+        server.ready()
+    model = Model(tmp_path / "model")
+    keys = model.store(index, rotten, TOKENS)
+    model.store(index, sound, TOKENS)
+
+    async def replicas():
+        async with Client(index.base, http_loopback=True) as client:
+            scope, compat = model.scope.scope_id, model.descriptor.compat_id
+            found = await client.lookup(scope, compat, keys)
+            return [each.replicas for each in found.blocks]
+
+    eventually(
+        lambda: [len(each) for each in asyncio.run(replicas())] == [2] * len(keys), "the records"
+    )
+    for path in (rotten.data / "blocks" / "blocks").rglob("*.kvb"):
+        octets = bytearray(path.read_bytes())
+        octets[200] ^= 1
+        path.write_bytes(octets)
+
+    class Written(dict):
+        def write(self, layer):
+            self[layer.block, layer.layer] = (bytes(layer.k), bytes(layer.v))
+
+    async def fetched():
+        written = Written()
+        async with Client(index.base, http_loopback=True) as client:
+            result = await client.get_blocks(await replicas(), written, descriptor=model.descriptor)
+        assert result.complete
+        return written, result.bad_sources
+
+    written, bad = asyncio.run(fetched())
+    while rotten.base not in bad:  # it may not have been asked at all
+        again, bad = asyncio.run(fetched())
+        assert again == written
+    context = model.engine.context()
+    context.prefill(TOKENS)
+    for block in range(len(keys)):
+        for layer, (k, v) in enumerate(context.block(block).sections()):
+            assert written[block, layer] == (bytes(k), bytes(v))
+    eventually(lambda: rotten.metric("kvsp_holder_parts_quarantined_total") >= 1, "the report")
+    assert rotten.metric('kvsp_holder_copies_verified_total{result="lost"}') >= 1
+    eventually(lambda: min(len(each) for each in asyncio.run(replicas())) == 1, "the withdrawal")
 
 
 @pytest.fixture
