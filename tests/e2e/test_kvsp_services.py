@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import random
 import resource
 import signal
 import subprocess
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -206,3 +210,51 @@ def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_fu
     server.begin().ready()
     assert server.ask("GET", last)[0] == 200
     put(needed + 1)
+
+
+def few_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))
+
+
+def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(tmp_path):
+    server = Server(tmp_path, "server", "index,holder", holder={"disk_mib": 1})
+    server.begin(preexec_fn=few_descriptors).ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
+    context = engine.context()
+    context.prefill(range(8))
+    container = Container.build(engine.descriptor, context.block(0).sections())
+    octets = b"".join(bytes(part) for part in container)
+    model = Model(tmp_path / "model", engine)
+    compat = compat_path(engine.descriptor.compat_id)
+    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
+    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+    blocks = [block_path(model.block_id(bytes([number]) * 32)) for number in range(48)]
+    assert len(blocks) * len(octets) > 2 << 20
+
+    def load(seed):
+        numbers, statuses = random.Random(seed), Counter()
+        for _ in range(60):
+            block = numbers.choice(blocks)
+            status, _ = server.ask("PUT", block, octets, headers=fields)
+            statuses["PUT", status] += 1
+            query = numbers.choice(["", "?layers=2-3", "?codec=61441"])
+            status, answer = server.ask("GET", numbers.choice(blocks) + query)
+            statuses["GET", status] += 1
+            assert query or status != 200 or answer == octets
+        return statuses
+
+    with ThreadPoolExecutor(10) as threads:
+        statuses = sum(threads.map(load, range(10)), Counter())
+    assert {status for _, status in statuses} <= {200, 201, 404, 412, 503, 507}, statuses
+    assert statuses["PUT", 201] > 100 and statuses["GET", 200] > 100
+    assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > 50
+    pid = server.process.popen.pid
+    eventually(
+        lambda: not [each for each in os.listdir(f"/proc/{pid}/fd") if _is_block(pid, each)],
+        "the end of every reader",
+    )
+
+
+def _is_block(pid, descriptor):
+    with contextlib.suppress(OSError):
+        return ".kvb" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
