@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -23,7 +24,8 @@ from kvsp.holder.holder import (
     Holder,
     Records,
 )
-from kvsp.holder.leases import Lease, LeaseQuotaError
+from kvsp.holder.leases.journal import LeaseJournalError
+from kvsp.holder.leases.table import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
 from kvsp.holder.parts import LeasedError
 from kvsp.holder.reading import Body
@@ -55,6 +57,8 @@ from kvsp.names.uris import (
 from kvsp.principals import READ, WRITE, Right
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
+
+logger = logging.getLogger("kvsp.holder")
 
 MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0
@@ -238,7 +242,7 @@ class HolderService(Service):
 
     async def stop(self) -> None:
         await self._records.stop()
-        await self.holder.stop()
+        await self.holder.close()
         if self._index is not None:
             await self._index.close()
 
@@ -416,9 +420,11 @@ class HolderService(Service):
             for key in dict.fromkeys(request.block_keys)
         ]
         try:
-            lease = self.holder.lease(call.principal.name, blocks, request.ttl_ms)
+            lease = await self.holder.lease(call.principal.name, blocks, request.ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise Problem(ProblemName.UNKNOWN_RESOURCE, "none of the blocks is held")
         location = call.base_uri + lease_path(lease.lease_id)
@@ -428,11 +434,11 @@ class HolderService(Service):
         lease_id = _lease_id(call)
         ttl_ms = (await call.read_record(TtlAnswer)).ttl_ms
         try:
-            lease = self.holder.leases.renew(
-                call.principal.name, lease_id, ttl_ms, self.holder.clock()
-            )
+            lease = await self.holder.renew(call.principal.name, lease_id, ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise _no_lease()
         return _grant(lease, lease.ttl_ms)
@@ -525,6 +531,13 @@ def _invalid_container(error: DecodeError) -> Problem:
 
 def _lease_id(call: Call) -> str:
     return check_uuid(call.path_params["lease"])
+
+
+def _not_kept(error: LeaseJournalError) -> Problem:
+    logger.error("a lease cannot be kept: %s", error)
+    return Problem.http(
+        503, "the holder cannot keep a lease now; its log says why", retry_after=_FULL_RETRY_S
+    )
 
 
 def _no_lease() -> Problem:

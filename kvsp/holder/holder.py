@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvsp.holder.leases import Lease, LeaseQuota, LeaseTable
+from kvsp.holder.leases.journal import LeaseJournal
+from kvsp.holder.leases.table import Lease, LeaseQuota, LeaseTable
 from kvsp.holder.parts import Parts
 from kvsp.holder.reading import Body, Sections, StoredBody, transcode
 from kvsp.holder.records.publishing import RecordSource
@@ -105,6 +106,9 @@ class HolderSettings:
     verified_s: float = 60.0
     """A copy that was found sound is not read again for somebody who doubts it for so long."""
 
+    lease_file: Path | None = None
+    """Keeps leases beyond the process, as the disk tier does blocks; None: they end with it."""
+
     scratch: Path | None = None
     """Folder for temporary files of transcodings; the system's when None."""
 
@@ -133,7 +137,10 @@ class Holder:
             {each.tier: budget for each, budget in tiers},
             lambda block, now: self.leases.is_leased(block, now),
         )
-        self.leases = LeaseTable(quota or LeaseQuota(octets=self.store.capacity // 4))
+        self._journal = LeaseJournal(settings.lease_file)
+        self.leases = LeaseTable(
+            quota or LeaseQuota(octets=self.store.capacity // 4), on_ended=self._journal.ended
+        )
         self._home = next(
             (tier for tier in self.store.tiers if tier is not Tier.HOST), self.store.tiers[0]
         )
@@ -156,6 +163,8 @@ class Holder:
         if self._started:
             return
         self._started = True
+        leases = await self._journal.start()
+        leased = {block for lease in leases for block in lease.blocks}
         for tier in reversed(self.store.tiers):
             found = await self._storage[tier].start()
             octets = sum(part.octets for _, _, part in found)
@@ -163,13 +172,20 @@ class Holder:
             limit = self.store.limit(tier)
             excess = 0 if limit is None else octets - limit
             for block, info, part in found:
-                if excess > 0:  # the oldest go first
+                if excess > 0 and block not in leased:  # the oldest go first
                     excess -= part.octets
                     await self.parts.discard(tier, block)
-                elif self.store.recovered(block, tier, info, part):
+                elif self.store.recovered(block, tier, info, part, leased=block in leased):
                     self.records.changed(block)
                 else:
                     await self.parts.discard(tier, block)
+        sizes = {
+            block: entry.info.size
+            for block in leased
+            if (entry := self.store.entry(block)) is not None
+        }
+        for lease in leases:
+            self.leases.restore(lease, sizes, self.clock())
         if self.settings.scrub_octets_per_s > 0 and Tier.DISK in self.store.tiers:
             self._scrubbing = asyncio.create_task(self.scrubber.run())
 
@@ -194,6 +210,11 @@ class Holder:
             await asyncio.wait([self._scrubbing])
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let go of everything; leases are there again after the next start."""
+        await self.stop()
+        await self._journal.stop()
 
     # --- blocks ----------------------------------------------------------------------
 
@@ -351,14 +372,36 @@ class Holder:
 
     # --- leases ----------------------------------------------------------------------
 
-    def lease(self, client: str, blocks: Sequence[BlockId], ttl_ms: int) -> Lease | None:
-        """Lease what is held of `blocks`; None when nothing is. Raises LeaseQuotaError."""
+    async def lease(self, client: str, blocks: Sequence[BlockId], ttl_ms: int) -> Lease | None:
+        """Lease what is held of `blocks`; None when nothing is.
+
+        Raises LeaseQuotaError, LeaseJournalError.
+        """
         sizes = {block: self.store.leasable(block) for block in blocks}
         held = {block: size for block, size in sizes.items() if size is not None}
         if not held:
             return None
         missing = tuple(block for block, size in sizes.items() if size is None)
-        return self.leases.acquire(client, held, ttl_ms, self.clock(), missing)
+        lease = self.leases.acquire(client, held, ttl_ms, self.clock(), missing)
+        try:
+            await self._journal.keep(lease)
+        except BaseException:  # what was not granted holds nothing
+            self.leases.release(client, lease.lease_id, self.clock())
+            raise
+        return lease
+
+    async def renew(self, client: str, lease_id: str, ttl_ms: int) -> Lease | None:
+        """Start the time of a lease again; None for one that is not `client`'s or is gone.
+
+        Raises LeaseQuotaError, LeaseJournalError.
+        """
+        now = self.clock()
+        known = self.leases.get(client, lease_id, now)
+        same = known is not None and known.ttl_ms == ttl_ms
+        lease = self.leases.renew(client, lease_id, ttl_ms, now)
+        if lease is not None and not same:  # its whole time is what it gets after a restart
+            await self._journal.keep(lease)
+        return lease
 
     # --- records ---------------------------------------------------------------------
 

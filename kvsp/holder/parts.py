@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from kvsp.blocks.layout import Octets
-from kvsp.holder.leases import LeaseTable
+from kvsp.holder.leases.table import LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import BlockInfo, Part, Step, Store
 from kvsp.holder.tiers.scrubbing import Pace

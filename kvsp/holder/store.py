@@ -482,11 +482,14 @@ class Store:
             self.counters.promotions += 1
         return True
 
-    def recovered(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> bool:
-        """A part was found at start-up. False when there is no room or it contradicts."""
+    def recovered(
+        self, block: BlockId, tier: Tier, info: BlockInfo, part: Part, *, leased: bool = False
+    ) -> bool:
+        """A part was found at start-up. False when it contradicts, or there is no room, which
+        one of a leased block needs not."""
         room = self._rooms[tier]
         entry = self._entries.get(block)
-        if room.lacks(part.octets) or (
+        if (room.lacks(part.octets) and not leased) or (
             entry is not None and (entry.info != info or tier in entry.parts)
         ):
             return False

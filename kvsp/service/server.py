@@ -206,7 +206,10 @@ class Assembly:
             client = HttpIndexClient(uri, self._to_peers().caller())
             records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
         holding = HolderSettings(
-            base_uri=self.base_uri, scrub_octets_per_s=table.scrub_mib_per_s * MIB
+            base_uri=self.base_uri,
+            scrub_octets_per_s=table.scrub_mib_per_s * MIB,
+            # leases are as lasting as the blocks they cover
+            lease_file=folder / "leases.sqlite" if folder and disk_mib is not None else None,
         )
         self._holder = Holder(tiers, holding, records=records)
         kept = None if folder is None else folder / "compat"

@@ -258,3 +258,32 @@ def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(
 def _is_block(pid, descriptor):
     with contextlib.suppress(OSError):
         return ".kvb" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+
+
+def test_a_lease_holds_although_its_holder_is_killed(tmp_path):
+    index = Server(tmp_path, "index", "index").begin()
+    peers = {"index": index.base}
+    holder = Server(tmp_path, "holder", "holder", peers=peers, holder={"disk_mib": 1}).begin()
+    for server in (index, holder):
+        server.ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
+    model = Model(tmp_path / "model", engine)
+    leased = model.store(index, holder, [(5 * number) % 256 for number in range(40)])
+    body = {
+        "compat_id": engine.descriptor.compat_id.hex(),
+        "scope_id": model.scope.scope_id.hex(),
+        "block_keys": [key.hex() for key in leased[:3]],
+        "ttl_ms": 60_000,
+    }
+    status, grant = holder.ask("POST", "leases", body)
+    assert status == 201
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        holder.process.signal(end)
+        holder.process.popen.wait()
+        holder.begin().ready()
+        model.store(index, holder, [(7 * number + end) % 256 for number in range(160)])
+        assert holder.metric('kvsp_holder_evictions_total{tier="disk"}') > 0
+        for key in leased[:3]:
+            assert holder.ask("GET", block_path(model.block_id(key)))[0] == 200
+        assert holder.ask("GET", f"leases/{grant['lease']}")[0] == 200
+    assert holder.ask("DELETE", f"leases/{grant['lease']}")[0] == 204
