@@ -20,6 +20,7 @@ from kvsp.blocks.container import (
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import (
     BusyError,
+    ClientBusyError,
     CodecUnavailableError,
     Holder,
     Records,
@@ -310,7 +311,9 @@ class HolderService(Service):
         chunks = call.stream_body(limit)
         try:
             async with contextlib.aclosing(chunks):
-                info = await self.holder.put(block, descriptor, chunks, repr_digest)
+                info = await self.holder.put(
+                    block, descriptor, chunks, repr_digest, client=call.principal.name
+                )
         except BlockExistsError:
             raise _exists() from None
         except NoRoomError:
@@ -324,6 +327,8 @@ class HolderService(Service):
             raise Problem(
                 ProblemName.STORAGE_FULL, str(error), retry_after=_FULL_RETRY_S
             ) from error
+        except ClientBusyError as error:
+            raise Problem.http(429, str(error), retry_after=_BUSY_RETRY_S) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
         except ContainerTooLargeError:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -71,6 +71,10 @@ class BusyError(KvspError):
     """As much of this is going on as may; it is worth asking again."""
 
 
+class ClientBusyError(BusyError):
+    """As much of this is going on for one client as may."""
+
+
 class Records(Protocol):
     """Who tells the index (`kvsp.holder.records.publishing`)."""
 
@@ -98,6 +102,7 @@ class HolderSettings:
     base_uri: str
     max_container_octets: int = MAX_CONTAINER_OCTETS
     uploads: int = 64
+    uploads_per_client: int = 32
     transcodings: int = 2
     lossy_transcoding: bool = False
     scrub_octets_per_s: float = 0.0
@@ -145,6 +150,8 @@ class Holder:
             (tier for tier in self.store.tiers if tier is not Tier.HOST), self.store.tiers[0]
         )
         self._uploads = asyncio.Semaphore(settings.uploads)
+        self._uploads_of: Counter[str] = Counter()
+        self._warned: set[str] = set()
         self._transcodings = asyncio.Semaphore(settings.transcodings)
         self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -224,11 +231,14 @@ class Holder:
         descriptor: Descriptor,
         chunks: AsyncIterator[bytes],
         repr_digest: bytes | None = None,
+        *,
+        client: str | None = None,
     ) -> BlockInfo:
         """Store a whole block; afterwards it is there, or nothing of it is.
 
-        Raises BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError,
-        TierFullError, TierUnavailableError, and what `chunks` raises.
+        `client` has its share of the uploads at once; None is this process itself. Raises
+        BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError, BusyError,
+        ClientBusyError, TierFullError, TierUnavailableError, and what `chunks` raises.
         """
         if block in self.store:
             self.store.rejected("exists")
@@ -237,6 +247,8 @@ class Holder:
             self.store.rejected("busy")
             raise BusyError(f"{self.settings.uploads} blocks are being stored already")
         with contextlib.ExitStack() as reserved:
+            if client is not None:
+                reserved.enter_context(self._uploading(client))
 
             async def make_room(octets: int) -> PartWriter:
                 room = reserved.enter_context(await self.parts.make_room(self._home, octets))
@@ -268,6 +280,25 @@ class Holder:
                 if upload.writer is not None:
                     await to_the_end(upload.writer.abort())
         return info
+
+    @contextlib.contextmanager
+    def _uploading(self, client: str) -> Iterator[None]:
+        """One of the uploads at once of a client. Raises ClientBusyError."""
+        share = self.settings.uploads_per_client
+        if self._uploads_of[client] >= share:
+            self.store.rejected("client-busy")
+            if client not in self._warned:
+                self._warned.add(client)
+                logger.warning("%s stores %d blocks at once, which is its share", client, share)
+            raise ClientBusyError(f"you are storing {share} blocks already; wait for one of them")
+        self._uploads_of[client] += 1
+        try:
+            yield
+        finally:
+            self._uploads_of[client] -= 1
+            if not self._uploads_of[client]:
+                del self._uploads_of[client]
+                self._warned.discard(client)
 
     async def _commit(
         self, block: BlockId, upload: Upload, info: BlockInfo, part: Part, room: Reservation

@@ -207,6 +207,8 @@ class Assembly:
             records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
         holding = HolderSettings(
             base_uri=self.base_uri,
+            uploads=table.uploads,
+            uploads_per_client=table.uploads_per_client,
             scrub_octets_per_s=table.scrub_mib_per_s * MIB,
             # leases are as lasting as the blocks they cover
             lease_file=folder / "leases.sqlite" if folder and disk_mib is not None else None,
