@@ -132,7 +132,7 @@ class Holder:
     ) -> None:
         """`tiers` with their budgets in octets; new blocks go to the first one that
         outlives the process, or to the first one when none does. The default quota is a
-        quarter of all budgets."""
+        quarter of what they hold."""
         self.settings = settings
         self.records = records
         records.attach(self.record)
@@ -142,6 +142,7 @@ class Holder:
             {each.tier: budget for each, budget in tiers},
             lambda block, now: self.leases.is_leased(block, now),
         )
+        self._quota_by_capacity = quota is None
         self._journal = LeaseJournal(settings.lease_file)
         self.leases = LeaseTable(
             quota or LeaseQuota(octets=self.store.capacity // 4), on_ended=self._journal.ended
@@ -186,6 +187,8 @@ class Holder:
                     self.records.changed(block)
                 else:
                     await self.parts.discard(tier, block)
+        if self._quota_by_capacity:
+            self.leases.quota = LeaseQuota(octets=self.store.capacity // 4)
         sizes = {
             block: entry.info.size
             for block in leased

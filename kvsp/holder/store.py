@@ -242,8 +242,8 @@ class Store:
 
     @property
     def capacity(self) -> int:
-        """The budgets of all bounded tiers together."""
-        return sum(room.budget or 0 for room in self._rooms.values())
+        """What all bounded tiers hold together: their budgets, or what their media have."""
+        return sum(room.limit or 0 for room in self._rooms.values())
 
     # --- reading ---------------------------------------------------------------------
 

@@ -195,12 +195,22 @@ def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_fu
         return block
 
     needed = 3 * (6 << 20) // len(octets)
+    leased = put(needed + 2)
+    body = {
+        "compat_id": engine.descriptor.compat_id.hex(),
+        "scope_id": model.scope.scope_id.hex(),
+        "block_keys": [leased.rpartition("/")[2]],
+        "ttl_ms": 60_000,
+    }
+    status, grant = server.ask("POST", "leases", body)
+    assert status == 201
     last = [put(number) for number in range(needed)][-1]
     assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > needed / 3
     # somebody else takes the rest of the disk
     with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as fill:
         while fill.write(bytes(4096)):
             pass
+    assert server.ask("PUT", f"leases/{grant['lease']}", {"ttl_ms": 60_000})[0] == 200
     put(needed)
     assert server.metric('kvsp_holder_media_full_total{tier="disk"}') >= 1
     server.kill()
@@ -210,6 +220,8 @@ def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_fu
     server.begin().ready()
     assert server.ask("GET", last)[0] == 200
     put(needed + 1)
+    # a lease holds through all of it
+    assert server.ask("GET", leased)[1] == octets
 
 
 def few_descriptors() -> None:

@@ -58,7 +58,7 @@ class LeaseFile:
                 path,
             )
             try:
-                for name in ("", "-wal", "-shm"):
+                for name in ("", "-journal"):
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(f"{path}{name}", f"{path}.damaged{name}")
                 self._db = self._opened()
@@ -68,7 +68,8 @@ class LeaseFile:
     def _opened(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         try:
-            db.execute("PRAGMA journal_mode = WAL")
+            # a log would need room to be opened, which a full disk has not
+            db.execute("PRAGMA journal_mode = PERSIST")
             db.execute("PRAGMA synchronous = FULL")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -124,6 +125,19 @@ class LeaseFile:
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()
+
+
+def leased_blocks(path: Path) -> set[BlockId]:
+    """The blocks of the leases in a file that nobody has open; none when it cannot be read."""
+    if not path.exists():
+        return set()
+    try:
+        file = LeaseFile(path)
+    except LeaseJournalError:
+        return set()
+    with contextlib.closing(file), contextlib.suppress(LeaseJournalError):
+        return {block for lease in file.load() for block in lease.blocks}
+    return set()
 
 
 class LeaseJournal:

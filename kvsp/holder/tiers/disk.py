@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
@@ -365,11 +365,15 @@ class _DiskWriter:
         self._files.unlink(self._path)
 
 
-def remove_oldest(root: Path, octets: int) -> int:
+def remove_oldest(root: Path, octets: int, spared: Collection[BlockId] = ()) -> int:
     """Remove the oldest blocks below the folder of a tier that nobody has open, `octets` of
-    them at least if there are so many; how many blocks."""
+    them at least if there are so many that are not `spared`; how many blocks."""
     removed = 0
-    found = ((_modified(path), path) for path in (root / "blocks").rglob(f"*{SUFFIX}"))
+    found = (
+        (_modified(path), path)
+        for path in (root / "blocks").rglob(f"*{SUFFIX}")
+        if block_of(path.relative_to(root).as_posix()) not in spared
+    )
     for _, path in sorted(found):
         if octets <= 0:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from kvsp.holder.leases.journal import LeaseFile, LeaseJournal, LeaseJournalError
+from kvsp.holder.leases.journal import (
+    LeaseFile,
+    LeaseJournal,
+    LeaseJournalError,
+    leased_blocks,
+)
 from kvsp.holder.leases.table import Lease, LeaseQuota
-from kvsp.holder.tiers.disk import DiskTier
+from kvsp.holder.tiers.disk import DiskTier, remove_oldest
+from kvsp.holder.tiers.tiers import part_name
 from tests.kvsp.holder.support import DISK, OCTETS, World, block_id, make_world
 
 
@@ -127,7 +134,6 @@ async def test_a_lease_is_on_disk_before_it_is_granted(
     granted = (await world.lease(0)).json["lease"]
     assert kept == [granted]
     with sqlite3.connect(tmp_path / "leases.sqlite") as file:
-        assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert [row[0] for row in file.execute("SELECT id FROM leases")] == [granted]
 
 
@@ -167,6 +173,23 @@ async def test_a_damaged_file_of_leases_is_set_aside(tmp_path: Path, size: int) 
     assert (tmp_path / "leases.sqlite.damaged").exists()
     assert block_id(0) in again.holder.store
     assert (await again.lease(0)).status == 201
+
+
+async def test_what_is_leased_is_spared_when_a_full_disk_is_cleared_for_the_start(
+    tmp_path: Path,
+) -> None:
+    world = await world_on(tmp_path)
+    for number in range(4):
+        await world.put(number)
+        os.utime(tmp_path / "blocks" / part_name(block_id(number)), (number, number))
+    await world.lease(0, ttl_ms=5000)
+    await world.service.stop()
+    leased = leased_blocks(tmp_path / "leases.sqlite")
+    assert leased == {block_id(0)}
+    assert remove_oldest(tmp_path / "blocks", OCTETS, leased) == 1
+    again = await world_on(tmp_path)
+    assert list(again.holder.store.blocks()) == [block_id(0), block_id(2), block_id(3)]
+    assert leased_blocks(tmp_path / "none") == set()
 
 
 async def test_a_holder_without_a_file_grants_leases_that_end_with_it() -> None:
