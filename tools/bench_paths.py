@@ -3,8 +3,9 @@
 For each path: a KV cache through our relay to a consumer behind the path, every check made
 (publisher and relay are on this side of it); raw QUIC streams of ours; and, where it is installed,
 aiomoqt's publisher server to its subscriber, without a relay and without checks, for as long as our
-retrieval took. MB are 10^6 octets of payload. Connections stand before the clock starts, but for
-aiomoqt's subscriber. What is not done within --seconds counts with what came until then.
+retrieval took, and at least 3 s. MB are 10^6 octets of payload. Connections stand before the clock
+starts, but for aiomoqt's subscriber. What is not done within --seconds counts with what came until
+then.
 
 aiomoqt is looked for where `python -m interop.peers` installs it, or in --aiomoqt FOLDER.
 
@@ -219,9 +220,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="that a run may take (90)")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--again", action="store_true", help="a second retrieval for each path")
-    parser.add_argument(
-        "--quick", action="store_true", help="16 MB and 20 seconds a run, unless said"
-    )
+    parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
     parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
     options = parser.parse_args()

@@ -141,6 +141,9 @@ class Proxy:
 
     def run(self) -> None:
         """Forward until `stop`."""
+        with contextlib.suppress(OSError):
+            # Of this thread alone: a network does not compete with its hosts for a processor.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -15)
         while not self._stopped:
             self._wait()
             for key, _ in self._selector.select(0):
