@@ -26,6 +26,8 @@ SAMPLE = 0.05
 """Seconds between two samples of a flow's history."""
 EVENT_LOOP = 0.001
 """Seconds: an event loop wakes at best so often."""
+DATAGRAM = 1452
+"""Octets of a datagram at most unless a story says otherwise: Ethernet's."""
 WINDOW = 64 << 20
 """Flow control does not bind unless a story asks for it."""
 
@@ -209,6 +211,7 @@ class Story:
     def _start(self, flow: Flow) -> None:
         simulation, number = self.simulation, len(self._senders)
         quic: dict[str, Any] = {
+            "max_datagram_size": DATAGRAM,
             "stream_window": WINDOW,
             "session_window": WINDOW,
             "max_pieces": 1 << 20,
