@@ -470,6 +470,9 @@ class Session:
         self.request_octets.forget(stream_id)
         self.requests.forget(stream_id)
 
+    def at_limit(self, name: str, limit: int) -> None:
+        self.requests.at_limit(name, limit)
+
     def track_malformed(self, recipient: Recipient, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""
         self.malformed.add(recipient.name, reason, self.clock.now)
