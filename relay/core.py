@@ -453,6 +453,7 @@ class Relay(SessionHandler):
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
         self.clock.now = now
+        self.refusals.malformed.tick(now)
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):

@@ -76,6 +76,10 @@ ROWS = (
         "Ranges._failures UpstreamFetch._unknown UpstreamFetch._rejected",
     ),
     _row(
+        "ranges that wait to be fetched", "track", "256 (`MAX_QUEUED`)", "", "",
+        "who reads them asks again when others have come", "Ranges.queue",
+    ),
+    _row(
         "IDs of Objects that are gone", "Subgroup that is not over", "16,384 (`MAX_IDS`)",
         "", "", "the lower half is forgotten", "",
     ),

@@ -402,6 +402,7 @@ class Session:
         self.requests.open_queued()
         self._close_if_drained()
         self.data_streams.tick(now)
+        self.malformed.tick(now)
 
     def _setup_timeout(self) -> None:
         self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
