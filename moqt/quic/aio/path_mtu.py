@@ -47,11 +47,6 @@ class ProbingConnection(ReceivingConnection):
         self._peer_limit = MAX_DATAGRAM_SIZE
         self._recovery.narrow = self._narrow
 
-    @property
-    def packet_size(self) -> int:
-        """Octets of UDP payload that a packet may have now."""
-        return self.mtu.size
-
     # ---- limits of both sides
 
     def _serialize_transport_parameters(self) -> bytes:

@@ -90,6 +90,7 @@ class AioquicTransport:
         self._busy = False  # inside a call of the endpoint's: it transmits afterwards
         self._closing_locally = False
         self._repeats = 0
+        self._largest = 0  # octets of a datagram that came
         self._now = now
         self._deadline: tuple[float, int, str] | None = None
         self.leaving = False
@@ -169,6 +170,10 @@ class AioquicTransport:
         credited, self._connection.credited = self._connection.credited, set()
         return credited
 
+    @property
+    def packet_sizes(self) -> tuple[int, int]:
+        return self.packet_size, self._largest
+
     def wake(self) -> None:
         if not self._busy:
             self.on_wake()
@@ -238,7 +243,7 @@ class AioquicTransport:
     @property
     def packet_size(self) -> int:
         """Octets of UDP payload a packet may have: what the path is known to carry so far."""
-        return self._connection.packet_size
+        return self._connection.mtu.size
 
     def ask_interface(self, limit: Callable[[Address], int | None]) -> None:
         """`limit` tells the octets that the interface towards an address takes, if known."""
@@ -267,6 +272,8 @@ class AioquicTransport:
                 return connection.close_datagrams
             return []
         self._heard_at = now
+        if datagrams and len(datagrams[0]) > self._largest:  # mostly they are of one size
+            self._largest = len(datagrams[0])
         self._time(now)
         self._busy = True
         paths = connection.path_changes
