@@ -17,8 +17,9 @@ from moqt.quic.mtu.black_hole import BlackHole
 PACER_TICK = 0.002
 """Event loops wake at best every millisecond: a pacer must let a tick's worth go at once."""
 
-SMALL_PROBES = 2
-"""Probe time-outs in a row from which on probes are small: their size may be why none arrives."""
+SMALL_PROBES = 1
+"""Probe time-outs in a row from which on probes are small: that of the last packets may be why none
+arrived. Where it is not, a packet is cut in two."""
 
 
 class Pacer(QuicPacketPacer):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 
-ROUNDS = 3
+ROUNDS = 2
 """Round trips in which large packets were lost and none arrived ..."""
 PACKETS = 6
 """... and how many of them, before it is no accident."""

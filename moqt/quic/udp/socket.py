@@ -30,11 +30,17 @@ Address = tuple[Any, ...]
 # Linux constants that the socket module does not name.
 UDP_SEGMENT = 103
 UDP_GRO = 104
-IP_MTU_DISCOVER = 10
-IPV6_MTU_DISCOVER = 23
 IP_MTU = 14
 IPV6_MTU = 24
-PMTUDISC_PROBE = 3  # don't fragment, and let us find out what the path carries
+
+DONT_FRAGMENT = {
+    # IP_MTU_DISCOVER and IPV6_MTU_DISCOVER: PROBE lets us find out what the path carries
+    "linux": ((socket.IPPROTO_IP, 10, 3), (socket.IPPROTO_IPV6, 23, 3)),
+    # IP_DONTFRAG and IPV6_DONTFRAG
+    "darwin": ((socket.IPPROTO_IP, 28, 1), (socket.IPPROTO_IPV6, 62, 1)),
+}
+"""The options for IPv4 and for IPv6, and their values (RFC 9000 section 14)."""
+
 IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform)  # named by the module from 3.12 on
 IPV6_RECVPKTINFO = getattr(socket, "IPV6_RECVPKTINFO", None)
 IPV6_PKTINFO = getattr(socket, "IPV6_PKTINFO", None)
@@ -93,10 +99,7 @@ class UdpSocket:
                 with contextlib.suppress(OSError):
                     # "::" then also serves IPv4; a specific address is not affected.
                     self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                with contextlib.suppress(OSError):
-                    self.sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_PROBE)
-            with contextlib.suppress(OSError):
-                self.sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_PROBE)
+            self._unfragmented = self._forbid_fragments(family)
             self.gro = offload and self._try_option(UDP_GRO, 1)
             self.gso = offload and self._try_option(UDP_SEGMENT, 0)
             self._pktinfo = local is not None and _is_wildcard(local) and self._ask_pktinfo(family)
@@ -107,6 +110,19 @@ class UdpSocket:
         except BaseException:
             self.sock.close()
             raise
+
+    def _forbid_fragments(self, family: int) -> bool:
+        options = DONT_FRAGMENT.get(sys.platform, ())
+        # An IPv6 socket has the option of IPv4 too, for mapped addresses, if the system knows that.
+        done = [self._set_option(o) for o in options[: 2 if family == socket.AF_INET6 else 1]]
+        return bool(done) and done[-1]
+
+    def _set_option(self, option: tuple[int, int, int]) -> bool:
+        try:
+            self.sock.setsockopt(*option)
+        except OSError:
+            return False
+        return True
 
     def _try_option(self, option: int, value: int) -> bool:
         if not hasattr(self.sock, "recvmsg_into"):
@@ -146,8 +162,12 @@ class UdpSocket:
     def payload_limit(self, addr: Address) -> int | None:
         """The octets that the interface towards `addr` takes in one datagram, unfragmented.
 
-        None on a system that does not tell.
+        None on a system that does not tell; what every path carries on one that would fragment.
         """
+        if not self._unfragmented:
+            return MIN_DATAGRAM_SIZE
+        if sys.platform != "linux":
+            return None
         sock = self.sock
         try:
             if self._connected:

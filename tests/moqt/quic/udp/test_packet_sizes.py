@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
 
 import pytest
 
 from moqt.quic.udp import socket as module
-from moqt.quic.udp.socket import UdpSocket
+from moqt.quic.udp.socket import DONT_FRAGMENT, UdpSocket
 from tests.moqt.probe import packet_size
 from tests.moqt.quic.udp.sockets import dial, hang_up, start, until
 from tests.moqt.quic_pair import quic_config
@@ -43,6 +44,27 @@ def test_a_system_that_does_not_tell_is_no_obstacle(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "IP_MTU", 9999)
     udp = UdpSocket(socket.AF_INET, remote=("127.0.0.1", 9))
     assert udp.payload_limit(("127.0.0.1", 9)) is None
+    udp.close()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.parametrize("options", [{}, {sys.platform: ((0, 9999, 1), (41, 9999, 1))}])
+def test_where_datagrams_would_be_fragmented_none_is_larger_than_every_path_carries(
+    family: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DONT_FRAGMENT", options)
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    udp = UdpSocket(family, remote=(host, 9))
+    assert udp.payload_limit((host, 9)) == 1200
+    udp.close()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_kernel_does_not_fragment_what_we_send(family: int) -> None:
+    udp = UdpSocket(family, local=("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+    for level, option, value in DONT_FRAGMENT[sys.platform]:
+        if family == socket.AF_INET6 or level == socket.IPPROTO_IP:
+            assert udp.sock.getsockopt(level, option) == value
     udp.close()
 
 
