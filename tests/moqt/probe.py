@@ -178,6 +178,18 @@ class Probe:
         return confirmed
 
     @property
+    def window(self) -> int:
+        """Octets that may be under way."""
+        window: int = self.connection._recovery._cc.congestion_window
+        return window
+
+    @property
+    def in_flight(self) -> int:
+        """Octets that are."""
+        octets: int = self.connection._recovery.bytes_in_flight
+        return octets
+
+    @property
     def probe_timeouts(self) -> int:
         """Probe timeouts since something was acknowledged."""
         count: int = self.connection._loss._pto_count
@@ -275,6 +287,12 @@ def take_initial(endpoint: Endpoint, data: bytes, addr: Address) -> None:
 def origins(endpoint: Endpoint) -> Collection[Any]:
     """The addresses whose connections are counted."""
     return endpoint._admission._per_origin
+
+
+def packet_size(endpoint: Endpoint) -> int:
+    """Octets that a packet of an endpoint's only connection may have."""
+    (transport,) = endpoint.transports
+    return transport.packet_size
 
 
 def routes(endpoint: Endpoint) -> Collection[bytes]:
