@@ -178,18 +178,6 @@ class Probe:
         return confirmed
 
     @property
-    def window(self) -> int:
-        """Octets that may be under way."""
-        window: int = self.connection._recovery._cc.congestion_window
-        return window
-
-    @property
-    def in_flight(self) -> int:
-        """Octets that are."""
-        octets: int = self.connection._recovery.bytes_in_flight
-        return octets
-
-    @property
     def probe_timeouts(self) -> int:
         """Probe timeouts since something was acknowledged."""
         count: int = self.connection._loss._pto_count
