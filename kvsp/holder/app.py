@@ -20,7 +20,6 @@ from kvsp.blocks.container import (
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import (
     BusyError,
-    ClientBusyError,
     CodecUnavailableError,
     Holder,
     Records,
@@ -37,7 +36,7 @@ from kvsp.holder.records.publishing import (
     IndexUnavailableError,
 )
 from kvsp.holder.response import BlockResponse
-from kvsp.holder.rooms import NoRoomError
+from kvsp.holder.rooms import ClientBusyError, NoRoomError
 from kvsp.holder.store import BlockExistsError, MissError, MissReason
 from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
@@ -252,7 +251,7 @@ class HolderService(Service):
     async def _get(self, call: Call) -> Response:
         block = self._authorized(call, READ)
         layers, codec = _selection(call)
-        body = await self._open(block, layers, codec)
+        body = await self._open(call, block, layers, codec)
         headers = self._representation(block, body)
         if _matches(call.headers.get("if-none-match"), headers["ETag"]):
             body.close()
@@ -263,9 +262,13 @@ class HolderService(Service):
             return Response(headers=headers, media_type=BLOCK_MEDIA_TYPE)
         return BlockResponse(self.holder, block, body, headers)
 
-    async def _open(self, block: BlockId, layers: range | None, codec: int | None) -> Body:
+    async def _open(
+        self, call: Call, block: BlockId, layers: range | None, codec: int | None
+    ) -> Body:
         try:
-            return await self.holder.open(block, layers, codec, self._descriptor)
+            return await self.holder.open(
+                block, layers, codec, self._descriptor, client=call.principal.name
+            )
         except MissError as error:
             raise _miss(error, layers) from None
         except CodecUnavailableError as error:
@@ -280,6 +283,8 @@ class HolderService(Service):
                 f"the block has no form in this codec ({error.detail})",
                 codecs=[],
             ) from None
+        except ClientBusyError as error:
+            raise _wait(error) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
 
@@ -328,7 +333,7 @@ class HolderService(Service):
                 ProblemName.STORAGE_FULL, str(error), retry_after=_FULL_RETRY_S
             ) from error
         except ClientBusyError as error:
-            raise Problem.http(429, str(error), retry_after=_BUSY_RETRY_S) from error
+            raise _wait(error) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
         except ContainerTooLargeError:
@@ -520,6 +525,10 @@ def _exists() -> Problem:
 
 def _not_now(error: Exception) -> Problem:
     return Problem.http(503, str(error), retry_after=_BUSY_RETRY_S)
+
+
+def _wait(error: ClientBusyError) -> Problem:
+    return Problem.http(429, str(error), retry_after=_BUSY_RETRY_S)
 
 
 def _invalid_container(error: DecodeError) -> Problem:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,7 +17,7 @@ from kvsp.holder.leases.table import Lease, LeaseQuota, LeaseTable
 from kvsp.holder.parts import Parts
 from kvsp.holder.reading import Body, Sections, StoredBody, transcode
 from kvsp.holder.records.publishing import RecordSource
-from kvsp.holder.rooms import NoRoomError, Reservation
+from kvsp.holder.rooms import NoRoomError, Reservation, Shares
 from kvsp.holder.store import (
     BlockExistsError,
     BlockInfo,
@@ -71,10 +71,6 @@ class BusyError(KvspError):
     """As much of this is going on as may; it is worth asking again."""
 
 
-class ClientBusyError(BusyError):
-    """As much of this is going on for one client as may."""
-
-
 class Records(Protocol):
     """Who tells the index (`kvsp.holder.records.publishing`)."""
 
@@ -104,6 +100,7 @@ class HolderSettings:
     uploads: int = 64
     uploads_per_client: int = 32
     transcodings: int = 2
+    transcodings_per_client: int = 1
     lossy_transcoding: bool = False
     scrub_octets_per_s: float = 0.0
     """Blocks on disk are read and verified at this rate; 0 for never."""
@@ -151,8 +148,14 @@ class Holder:
             (tier for tier in self.store.tiers if tier is not Tier.HOST), self.store.tiers[0]
         )
         self._uploads = asyncio.Semaphore(settings.uploads)
-        self._uploads_of: Counter[str] = Counter()
-        self._warned: set[str] = set()
+        self._uploads_of = Shares(
+            "blocks being stored",
+            settings.uploads_per_client,
+            lambda: self.store.rejected("client-busy"),
+        )
+        self._transcodings_of = Shares(
+            "blocks being transcoded", settings.transcodings_per_client, self.store.refused
+        )
         self._transcodings = asyncio.Semaphore(settings.transcodings)
         self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -250,8 +253,7 @@ class Holder:
             self.store.rejected("busy")
             raise BusyError(f"{self.settings.uploads} blocks are being stored already")
         with contextlib.ExitStack() as reserved:
-            if client is not None:
-                reserved.enter_context(self._uploading(client))
+            reserved.enter_context(self._uploads_of.of(client))
 
             async def make_room(octets: int) -> PartWriter:
                 room = reserved.enter_context(await self.parts.make_room(self._home, octets))
@@ -284,25 +286,6 @@ class Holder:
                     await to_the_end(upload.writer.abort())
         return info
 
-    @contextlib.contextmanager
-    def _uploading(self, client: str) -> Iterator[None]:
-        """One of the uploads at once of a client. Raises ClientBusyError."""
-        share = self.settings.uploads_per_client
-        if self._uploads_of[client] >= share:
-            self.store.rejected("client-busy")
-            if client not in self._warned:
-                self._warned.add(client)
-                logger.warning("%s stores %d blocks at once, which is its share", client, share)
-            raise ClientBusyError(f"you are storing {share} blocks already; wait for one of them")
-        self._uploads_of[client] += 1
-        try:
-            yield
-        finally:
-            self._uploads_of[client] -= 1
-            if not self._uploads_of[client]:
-                del self._uploads_of[client]
-                self._warned.discard(client)
-
     async def _commit(
         self, block: BlockId, upload: Upload, info: BlockInfo, part: Part, room: Reservation
     ) -> None:
@@ -320,12 +303,15 @@ class Holder:
         layers: range | None = None,
         codec: int | None = None,
         describe: Describe | None = None,
+        *,
+        client: str | None = None,
     ) -> Body:
         """What a GET sends. The caller closes it.
 
-        `describe` is asked when the block has to be transcoded. Raises MissError,
-        CodecUnavailableError, TierUnavailableError, DecodeError when a section cannot be
-        transcoded, and what `describe` raises.
+        `describe` is asked when the block has to be transcoded, of which `client` has its
+        share at once. Raises MissError, CodecUnavailableError, BusyError, ClientBusyError,
+        TierUnavailableError, DecodeError when a section cannot be transcoded, and what
+        `describe` raises.
         """
         descriptor: Descriptor | None = None
         for _ in range(_OPENINGS):
@@ -343,7 +329,7 @@ class Holder:
                 await self.parts.lost(block, error)
                 continue
             if sections is not None:
-                return await self._body(block, found, sections, target, descriptor)
+                return await self._body(block, found, sections, target, descriptor, client)
         raise BusyError("the block is being moved all the time")
 
     async def _body(
@@ -353,11 +339,13 @@ class Holder:
         sections: Sections,
         target: int,
         descriptor: Descriptor | None,
+        client: str | None,
     ) -> Body:
         try:
             if target == found.info.codec:
                 return StoredBody(sections, await self._container_digest(block, found, sections))
-            return await self._transcode(sections, found.info.codec, target, descriptor)
+            with self._transcodings_of.of(client):
+                return await self._transcode(sections, found.info.codec, target, descriptor)
         except PartLostError as error:
             sections.close()
             await self.parts.lost(block, error)

@@ -57,6 +57,11 @@ class HolderMetrics(Collector):
         )
         yield _labelled("evictions", "Parts evicted, by tier.", "tier", counters.evictions)
         yield _labelled("octets_read", "Octets read, by tier.", "tier", counters.octets_read)
+        yield _total(
+            "reads_refused",
+            "Reads refused for what their client transcodes already.",
+            counters.reads_refused,
+        )
         yield _total("blocks_stored", "Blocks stored.", counters.stored)
         yield _total("demotions", "Parts moved to a slower tier.", counters.demotions)
         yield _total("promotions", "Parts copied to a faster tier.", counters.promotions)

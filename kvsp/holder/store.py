@@ -174,6 +174,7 @@ class StoreCounters:
 
     hits: Counter[str] = field(default_factory=Counter)
     misses: Counter[str] = field(default_factory=Counter)
+    reads_refused: int = 0
     stored: int = 0
     stores_rejected: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
@@ -512,6 +513,10 @@ class Store:
         if not entry.parts:
             self._forget(block, MissReason.LOST)
         return gone
+
+    def refused(self) -> None:
+        """A read was refused because its client has so many under way."""
+        self.counters.reads_refused += 1
 
     def rejected(self, reason: str) -> None:
         """A store was refused."""

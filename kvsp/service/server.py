@@ -212,6 +212,8 @@ class Assembly:
             base_uri=self.base_uri,
             uploads=table.uploads,
             uploads_per_client=table.uploads_per_client,
+            transcodings=table.transcodings,
+            transcodings_per_client=table.transcodings_per_client,
             scrub_octets_per_s=table.scrub_mib_per_s * MIB,
             # leases are as lasting as the blocks they cover
             lease_file=folder / _LEASES if folder and disk_mib is not None else None,

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from kvsp.blocks.container import Container, decode, repr_digest_field
+from kvsp.holder import holder as holder_module
 from kvsp.holder.store import MissReason
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.tiers import HostTier
@@ -437,6 +438,31 @@ async def test_a_client_has_its_share_of_the_uploads_and_others_have_theirs() ->
     release.set()
     await first
     assert (await world.put(2)).status == 201
+
+
+async def test_a_client_has_its_share_of_the_transcodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(transcodings=2)
+    await world.put(1)
+    began, go_on = asyncio.Event(), asyncio.Event()
+    transcode = holder_module.transcode
+
+    async def slow(*values: Any) -> Any:
+        began.set()
+        await go_on.wait()
+        return await transcode(*values)
+
+    monkeypatch.setattr(holder_module, "transcode", slow)
+    first = asyncio.ensure_future(world.get(1, "?codec=61441"))
+    await began.wait()
+    refused = await world.get(1, "?codec=61441")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert world.holder.store.counters.reads_refused == 1
+    assert (await world.get(1)).status == 200  # as it is stored, it costs nothing
+    path = f"blocks/{block_id(1).path}?codec=61441"
+    other = asyncio.ensure_future(world.client.as_("reader").get(path))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert [(await each).status for each in (first, other)] == [200, 200]
 
 
 async def test_metrics_show_reads_by_tier_and_rejections_by_reason(world: World) -> None:
