@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
+_CONTENT_KEYS: Final = "content_keys"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
 _BLOCK_LABEL: Final = b"KVSP-BLOCK-1\x00"
 _ELEMENT_TYPES: Final = {str(element): element for element in ElementType}
@@ -344,10 +345,14 @@ class Scope:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Scope:
-        """Parse the text of a scope file, `{"scope_key": "<hex>"}`; other members are ignored.
+        """Parse the text of a scope file, `{"scope_key": "<hex>"}`.
+
+        Members that start with `x-` are for others. One that says how caches are to be
+        protected is refused where that cannot be done, never ignored.
 
         Raises DecodeError: `not-i-json`, `duplicate-member`, `not-an-object`,
-        `missing-member`, `wrong-type`, `bad-hex`, `short-scope-key`, `out-of-range`.
+        `missing-member`, `wrong-type`, `bad-hex`, `short-scope-key`, `out-of-range`;
+        ScopeFileError for content keys, and for a member that nobody here knows.
         """
         try:
             tree = ijson.loads(data)
@@ -361,14 +366,26 @@ class Scope:
         key = tree["scope_key"]
         if not isinstance(key, str):
             raise DecodeError(DecodeErrorName.WRONG_TYPE, "'scope_key' is a hexadecimal string")
-        return cls(parse_hex(key))
+        scope = cls(parse_hex(key))
+        if tree.pop(_CONTENT_KEYS, []) != []:
+            raise ScopeFileError(
+                f"{_CONTENT_KEYS!r}: caches of this scope are to be sealed, which is not "
+                "supported here; without sealing they would be published in clear"
+            )
+        unknown = [name for name in tree if name != "scope_key" and not name.startswith("x-")]
+        if unknown:
+            raise ScopeFileError(
+                f"a scope file has 'scope_key' and {_CONTENT_KEYS!r}; "
+                f"{len(unknown)} other members are unknown: take them out, or start them with x-"
+            )
+        return scope
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scope:
         """Read a scope file, which only its owner may be able to read.
 
-        Raises ScopeFileError when it cannot be read or others have any access to it,
-        DecodeError as `from_json` does, with the file's name in the detail.
+        Raises ScopeFileError when it cannot be read, others have any access to it, or it asks
+        for more than can be done, DecodeError as `from_json` does, with the file's name in the detail.
         """
         try:
             data = read_private(path, MAX_SCOPE_FILE_OCTETS)
@@ -378,6 +395,8 @@ class Scope:
             return cls.from_json(data)
         except DecodeError as error:
             raise error.within(os.fspath(path)) from None
+        except ScopeFileError as error:
+            raise ScopeFileError(f"{os.fspath(path)}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new scope file with mode 0600, whole or not at all.
