@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         PublisherLost,
         RetrievalError,
         RetrievalTimeout,
+        Unsupported,
         VerificationFailed,
     )
     from kvcs.names.namespace import PublicationNamespace
@@ -67,6 +68,7 @@ _WHERE = {
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
+    "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
@@ -108,6 +110,7 @@ __all__ = [
     "RetrievalTimeout",
     "Scope",
     "Stats",
+    "Unsupported",
     "VerificationFailed",
     "block_keys",
     "load_descriptor",

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
 from kvcs.finding.relays import Sessions
 from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
+from kvsp.names.codes import Codec
 from moqt.aio import MoqtSession
 from moqt.values.errors import MoqtError
 
 if TYPE_CHECKING:
-    from kvsp.records.records import LookupResponse
+    from kvsp.records.records import LookupResponse, ReplicaRecord
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """A publication, and the relay to ask: None for the consumer's own."""
 
     url: str | None
     namespace: PublicationNamespace
-    shared: int | None = None
-    """How many of our blocks it has, when that is all that is known of its tokens."""
+    blocks: int = field(default=0, compare=False)
+    """How many of our blocks it is said to have; 0 when nothing tells."""
+    records: tuple[ReplicaRecord, ...] = field(default=(), compare=False, repr=False)
+    """What the index service has recorded of our leading blocks in it."""
 
 
 class Index(Protocol):
@@ -46,19 +51,22 @@ class Index(Protocol):
 
 def named_by(found: LookupResponse) -> list[Candidate]:
     """The publications in an answer of the index service, those with most blocks first."""
-    counts: dict[tuple[str, str], int] = {}
+    recorded: dict[tuple[str, str], list[ReplicaRecord]] = {}
     for number, block in enumerate(found.blocks):
         for record in block.replicas:
             if record.moqt_namespace is None:
                 continue
             place = record.holder, record.moqt_namespace
+            known = recorded.get(place, [])
             # one that lacks an earlier block is of no use for this one
-            if counts.get(place, 0) == number:
-                counts[place] = number + 1
-    most_first = sorted(counts.items(), key=lambda each: -each[1])
+            if len(known) == number:
+                recorded.setdefault(place, known).append(record)
+            elif len(known) == number + 1 and record.codec == Codec.RAW:
+                known[number] = record  # in several codecs: the one that can be compared
+    most_first = sorted(recorded.items(), key=lambda each: -len(each[1]))
     return [
-        Candidate(url, PublicationNamespace.from_text(text), blocks)
-        for (url, text), blocks in most_first
+        Candidate(url, PublicationNamespace.from_text(text), len(records), tuple(records))
+        for (url, text), records in most_first
     ]
 
 
@@ -126,9 +134,9 @@ class Candidates:
         if self._index is None or not self._searched_longer:
             return None
         for named in self._index.named:
-            self.longest = max(self.longest, named.shared or 0)
+            self.longest = max(self.longest, named.blocks)
             # our own relay may lead there, too, and is nearer
-            for each in (named._replace(url=None), named):
+            for each in (replace(named, url=None), named):
                 if each not in self._tried and self._sessions.reaches(each.url):
                     return each
         return None
@@ -174,7 +182,7 @@ class Candidates:
     def _named_blocks(self) -> int:
         """Blocks of the longest publication that the index service names."""
         named = self._index.named if self._index is not None else ()
-        return min(named[0].shared or 0, len(self._keys)) if named else 0
+        return min(named[0].blocks, len(self._keys)) if named else 0
 
     async def _session_at(self, url: str | None) -> MoqtSession | None:
         """The session to a relay, or None when there is none; `failure` says why."""

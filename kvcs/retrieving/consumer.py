@@ -30,6 +30,7 @@ from kvcs.names.errors import (
     PublisherLost,
     RetrievalError,
     RetrievalTimeout,
+    Unsupported,
     VerificationFailed,
     worse_of,
 )
@@ -290,7 +291,7 @@ class Consumer:
                 raise
             except _ShorterError:
                 self._candidates.allow_again(candidate)
-            except (VerificationFailed, PublisherLost) as error:
+            except (VerificationFailed, PublisherLost, Unsupported, NotAuthorized) as error:
                 self._candidates.failed(error)
                 # of a publication that failed verification nothing is kept
                 bad = isinstance(error, VerificationFailed)
@@ -314,18 +315,17 @@ class Consumer:
             self.stats,
             blocks=self._blocks,
             require_listed=self._require_listed,
-            kept=self._kept,
-            shared=candidate.shared,
-            over_http=path.blocks if path is not None else 0,
+            records=candidate.records,
             elsewhere=path.has if path is not None else None,
         )
-        retrieval = self._retrieval = Retrieval(
+        self._retrieval = retrieval = Retrieval(
             session.session,
             assembly,
             self.stats,
             mode=self._mode,
             require_listed=self._require_listed,
             changed=self._event.set,
+            hold=True,
         )
         retrieval.start()
         return retrieval
@@ -337,6 +337,9 @@ class Consumer:
         patient_until = self._now() + self._patience
         while True:
             due = retrieval.poll(self._now())
+            if assembly.manifest is not None and not assembly.total and not retrieval.over:
+                retrieval.go(self._path.blocks if self._path is not None else 0, self._kept)
+                due = retrieval.poll(self._now())
             if isinstance(retrieval.error, VerificationFailed):
                 raise retrieval.error
             while retrieval.ready:

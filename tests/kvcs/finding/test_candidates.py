@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,12 @@ def index(*named: Candidate) -> SimpleNamespace:
     return SimpleNamespace(looked_up=True, named=list(named))
 
 
+def each_record(client, block, candidate):
+    """The record of a block in a publication."""
+    text = candidate.namespace.text
+    return next(record for record in client.held[block] if record.moqt_namespace == text)
+
+
 async def test_given_publications_come_in_order_each_once() -> None:
     first, second = namespace(), namespace()
     search = candidates({None: OWN}, given=[first, second])
@@ -86,7 +93,7 @@ async def test_the_failure_told_at_the_end_is_the_one_that_tells_most() -> None:
 async def test_our_own_relay_is_asked_before_the_one_that_the_index_names() -> None:
     there, elsewhere = object(), Candidate(OTHER_RELAY, namespace(), len(KEYS))
     search = candidates({None: OWN, OTHER_RELAY: there}, index=index(elsewhere))
-    assert await search.next(0) == (elsewhere._replace(url=None), OWN)
+    assert await search.next(0) == (replace(elsewhere, url=None), OWN)
     assert await search.next(0) == (elsewhere, there)
     assert search.longest == len(KEYS) and search.known() is None
 
@@ -112,4 +119,5 @@ def test_publications_in_an_answer_are_those_that_have_every_earlier_block() -> 
     # of a block that only a holder has, nobody can tell where it is published
     matched[1] = MatchedBlock(matched[1].block_key, matched[1].replicas[:1])
     found = named_by(LookupResponse(len(matched), tuple(matched)))
-    assert [each.shared for each in found] == [1, 1]
+    assert [each.blocks for each in found] == [1, 1]
+    assert all(each.records == (each_record(client, 0, each),) for each in found)
