@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcs.finding.candidates import DiscoveryMode
+    from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
     from kvcs.names.errors import (
         KvcsError,
@@ -48,6 +50,8 @@ _WHERE = {
     "DecodeError": "kvsp.names.errors",
     "Descriptor": "kvsp.names.identity",
     "Destination": "kvcs.retrieving.destinations",
+    "Directory": "kvcs.finding.listing",
+    "DiscoveryMode": "kvcs.finding.candidates",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvsp.names.errors",
@@ -90,6 +94,8 @@ __all__ = [
     "DecodeError",
     "Descriptor",
     "Destination",
+    "Directory",
+    "DiscoveryMode",
     "Fallback",
     "FileDestination",
     "FileError",

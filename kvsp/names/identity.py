@@ -385,7 +385,8 @@ class Scope:
         """Read a scope file, which only its owner may be able to read.
 
         Raises ScopeFileError when it cannot be read, others have any access to it, or it asks
-        for more than can be done, DecodeError as `from_json` does, with the file's name in the detail.
+        for more than can be done; DecodeError as `from_json` does, with the file's name in the
+        detail.
         """
         try:
             data = read_private(path, MAX_SCOPE_FILE_OCTETS)

@@ -314,7 +314,9 @@ async def test_a_prefix_far_shorter_than_the_prompt_is_found_with_bounded_concur
     for store in produced(tokens=tokens[: 7 * BLOCK], cache=cache).tracks:
         handler.add_track(store)
     async with Link(handler) as link:
-        layers = await collect(link.consumer(tokens=tokens, probes=probes, grace=0.005))
+        layers = await collect(
+            link.consumer(tokens=tokens, discovery="probe", probes=probes, grace=0.005)
+        )
         check(layers, cache, tokens=7 * BLOCK)
         assert most <= probes
         await link.assert_clean()
