@@ -15,7 +15,9 @@ from enum import StrEnum
 from heapq import merge
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvcs.finding.listing import DEFAULT_GRACE, Found, Listing, listing, release
+from kvcs.finding import listing as listings
+from kvcs.finding import probing
+from kvcs.finding.listing import Found, Listing, listing, release
 from kvcs.finding.probing import DEFAULT_PROBES, Probing
 from kvcs.finding.relays import Sessions
 from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, tells_more
@@ -111,12 +113,12 @@ class Candidates:
         index: Index | None = None,
         discovery: DiscoveryMode = DiscoveryMode.LISTING,
         min_blocks: int = 1,
-        grace: float = DEFAULT_GRACE,
+        grace: float | None = None,
         probes: int = DEFAULT_PROBES,
     ) -> None:
         """`given` are known already, in order of preference, and replace the search.
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
-        `Listing` and `Probing`.
+        `Listing` and `Probing`, which each have their own `grace` without one.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -153,7 +155,7 @@ class Candidates:
             return None
         due = None
         if self._listing is not None:
-            due = self._listing.poll(now, self._grace)
+            due = self._listing.poll(now, _or(self._grace, listings.DEFAULT_GRACE))
             if self._listing.error is not None:
                 self._give_up(self._listing.error)
             elif self._listing.refused is not None:
@@ -266,7 +268,7 @@ class Candidates:
                 self._compat_id,
                 self._keys,
                 min_blocks=self._min_blocks,
-                grace=self._grace,
+                grace=_or(self._grace, probing.DEFAULT_GRACE),
                 probes=self._probes,
                 changed=self._changed,
             )
@@ -322,6 +324,10 @@ class Candidates:
             for each in (replace(named, url=None), named):
                 if named.blocks >= self._min_blocks and self._sessions.reaches(each.url):
                     yield each
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _not_found() -> NotFound:

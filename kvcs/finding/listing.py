@@ -6,8 +6,9 @@ publication, of every prompt, and shows nothing of ours. While it stands, a sear
 into a dictionary.
 
 A relay sends the namespaces it knows right after REQUEST_OK, on the same stream, but nothing
-says that it has sent the last one: the listing counts as settled `grace` seconds after the
-last that came. Sans-IO over a `moqt` session.
+says that it has sent the last one: the listing counts as settled when it has paused for
+`grace` seconds, and for as long as REQUEST_OK took to come (a lost packet takes about as long),
+which our relays send when those upstream of them have answered. Sans-IO over a `moqt` session.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.names import TrackNamespace
 
-DEFAULT_GRACE: Final = 0.2
-"""Seconds after REQUEST_OK, and after each namespace, in which the next one must come."""
+DEFAULT_GRACE: Final = 0.02
+"""Seconds for which a listing must pause, at least."""
 
-MOST_GRACES: Final = 10
-"""A listing that never pauses counts as settled after so many times `grace`."""
+LONGEST_PAUSE: Final = 0.2
+"""Seconds for which it must pause at most, however long REQUEST_OK took."""
+
+MOST_PAUSES: Final = 10
+"""A listing that never pauses counts as settled after so many times as long."""
 
 OVERLAP_DELAY: Final = 0.05
 """Seconds before another try when this session asks for an overlapping prefix already."""
@@ -72,7 +76,7 @@ class Listing:
         self._by_anchor: dict[bytes, dict[bytes, PublicationNamespace]] = {}
         self._request: OutgoingSubscribeNamespace | None = None
         self._answered = self._heard = False
-        self._since = self._quiet = 0.0
+        self._asked = self._since = self._quiet = 0.0
         self._delay: float | None = 0.0
         self._due = 0.0
         self._overlaps = 0
@@ -110,7 +114,8 @@ class Listing:
         if self._heard:
             self._heard, self._quiet = False, now
             self._since = self._since or now
-        due = min(self._quiet + grace, self._since + MOST_GRACES * grace)
+        pause = max(grace, min(self._since - self._asked, LONGEST_PAUSE))
+        due = min(self._quiet + pause, self._since + MOST_PAUSES * pause)
         if now < due:
             return due
         self.settled = True
@@ -138,6 +143,7 @@ class Listing:
                 raise
             self._due = now + NO_STREAM_DELAY
         else:
+            self._asked = now
             self._request.on_answer = self._answer
 
     def _answer(self, error: MoqtError | None) -> None:
@@ -240,7 +246,7 @@ class Directory:
         timeout: float = 10.0,
     ) -> None:
         """`timeout` bounds the wait for the first listing, in seconds; `grace` is how long it
-        must pause to count as settled."""
+        must pause at least to count as settled."""
         self._session = session
         self._scope = scope
         self._descriptor = descriptor

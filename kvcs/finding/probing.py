@@ -23,6 +23,9 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.names import TrackNamespace
 
+DEFAULT_GRACE: Final = 0.2
+"""Seconds after REQUEST_OK in which a namespace must come."""
+
 DEFAULT_PROBES: Final = 1024
 """Prefixes asked for at a time, if the peer grants as many streams."""
 

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
-from kvcs.finding.listing import DEFAULT_GRACE
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.names.errors import (
@@ -90,7 +89,7 @@ class Consumer:
         require_listed: bool = False,
         discovery: DiscoveryMode | str = DiscoveryMode.LISTING,
         min_blocks: int = 1,
-        grace: float = DEFAULT_GRACE,
+        grace: float | None = None,
         probes: int = DEFAULT_PROBES,
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
@@ -121,7 +120,7 @@ class Consumer:
             )
         if blocks is not None and blocks < 1:
             raise ValueError("at least one block is needed")
-        if timeout <= 0 or grace < 0 or probes < 1 or patience <= 0:
+        if timeout <= 0 or (grace or 0) < 0 or probes < 1 or patience <= 0:
             raise ValueError("timeout, probes and patience are positive, grace is not negative")
         for publication in publications or ():
             if (publication.scope_id, publication.compat_id) != (
