@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -41,6 +42,9 @@ _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
 _CONTENT_KEYS: Final = "content_keys"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
 _BLOCK_LABEL: Final = b"KVSP-BLOCK-1\x00"
+_HMAC_BLOCK: Final = 64
+_INNER_PAD: Final = bytes(octet ^ 0x36 for octet in range(256))
+_OUTER_PAD: Final = bytes(octet ^ 0x5C for octet in range(256))
 _ELEMENT_TYPES: Final = {str(element): element for element in ElementType}
 
 _DIGEST = re.compile(r"sha-256:[0-9a-f]{64}")
@@ -414,6 +418,21 @@ class Scope:
         """HMAC-SHA-256 of `message` under the Scope Key, 32 octets."""
         return hmac.digest(self._key, message, "sha256")
 
+    def macs(self, prefix: bytes) -> Callable[[bytes], bytes]:
+        """`mac` of `prefix` and what it is called with: for many, half the work (RFC 2104)."""
+        key = self._key if len(self._key) <= _HMAC_BLOCK else hashlib.sha256(self._key).digest()
+        key = key.ljust(_HMAC_BLOCK, b"\x00")
+        inner = hashlib.sha256(key.translate(_INNER_PAD) + prefix)
+        outer = hashlib.sha256(key.translate(_OUTER_PAD))
+
+        def mac(message: bytes) -> bytes:
+            inside, outside = inner.copy(), outer.copy()
+            inside.update(message)
+            outside.update(inside.digest())
+            return outside.digest()
+
+        return mac
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scope):
             return NotImplemented
@@ -465,14 +484,14 @@ def block_keys(
         if block_tokens is None:
             raise ValueError("a Compatibility ID does not tell the block size: pass block_tokens")
     octets = _token_octets(tokens)
-    prefix = _BLOCK_LABEL + compat_id
+    mac = scope.macs(_BLOCK_LABEL + compat_id)
     step = 4 * block_tokens
     keys: list[bytes] = []
     key = bytes(HASH_OCTETS) if after is None else after
     if len(key) != HASH_OCTETS:
         raise ValueError(f"a Block Key has {HASH_OCTETS} octets")
     for block in range(complete_blocks(len(octets) // 4, block_tokens)):
-        key = scope.mac(prefix + key + octets[block * step : (block + 1) * step])
+        key = mac(key + octets[block * step : (block + 1) * step])
         keys.append(key)
     return keys
 
@@ -498,6 +517,10 @@ def _token_octets(tokens: Tokens) -> bytes:
             raise _bad_token(int(bad[0]))
         return tokens.astype(">u4").tobytes()
     ids = list(tokens)
+    if set(map(type, ids)) <= {int}:
+        # nearly always: one pass without a look at each
+        with contextlib.suppress(struct.error):
+            return struct.pack(f">{len(ids)}I", *ids)
     for position, token in enumerate(ids):
         if type(token) is not int and not isinstance(token, np.integer):
             raise _bad_token(position)

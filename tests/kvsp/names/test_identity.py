@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import hmac
 import inspect
 import json
 import os
@@ -511,6 +512,16 @@ def test_no_octets_crash_the_scope_file_reader(data: bytes) -> None:
     for text in (data, b'{"scope_key":"' + data + b'"}'):
         with contextlib.suppress(DecodeError):
             Scope.from_json(text)
+
+
+@given(st.binary(min_size=32, max_size=200), st.binary(max_size=99), st.binary(max_size=200))
+def test_many_macs_are_each_what_one_is(key: bytes, prefix: bytes, message: bytes) -> None:
+    scope = Scope(key)
+    mac = scope.macs(prefix)
+    assert (
+        mac(message) == scope.mac(prefix + message) == hmac.digest(key, prefix + message, "sha256")
+    )
+    assert mac(b"") == scope.mac(prefix)
 
 
 # --- Block Keys ----------------------------------------------------------------------
