@@ -66,6 +66,7 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
+	$(BIN)/python -m tools.bench_discovery
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits

@@ -134,6 +134,8 @@ class Assembly(LayerBuffer):
         """(layer, block) of bad Objects that are to come over HTTP."""
         self._keys = keys
         self._records = records
+        self._proven: set[int] = set()
+        """Blocks that holders have of the production of this publication."""
         self._elsewhere = elsewhere
         self._most_blocks = blocks
         self._require_listed = require_listed
@@ -201,12 +203,38 @@ class Assembly(LayerBuffer):
             if (layer, block) not in self.promised
         ]
 
-    def unproven_blocks(self) -> Iterator[tuple[int, int]]:
-        """Those of the last layer handed over, when no manifest lists it yet."""
-        layer = self._next - 1
-        for track, facts in self._facts.items():
-            if (track, layer) in self._unconfirmed and track.component is not Component.V:
-                yield from ((layer, facts.first + number) for number in range(facts.blocks))
+    def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
+        """What is lacking, each block after what shows that it is of this production; one of
+        which holders have nothing that shows it is foreign."""
+        proofs: set[tuple[int, int]] = set()
+        for layer, block in self.lacking():
+            proof = None if block in self.foreign else self._proof_of(layer, block)
+            if proof is not None and not has(proof, block):
+                self.foreign.add(block)
+            if block in self.foreign:
+                continue
+            if proof is not None and (proof, block) not in proofs:
+                proofs.add((proof, block))
+                yield proof, block
+            yield layer, block
+
+    def _proof_of(self, layer: int, block: int) -> int | None:
+        """A layer of which a holder's block shows whether it is of this production, when
+        nothing is known of the Objects of `layer` to compare it with. None when no proof is
+        needed, or nothing has come that would be one."""
+        if block >= self.blocks or block in self._proven:
+            return None
+        tracks = [t for t, f in self._facts.items() if f.first <= block < f.first + f.blocks]
+        if any(self._known_digest(track, layer, block) is not None for track in tracks):
+            return None
+        listed = min(len(self._facts[tracks[0]].listed), self.layers.stop) - 1
+        if listed >= self.layers.start:
+            return listed
+        for track, other in reversed(self._unconfirmed):
+            over_http = (block, other) in self._stats.over_http
+            if track in tracks and not over_http and self._known_digest(track, other, block):
+                return other
+        return None
 
     def take_back(self) -> list[tuple[DataTrack, Location]]:
         """Objects that a manifest refused after they were written, once each."""
@@ -340,11 +368,17 @@ class Assembly(LayerBuffer):
                 continue
             data = [sections[half] for half in halves(track.component)]
             digests[track] = digest = data_digest(*data)
-            same &= self._known_digest(track, layer, block) in (None, digest)
+            known = self._known_digest(track, layer, block)
+            same &= known in (None, digest)
+            if known == digest and (block, layer) not in self._stats.over_http:
+                self._proven.add(block)
         if not same:
             self._stats.discarded[OTHER_PRODUCTION] += 1
+            self._proven.discard(block)
             self.foreign.add(block)
             return Verdict.BAD
+        if self._proof_of(layer, block) is not None:
+            return Verdict.EXTRA  # not before it is known to be of the same production
         verdict = super().block_received(block, layer, k, v, source)
         if verdict is Verdict.NEW:
             for track, digest in digests.items():

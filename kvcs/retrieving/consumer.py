@@ -435,15 +435,20 @@ class Consumer:
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer)
-        path.begin_round(assembly, self._wanted(assembly, late), self._left())
+        begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
+        if late and not begun and assembly.foreign and self._hasty and path.blocks:
+            raise _LateError("what holders have is of another production than the publication")
 
-    def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
+    def _wanted(self, path: HttpPath, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
         if not late and not assembly.promised and assembly.total == assembly.blocks:
+            return
+        if late:
+            yield from assembly.from_holders(path.has)
             return
         for layer, block in assembly.lacking():
             if block in assembly.foreign:
                 continue
-            if late or block >= assembly.blocks or (layer, block) in assembly.promised:
+            if block >= assembly.blocks or (layer, block) in assembly.promised:
                 yield layer, block
 
     def _holders_can_complete(self, retrieval: Retrieval) -> bool:
@@ -464,8 +469,7 @@ class Consumer:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
         path = self._path
         assert path is not None
-        # what was handed over and never listed shows whether theirs is the same production
-        proof, foreign = list(buffer.unproven_blocks()), len(buffer.foreign)
+        foreign = len(buffer.foreign)
         while True:
             while buffer.ready:
                 yield buffer.ready.popleft()
@@ -475,7 +479,7 @@ class Consumer:
                 return
             self._event.clear()
             if not path.busy:
-                wanted, proof = [*proof, *buffer.lacking()], []
+                wanted = buffer.from_holders(path.has)
                 if not path.begin_round(buffer, wanted, self._left()):
                     return
             await self._wait(None, late=False)

@@ -414,12 +414,11 @@ class Scope:
         except FileError as error:
             raise ScopeFileError(str(error)) from error
 
-    def mac(self, message: bytes) -> bytes:
-        """HMAC-SHA-256 of `message` under the Scope Key, 32 octets."""
-        return hmac.digest(self._key, message, "sha256")
-
     def macs(self, prefix: bytes) -> Callable[[bytes], bytes]:
-        """`mac` of `prefix` and what it is called with: for many, half the work (RFC 2104)."""
+        """HMAC-SHA-256 under the Scope Key, 32 octets, of `prefix` and what it is called with.
+
+        What is the same for all of them is done once (RFC 2104).
+        """
         key = self._key if len(self._key) <= _HMAC_BLOCK else hashlib.sha256(self._key).digest()
         key = key.ljust(_HMAC_BLOCK, b"\x00")
         inner = hashlib.sha256(key.translate(_INNER_PAD) + prefix)

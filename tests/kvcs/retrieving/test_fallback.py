@@ -359,6 +359,25 @@ async def test_blocks_of_another_production_are_never_mixed_with_objects():
     assert consumer.stats.discarded["other-production"] >= 1
 
 
+@pytest.mark.parametrize("put", [(2, 0), (2, 3), (0, 2), (1, 0)])
+async def test_a_block_that_nothing_shows_to_be_of_the_same_production_is_not_mixed_in(put):
+    """The publication stands still, and no manifest lists what came of it."""
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    layers, blocks = put
+    for layer in range(layers):
+        publication.put_layer(layer, *CACHE[layer])
+    for block in range(blocks):
+        rows = slice(block * BLOCK, (block + 1) * BLOCK)
+        publication.put_block(layers, block, *(tensor[rows] for tensor in CACHE[layers]))
+    async with Link(publisher(publication)) as link:
+        for cache in (OTHER, CACHE):
+            consumer = link.consumer(
+                publications=[publication.namespace], fallback=fallback(FakeClient(cache))
+            )
+            check((await collect(consumer))[-LAYERS:], cache)
+            assert (consumer.stats.publication is None) is (cache is OTHER)
+
+
 async def test_a_late_block_that_contradicts_the_manifest_is_not_used():
     publication = produced(cache=CACHE)
     client = FakeClient(OTHER)
