@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvcs.names.errors import PublisherLost, VerificationFailed
+from kvcs.finding.relays import Fallback
+from kvcs.names.errors import PublisherLost, RetrievalError, VerificationFailed
 from kvcs.publishing.publication import Publication
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
@@ -25,10 +28,12 @@ from tests.kvcs.support import (
     publisher,
     same,
 )
+from tests.kvcs.support_fallback import FakeClient
 from tests.kvcs.support_segments import in_codec, segmented
 
 CACHE = kv()
 SHORT = 2
+RELAY = "moqt://relay.example:4443"
 
 
 def check(layers, blocks) -> None:
@@ -233,6 +238,52 @@ async def test_when_all_have_failed_the_failure_that_tells_most_is_told() -> Non
     async with Link(scope) as link:
         with pytest.raises(PublisherLost, match="no manifest to be had"):
             await collect(link.consumer(patience=0.1))
+
+
+OTHER = kv(tokens=(BLOCKS + 2) * BLOCK, seed=8)
+
+
+def of_other_tokens(scope: Scope) -> Publication:
+    """A longer one, which the index names for our tokens."""
+    tokens = [*TOKENS, *range(2 * BLOCK)]
+    publication = produced(tokens=[token + 1 for token in tokens], cache=OTHER)
+    scope.put(publication)
+    return publication
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_retrieved_is_the_true_cache_of_the_longest_prefix_that_somebody_has(data) -> None:
+    """Whatever else is published, announced, or said by the index."""
+    wholes = data.draw(st.lists(st.integers(1, BLOCKS), max_size=3), "whole ones")
+    wrongs = data.draw(st.lists(st.sampled_from(WRONG), max_size=3), "others")
+    lies = data.draw(st.booleans(), "the index lies")
+    listing = data.draw(st.sampled_from(["listing", "probe"]), "discovery")
+    order = data.draw(st.permutations([*wholes, *wrongs]), "order")
+
+    async def run() -> None:
+        scope = Scope()
+        for each in order:
+            scope.put(of(each)) if isinstance(each, int) else each(scope)
+        client = FakeClient(blocks=0)
+        if lies:
+            client.knows(of_other_tokens(scope), kv(tokens=len(OTHER[0][0]), seed=5), RELAY)
+        async with Link(scope) as link:
+            consumer = link.consumer(
+                discovery=listing,
+                patience=0.05,
+                timeout=10,
+                fallback=Fallback(client, after=5, relay=RELAY),
+            )
+            if wholes:
+                check((await collect(consumer))[-LAYERS:], max(wholes))
+            else:
+                # one that stands still for good ends with the time that is allowed
+                consumer = link.consumer(discovery=listing, patience=0.05, timeout=0.5)
+                with pytest.raises(RetrievalError):
+                    await collect(consumer)
+
+    asyncio.run(run())
 
 
 async def test_of_a_prompt_that_one_publication_covers_no_other_is_asked_anything() -> None:
