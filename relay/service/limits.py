@@ -32,6 +32,7 @@ QUIC = (
     "max_connections",
     "max_connections_per_address",
     "retry_threshold",
+    "max_resets",
     "max_streams_bidi",
     "max_streams_uni",
     "max_open_streams_bidi",
