@@ -120,9 +120,10 @@ class Proxy:
     ) -> Route:
         """Forward what comes to `listen` (port 0 takes a free one) over `up` to `to`, and what is
         answered over `down`; every `rebind` seconds each client gets another port before the
-        server, as a NAT does. Raises OSError when the address cannot be had."""
+        server, as a NAT does. Raises OSError or UnicodeError when an address cannot be had."""
         now = time.monotonic()
         number = len(self.routes)
+        listen, to = _resolve(listen), _resolve(to)
         listener = _End(UdpSocket(_family(listen), local=listen))
         route = Route(
             to,
@@ -318,6 +319,12 @@ def _told(link: Link) -> dict[str, Any]:
         "reordered": link.reordered,
         "queue_max": link.queue_max,
     }
+
+
+def _resolve(address: Address) -> Address:
+    """The first address that a host's name stands for."""
+    host, port = address[:2]
+    return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4]
 
 
 def _family(address: Address) -> socket.AddressFamily:

@@ -60,6 +60,18 @@ def test_datagrams_pass_both_ways_whole_and_in_order():
     assert set(told["proxy_dropped"].values()) == {0}
 
 
+def test_a_route_may_lead_from_one_family_of_addresses_to_the_other():
+    with sockets(1) as (server,), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
+        client.settimeout(10)
+        proxy = Proxy()
+        route = proxy.add(("::1", 0), server.getsockname(), FAST, FAST)
+        with proxy:
+            client.sendto(b"six", route.address)
+            data, source = server.recvfrom(100)
+            server.sendto(data + b" and four", source)
+            assert client.recv(100) == b"six and four"
+
+
 def test_every_client_has_its_answers():
     with proxied(FAST) as (proxy, route, (server, *clients)):
         for n, client in enumerate(clients):
