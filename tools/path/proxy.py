@@ -2,7 +2,8 @@
 
 One thread and one heap serve all routes. Datagrams are taken and given in batches (UDP_GRO and
 UDP_SEGMENT where the kernel has them), so that it keeps up with a hundred megabytes a second; in
-exchange a datagram may be late by `GRAIN`. ECN marks do not pass.
+exchange a datagram may be late by `GRAIN`. Where it is allowed (as root), the thread has real-time
+priority; how late it was at most is told all the same. ECN marks do not pass.
 """
 
 from __future__ import annotations
@@ -142,9 +143,7 @@ class Proxy:
 
     def run(self) -> None:
         """Forward until `stop`."""
-        with contextlib.suppress(OSError):
-            # Of this thread alone: a network does not compete with its hosts for a processor.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -15)
+        _hurry()
         while not self._stopped:
             self._wait()
             for key, _ in self._selector.select(0):
@@ -307,6 +306,14 @@ class Proxy:
                 }
             )
         return told
+
+
+def _hurry() -> None:
+    """Take real-time priority for this thread, where that is allowed: a network does not compete
+    with its hosts for a processor. Most of the time the thread sleeps."""
+    with contextlib.suppress(OSError, AttributeError):
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
 
 
 def _told(link: Link) -> dict[str, Any]:
