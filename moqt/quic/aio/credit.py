@@ -7,6 +7,7 @@ by the highest offset received, so a receiver can never push back.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
@@ -48,6 +49,8 @@ messages: data that nobody reads must not keep the message that explains it from
 
 class StreamTable(QuicConnection):
     """aioquic's connection with our streams, their queues and credit by consumption."""
+
+    _loss: Any  # ours, where aioquic has its `QuicPacketRecovery`
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """aioquic's connection, made fit for bulk transfer. Only `aio.transport` uses it.
 
-`Connection` is aioquic's sans-IO `QuicConnection` with five parts replaced, because the stock
+`Connection` is aioquic's sans-IO `QuicConnection` with its parts replaced, because the stock
 ones do not hold up under bulk transfer:
 
 - flow-control credit follows what the application consumed, in fixed windows; stock aioquic
@@ -11,7 +11,7 @@ ones do not hold up under bulk transfer:
 - 1-RTT packets that carry only STREAM frames of data streams (nearly all of them) are built and
   read without the general packet builder and buffer, with the header-protection masks of a
   whole batch computed at once;
-- the pacer releases what is due within a timer tick.
+- loss detection, congestion control and pacing are ours (`recovery`).
 
 With an event log the general paths are taken throughout: they log, and they are slow.
 
@@ -95,6 +95,10 @@ class Connection(ReceivingConnection):
         if closing and datagrams:
             self.close_datagrams = datagrams
         return datagrams
+
+    def sending_stopped(self) -> None:
+        """All that may be sent now has been: note whether more could have been."""
+        self._recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""
@@ -208,7 +212,7 @@ class Connection(ReceivingConnection):
 
             # ACKs are not paced.
             if space.ack_at is None or space.ack_at > now:
-                self._pacing_at = self._pacer.next_send_time(now=now)
+                self._pacing_at = self._pacer.next_send_time(now)
                 if self._pacing_at is not None:
                     return
             builder.start_packet(QuicPacketType.ONE_RTT, crypto)
@@ -281,7 +285,7 @@ class Connection(ReceivingConnection):
             if builder.packet_is_empty:
                 return
             self._packets_under_key += 1
-            self._pacer.update_after_send(now=now)
+            self._pacer.spend(self._max_datagram_size - builder.remaining_buffer_space)
 
     def _write_stream_frames(
         self, builder: QuicPacketBuilder, queues: RankedQueues, kept: int = 0
@@ -396,7 +400,7 @@ class Connection(ReceivingConnection):
             builder._end_packet()
         allowance = self._pacer.allowance(now)
         if allowance == 0:
-            self._pacing_at = self._pacer.next_send_time(now=now)
+            self._pacing_at = self._pacer.next_send_time(now)
             return
         keys = crypto.send
         assert keys.aead is not None and keys.hp is not None
@@ -415,7 +419,9 @@ class Connection(ReceivingConnection):
         samples: list[bytes] = []
         # Packets are registered in the order of their numbers: here, if the builder has none.
         packets: list[Any] = builder._packets
-        register = None if packets else self._loss.on_packet_sent
+        register = not packets
+        departure = self._recovery.depart(now)
+        train: list[Any] = []
         space = self._spaces[tls.Epoch.ONE_RTT]
         sample_at = 4 - PN_LENGTH
         next_frame, queues, kept = self._next_frame, self._data_queues, self._credit_kept
@@ -443,12 +449,7 @@ class Connection(ReceivingConnection):
             numbers.append(number)
             sealed.append(cipher)
             samples.append(cipher[sample_at : sample_at + SAMPLE_LENGTH])
-            packet: Any = SentPacket(number, sent, handlers)
-            if register is None:
-                packets.append(packet)
-            else:
-                packet.sent_time = now
-                register(packet=packet, space=space)
+            train.append(SentPacket(number, sent, handlers, now, departure))
             flight -= sent
             number += 1
 
@@ -474,15 +475,19 @@ class Connection(ReceivingConnection):
         builder._packet_number = number
         builder._flight_bytes += total
         builder._total_bytes += total
-        if register is not None and not self._ack_eliciting_sent_since_receipt:
-            # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
-            self._close_at = now + self._idle_timeout()
-            self._ack_eliciting_sent_since_receipt = True
+        if register:
+            self._recovery.departed(train, total, now, space)
+            if not self._ack_eliciting_sent_since_receipt:
+                # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
+                self._close_at = now + self._idle_timeout()
+                self._ack_eliciting_sent_since_receipt = True
+        else:
+            packets += train
         self._packets_under_key += len(sealed)
-        self._pacer.spend(len(sealed))
+        self._pacer.spend(total)
         if not any(self._queues):
             return
         if len(sealed) == allowance:
-            self._pacing_at = self._pacer.next_send_time(now=now) or now
+            self._pacing_at = self._pacer.next_send_time(now) or now
         else:
             self.capped = len(sealed) == burst

@@ -351,6 +351,7 @@ class AioquicTransport:
                     self._fail()
                 connection.credited.clear()
             if again and connection.unsent == 0 and not connection.capped and not connection.over:
+                connection.sending_stopped()
                 return []
             datagrams = connection.datagrams_to_send(now)
             self.more = (
@@ -358,6 +359,8 @@ class AioquicTransport:
                 and (connection.capped or connection.unsent == 0)
                 and not connection.over
             )
+            if not self.more:
+                connection.sending_stopped()
             if connection.trace is not None:
                 connection.trace.settle()
             self.deliver()
