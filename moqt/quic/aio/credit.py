@@ -79,7 +79,7 @@ class StreamTable(QuicConnection):
             ),
         )
         self._recovery = self._loss = Recovery(
-            algorithm=configuration.congestion_control_algorithm,
+            algorithm=config.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
             narrow=self._narrow,
             initial_rtt=configuration.initial_rtt,
