@@ -20,6 +20,7 @@ from kvcs.programs.common import (
     IDLE_TIMEOUT,
     Cafile,
     Compat,
+    Congestion,
     KeylogFile,
     Mtu,
     QlogDir,
@@ -58,6 +59,7 @@ from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 
@@ -104,6 +106,7 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
     mtu: Mtu = 1200,
+    congestion: Congestion = Algorithm.BBR,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -138,6 +141,7 @@ def command(
         quic = QuicConfig(
             cafile=cafile,
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

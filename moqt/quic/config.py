@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moqt.quic.congestion.algorithms import ALGORITHMS, Algorithm
+from moqt.quic.congestion.algorithms import Algorithm
 
 MIN_DATAGRAM_SIZE = 1200
 """RFC 9000 section 14: no path may carry less."""
@@ -81,7 +81,7 @@ class QuicConfig:
     socket_buffer: int = 4 << 20
     """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
 
-    congestion_control_algorithm: Algorithm = "reno"
+    congestion_control_algorithm: str = Algorithm.BBR
     """How much is sent at a time and how fast: `bbr` keeps a model of the path and fills it in
     spite of losses that are not its own, `cubic` and `reno` halve or so at any loss."""
     keylog_file: str | Path | None = None
@@ -154,8 +154,8 @@ class QuicConfig:
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")
         check(
-            self.congestion_control_algorithm in ALGORITHMS,
-            f"congestion_control_algorithm must be one of {', '.join(ALGORITHMS)}",
+            self.congestion_control_algorithm in list(Algorithm),
+            f"congestion_control_algorithm must be one of {', '.join(Algorithm)}",
         )
         check(
             (self.certfile is None) == (self.keyfile is None),

@@ -18,6 +18,7 @@ import typer
 
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
@@ -114,6 +115,9 @@ def relay_command(
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
     mtu: Annotated[int, typer.Option(help="UDP payload of a packet: 1200 to 16383.")] = 1200,
+    congestion: Annotated[
+        Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
+    ] = Algorithm.BBR,
     webtransport: Annotated[
         bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,
@@ -202,6 +206,7 @@ def relay_command(
     try:
         quic = QuicConfig(
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

@@ -78,7 +78,7 @@ class StreamTable(QuicConnection):
                 self._local_max_streams_uni, config.max_streams_uni, config.max_open_streams_uni
             ),
         )
-        self._recovery = self._loss = Recovery(
+        self.recovery = self._loss = Recovery(
             algorithm=config.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
             narrow=self._narrow,
@@ -88,7 +88,7 @@ class StreamTable(QuicConnection):
             send_probe=self._send_probe,
             logger=self._logger,
         )
-        self._pacer = self._recovery.pacer
+        self._pacer = self.recovery.pacer
         # Streams with something to send, by rank and in the order in which they get their turn:
         # those of which data was lost, and those with new data.
         self._lost_queues: tuple[Queue, ...] = tuple({} for _ in Rank)

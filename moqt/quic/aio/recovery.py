@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Any
@@ -27,7 +28,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from moqt.quic.aio.black_hole import BlackHole
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
-from moqt.quic.congestion.controller import Controller, Departure, Sample
+from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
 from moqt.quic.congestion.pacer import Pacer
@@ -64,8 +65,11 @@ class Recovery:
         self.controller: Controller = create_controller(algorithm, max_datagram_size)
         self.delivery = Delivery()
         self.pacer = Pacer(max_datagram_size)
+        self.news = False
+        """Whether packets were lost, or came late, since `take_news`."""
         self.lost_packets = 0
         self.spurious_losses = 0
+        self._told = (0, 0)
         self._algorithm = algorithm
         self._narrow = narrow
         self._send_probe = send_probe
@@ -78,6 +82,7 @@ class Recovery:
         self._round_had_loss = False
         self._round_ends = 0  # octets delivered
         self._window_limited = False
+        self._phase = self.controller.state().phase
         self._pto_count = 0
         self._rtt_first_sample_time: float | None = None
         self._rtt_initial = initial_rtt
@@ -108,6 +113,20 @@ class Recovery:
     @property
     def congestion_window(self) -> int:
         return self.controller.window
+
+    def state(self) -> ControllerState:
+        """The controller's, with the shortest round trip."""
+        state = self.controller.state()
+        if state.rtt_min is None and self._rtt_min < inf:
+            state = replace(state, rtt_min=self._rtt_min)
+        return state
+
+    def take_news(self) -> tuple[int, int]:
+        """Packets found lost, and packets that came after that, since the last call."""
+        lost, late = self._told
+        self._told = self.lost_packets, self.spurious_losses
+        self.news = False
+        return self.lost_packets - lost, self.spurious_losses - late
 
     @property
     def wants_small_probes(self) -> bool:
@@ -287,6 +306,7 @@ class Recovery:
         if not late:
             return 0
         self.spurious_losses += len(late)
+        self.news = True
         self._reordering.too_small(now, self._rtt_smoothed)
         self._round_had_loss = False
         octets = sum(late)
@@ -409,6 +429,7 @@ class Recovery:
             self.delivery.found_lost(packet.sent_bytes)
             self._lost.add(packet.packet_number, packet.sent_bytes, now)
             self.lost_packets += 1
+            self.news = True
         if packet.is_ack_eliciting:
             space.ack_eliciting_in_flight -= 1
         trace = self._quic_logger
@@ -483,7 +504,7 @@ class Recovery:
     def _log_metrics(self) -> None:
         trace = self._quic_logger
         assert trace is not None
-        state = self.controller.state()
+        state = self.state()
         data: dict[str, Any] = {
             "bytes_in_flight": self.delivery.in_flight,
             "congestion_window": state.window,
@@ -492,8 +513,16 @@ class Recovery:
             "latest_rtt": trace.encode_time(self._rtt_latest),
             "pto_count": self._pto_count,
         }
-        if self._rtt_min < inf:
-            data["min_rtt"] = trace.encode_time(self._rtt_min)
+        if state.rtt_min is not None:
+            data["min_rtt"] = trace.encode_time(state.rtt_min)
         if state.pacing_rate is not None:
             data["pacing_rate"] = int(state.pacing_rate * 8)  # qlog: bits a second
+        if state.bandwidth is not None:
+            data["bandwidth"] = int(state.bandwidth * 8)
+        if state.slow_start_threshold is not None:
+            data["ssthresh"] = state.slow_start_threshold
         trace.log_event(category="recovery", event="metrics_updated", data=data)
+        if state.phase != self._phase:
+            change = {"old": self._phase, "new": state.phase}
+            self._phase = state.phase
+            trace.log_event(category="recovery", event="congestion_state_updated", data=change)

@@ -82,7 +82,7 @@ class Connection(ReceivingConnection):
             self._pacing_at = None
             return []
         size = self._max_datagram_size
-        if self._recovery.wants_small_probes:
+        if self.recovery.wants_small_probes:
             self._max_datagram_size = MIN_DATAGRAM_SIZE
         try:
             datagrams: list[Datagram] = (
@@ -98,7 +98,7 @@ class Connection(ReceivingConnection):
 
     def sending_stopped(self) -> None:
         """All that may be sent now has been: note whether more could have been."""
-        self._recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
+        self.recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""
@@ -420,7 +420,7 @@ class Connection(ReceivingConnection):
         # Packets are registered in the order of their numbers: here, if the builder has none.
         packets: list[Any] = builder._packets
         register = not packets
-        departure = self._recovery.depart(now)
+        departure = self.recovery.depart(now)
         train: list[Any] = []
         space = self._spaces[tls.Epoch.ONE_RTT]
         sample_at = 4 - PN_LENGTH
@@ -476,7 +476,7 @@ class Connection(ReceivingConnection):
         builder._flight_bytes += total
         builder._total_bytes += total
         if register:
-            self._recovery.departed(train, total, now, space)
+            self.recovery.departed(train, total, now, space)
             if not self._ack_eliciting_sent_since_receipt:
                 # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
                 self._close_at = now + self._idle_timeout()

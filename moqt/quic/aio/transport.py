@@ -19,6 +19,7 @@ from moqt.quic.aio.handshake import explain
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.controller import ControllerState
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
@@ -236,6 +237,16 @@ class AioquicTransport:
         return self._connection.held
 
     @property
+    def congestion(self) -> ControllerState:
+        """What congestion control thinks of the path."""
+        return self._connection.recovery.state()
+
+    @property
+    def in_flight(self) -> int:
+        """Octets sent that are neither acknowledged nor found lost."""
+        return self._connection.recovery.bytes_in_flight
+
+    @property
     def remote_address(self) -> Address | None:
         address: Address | None = self._connection.get_peer_address()
         return address
@@ -337,6 +348,10 @@ class AioquicTransport:
         connection = self._connection
         self._time(now)
         self.more = False
+        if connection.recovery.news:
+            lost, late = connection.recovery.take_news()
+            self.counters.packets_lost += lost
+            self.counters.packets_spurious += late
         if connection.terminated:
             self.deliver()
             return []

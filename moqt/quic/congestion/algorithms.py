@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from enum import StrEnum
 
 from moqt.quic.congestion.bbr import Bbr
 from moqt.quic.congestion.controller import Controller
 from moqt.quic.congestion.cubic import Cubic
 from moqt.quic.congestion.reno import Reno
 
-Algorithm = Literal["bbr", "cubic", "reno"]
 
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+class Algorithm(StrEnum):
+    """How much is sent at a time, and how fast."""
 
-_MAKERS: dict[str, Callable[[int], Controller]] = {"bbr": Bbr, "cubic": Cubic, "reno": Reno}
+    BBR = "bbr"
+    CUBIC = "cubic"
+    RENO = "reno"
+
+
+_MAKERS: dict[str, Callable[[int], Controller]] = {
+    Algorithm.BBR: Bbr,
+    Algorithm.CUBIC: Cubic,
+    Algorithm.RENO: Reno,
+}
 
 
 def create_controller(algorithm: str, size: int) -> Controller:

@@ -54,7 +54,11 @@ MARGIN = 0.99
 LOSS_THRESHOLD = 0.02
 """Of what was under way, lost: more is too much."""
 CHANCE = 3.0
-"""Standard deviations that a count of random losses is thought to stay within."""
+"""Standard deviations that a count of random losses is thought to stay within ..."""
+CHANCE_IN_QUEUE = 1.0
+"""... and while packets wait in a queue, which is what congestion looks like."""
+QUEUE = 1.25
+"""Times the shortest round trip."""
 STARTUP_LOSSES = 6
 """Packets lost in a round, below which it says nothing about a full pipe."""
 BETA = 0.7
@@ -108,6 +112,7 @@ class Bbr:
         self._acked_in_round = 0
         self._latest_bandwidth = 0.0
         self._latest_inflight = 0
+        self._latest_trip = 0.0
         self._window_limited = False
         self._limited_in_round = False
         # Probing for bandwidth.
@@ -128,6 +133,8 @@ class Bbr:
 
     def on_acks(self, sample: Sample) -> None:
         self._window_limited = self._window_limited or sample.window_limited
+        if sample.rtt is not None:
+            self._latest_trip = sample.rtt
         if sample.newest_loss is not None:
             self._lost(sample, sample.newest_loss)
         if sample.departure is not None:
@@ -251,7 +258,9 @@ class Bbr:
         stay within `CHANCE` standard deviations; that of a volume of few packets says little.
         """
         expected = LOSS_THRESHOLD * of / self.size
-        return lost / self.size > expected + CHANCE * sqrt(expected)
+        queued = self._latest_trip > QUEUE * self._round_trips.shortest
+        chance = CHANCE_IN_QUEUE if queued else CHANCE
+        return lost / self.size > expected + chance * sqrt(expected)
 
     def _lost(self, sample: Sample, newest: Departure) -> None:
         if self._lost_in_round == 0:
