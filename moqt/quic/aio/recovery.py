@@ -37,6 +37,9 @@ from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, Reord
 SMALL_PROBES = 2
 """Probe time-outs in a row from which on probes are small: their size may be why none arrives."""
 
+SHORTEST_TRIP = 1e-6
+"""Seconds: a clock may stand still over a round trip in one process."""
+
 PERSISTENT_CONGESTION = 3
 """Probe time-outs without an arrival between two losses (RFC 9002 section 7.6.1)."""
 
@@ -272,7 +275,7 @@ class Recovery:
         self._behind(space, missing)
         rtt = None
         if largest == newest.packet_number and eliciting:
-            rtt = now - newest.sent_time
+            rtt = max(now - newest.sent_time, SHORTEST_TRIP)
             self._measured(rtt, ack_delay, now)
         rate = None
         if departure is not None:
