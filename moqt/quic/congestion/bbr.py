@@ -434,9 +434,10 @@ class Bbr:
     def _bdp(self, gain: float) -> float:
         """Octets that fill the path, times `gain`."""
         trip = self._round_trips.shortest
-        if trip == inf:
-            return INITIAL_WINDOW * self.size
-        return gain * self.bandwidth * trip
+        bandwidth = self.bandwidth
+        if trip == inf or not bandwidth:
+            return gain * INITIAL_WINDOW * self.size
+        return gain * bandwidth * trip
 
     def _inflight(self, gain: float, more: float = 0.0) -> float:
         """Octets under way for `gain` of the path's volume, with what batches need."""

@@ -150,7 +150,7 @@ def test_lost_packets_are_remembered_up_to_a_number_and_a_time() -> None:
     lost.forget(2 * REMEMBERED - 3.0)
     assert len(lost) == 3
     last = 2 * REMEMBERED - 1
-    assert lost.came([range(0, last - 1), range(last, last + 1)]) == [SIZE, SIZE]
+    assert lost.came([range(last - 1), range(last, last + 1)]) == [SIZE, SIZE]
     assert len(lost) == 1
 
 
@@ -180,8 +180,8 @@ def test_a_heap_of_acknowledgements_widens_the_window_for_ten_rounds_and_has_a_b
     extra = ExtraAcked()
     extra.restart(1.0)
     extra.take(1.01, 50_000, 1e6, 1e9, True)
-    assert extra.value == 50_000 - 0
-    extra.take(1.011, 10**9, 1e6, 1e9, False)
+    assert extra.value == 50_000
+    extra.take(1.011, 200_000, 1e6, 1e9, False)
     assert extra.value == 1e6 * 0.1
     for index in range(10):
         extra.take(2.0 + index, 0, 1e6, 1e9, True)

@@ -77,9 +77,7 @@ def test_a_policer_is_kept_to_and_loses_little() -> None:
     assert flow.up.lost <= 0.15 * sent
 
 
-def test_a_round_trip_that_grows_tenfold_is_learned_within_fifteen_seconds_and_back_at_once() -> (
-    None
-):
+def test_a_round_trip_that_grows_tenfold_is_learned_in_fifteen_seconds_and_back_at_once() -> None:
     short, long = path(latency=0.01), path(latency=0.1)
     flow = transfer(None, short, congestion="bbr", until=27, changes={2.0: long, 22.0: short})
     assert share(flow, 18, 22) >= 0.8
