@@ -1,7 +1,7 @@
 """`make bench`: what moving a KV cache costs, as ratios inside one run.
 
-For each datagram size: raw UDP, stock aioquic, our endpoint with raw streams, then KVCS
-with every check: direct, through a relay, and from the relay's cache to four consumers.
+For each upper bound of the datagram size: raw UDP, stock aioquic, our endpoint with raw streams,
+then KVCS with every check: direct, through a relay, and from the relay's cache to four consumers.
 All with Objects of 32 KiB on loopback, each side in a process of its own. MB are 10^6
 octets; CPU seconds are those of all processes together, per 10^9 octets delivered. KVCS counts
 from the consumer's start, raw streams from their first octet: with few megabytes, discovery and

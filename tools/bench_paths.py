@@ -3,8 +3,9 @@
 For each path: a KV cache through our relay to a consumer behind the path, every check made
 (publisher and relay are on this side of it); raw QUIC streams of ours; and, where it is installed,
 aiomoqt's publisher server to its subscriber, without a relay and without checks, for as long as our
-retrieval took. MB are 10^6 octets of payload. Connections stand before the clock starts, but for
-aiomoqt's subscriber. What is not done within --seconds counts with what came until then.
+retrieval took, and at least 3 s. MB are 10^6 octets of payload. Connections stand before the clock
+starts, but for aiomoqt's subscriber. What is not done within --seconds counts with what came until
+then.
 
 aiomoqt is looked for where `python -m interop.peers` installs it, or in --aiomoqt FOLDER.
 
@@ -215,20 +216,19 @@ def main() -> None:
     )
     parser.add_argument("--paths", default=";".join(PATHS), help="which rows, by ';'")
     parser.add_argument("--size", type=int, default=1452, help="datagram size")
-    parser.add_argument("--megabytes", type=int, default=134, help="payload of each run")
-    parser.add_argument("--seconds", type=float, default=90.0, help="that a run may take")
+    parser.add_argument("--megabytes", type=int, help="payload of each run (134)")
+    parser.add_argument("--seconds", type=float, help="that a run may take (90)")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--again", action="store_true", help="a second retrieval for each path")
-    parser.add_argument("--quick", action="store_true", help="16 MB and 20 seconds a run")
+    parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
     parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
     options = parser.parse_args()
     names = [name.strip() for name in options.paths.split(";") if name.strip()]
     if unknown := [name for name in names if name not in PATHS]:
         parser.error(f"no such path: {'; '.join(unknown)} (there are {'; '.join(PATHS)})")
-    if options.quick:
-        options.megabytes, options.seconds = 16, 20.0
-    options.limit = options.seconds
+    options.megabytes = options.megabytes or (16 if options.quick else 134)
+    options.limit = options.seconds or (20.0 if options.quick else 90.0)
     if options.aiomoqt is not None and find_aiomoqt(options.aiomoqt) is None:
         parser.error(f"no aiomoqt in {options.aiomoqt} (bin/moq-pub-server is not there)")
     options.aiomoqt = find_aiomoqt(options.aiomoqt)

@@ -277,6 +277,12 @@ def origins(endpoint: Endpoint) -> Collection[Any]:
     return endpoint._admission._per_origin
 
 
+def packet_size(endpoint: Endpoint) -> int:
+    """Octets that a packet of an endpoint's only connection may have."""
+    (transport,) = endpoint.transports
+    return transport.packet_size
+
+
 def routes(endpoint: Endpoint) -> Collection[bytes]:
     """The connection IDs whose packets reach a connection."""
     return endpoint._routes

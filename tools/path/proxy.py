@@ -29,8 +29,8 @@ GRAIN = 0.0005
 """Seconds that datagrams are gathered for on a path that takes much longer anyway."""
 LEAST_GRAIN = 0.0002
 """Seconds below which it is not worth it."""
-FLOWS = 4096
-"""Clients of one route; the one that was silent longest makes room for another."""
+FLOWS = 512
+"""Clients of one route, a socket each; the one that was silent longest makes room for another."""
 UNDER_WAY = 512 << 20
 """Octets that may be under way on all routes; more are dropped, and counted."""
 WAITING = 8192
@@ -141,13 +141,18 @@ class Proxy:
 
     def run(self) -> None:
         """Forward until `stop`."""
+        with contextlib.suppress(OSError):
+            # Of this thread alone: a network does not compete with its hosts for a processor.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -15)
         while not self._stopped:
             self._wait()
             for key, _ in self._selector.select(0):
                 if isinstance(key.data, Route):
                     self._from_clients(key.data)
                 elif isinstance(key.data, _Flow):
-                    self._from_server(key.data)
+                    # unless a client that was heard a moment ago took its place or its address
+                    if key.fd == key.data.end.udp.sock.fileno():
+                        self._from_server(key.data)
                 else:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(1 << 10)
@@ -196,10 +201,14 @@ class Proxy:
     def _from_clients(self, route: Route) -> None:
         now = time.monotonic()
         for datagrams, client in route.listener.udp.receive()[0]:
-            flow = route.flows.pop(client, None) or self._open(route, client, now)
-            route.flows[client] = flow
-            if now >= flow.rebind_at:
-                self._rebind(flow, now)
+            try:
+                flow = route.flows.pop(client, None) or self._open(route, client, now)
+                route.flows[client] = flow
+                if now >= flow.rebind_at:
+                    self._rebind(flow, now)
+            except OSError:
+                route.overflown["no socket to be had"] += len(datagrams)
+                continue
             self._offer(route.up, flow, True, datagrams, now)
 
     def _from_server(self, flow: _Flow) -> None:
@@ -234,8 +243,9 @@ class Proxy:
 
     def _rebind(self, flow: _Flow, now: float) -> None:
         """What the server sends to the old address from now on is lost."""
+        end = self._toward(flow.route)
         self._shut(flow.end)
-        flow.end = self._toward(flow.route)
+        flow.end = end
         flow.route.rebound += 1
         flow.rebind_at = now + (flow.route.rebind or float("inf"))
         self._selector.register(flow.end.udp.sock, selectors.EVENT_READ, flow)
@@ -258,7 +268,8 @@ class Proxy:
             route = flow.route
             end = flow.end if upward else route.listener
             if upward and route.flows.get(flow.client) is not flow:
-                continue  # the flow made room for another
+                route.overflown["client made room"] += 1
+                continue
             if not end.waiting:
                 unsent[end] = route
             end.waiting.append((data, () if upward else flow.client))

@@ -25,7 +25,6 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.quic.aio.black_hole import BlackHole
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
@@ -33,9 +32,11 @@ from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
 from moqt.quic.congestion.pacer import Pacer
 from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, ReorderingWindow
+from moqt.quic.mtu.black_hole import BlackHole
 
-SMALL_PROBES = 2
-"""Probe time-outs in a row from which on probes are small: their size may be why none arrives."""
+SMALL_PROBES = 1
+"""Probe time-outs in a row from which on probes are small: that of the last packets may be why none
+arrived. Where it is not, a packet is cut in two."""
 
 SHORTEST_TRIP = 1e-6
 """Seconds: a clock may stand still over a round trip in one process."""
@@ -47,8 +48,10 @@ _ACKED, _LOST = QuicDeliveryState.ACKED, QuicDeliveryState.LOST
 
 
 class Recovery:
-    """One connection's. `narrow` is called once, when packets larger than `MIN_DATAGRAM_SIZE` no
-    longer arrive; `send_probe` asks for a packet that elicits an ACK, whatever the window says."""
+    """One connection's, whose packets have the size that the path carries.
+
+    `send_probe` asks for a packet that elicits an ACK, whatever the window says.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,6 @@ class Recovery:
         algorithm: str,
         initial_rtt: float,
         max_datagram_size: int,
-        narrow: Callable[[], None],
         peer_completed_address_validation: bool,
         send_probe: Callable[[], None],
         logger: logging.LoggerAdapter[Any] | None = None,
@@ -68,18 +70,23 @@ class Recovery:
         self.controller: Controller = create_controller(algorithm, max_datagram_size)
         self.delivery = Delivery()
         self.pacer = Pacer(max_datagram_size)
+        self.narrow: Callable[[], None] = _nothing
+        """Called when packets of the size they have no longer arrive, and have 1,200 octets now."""
+        self.mtu_probes: set[int] = set()
+        """Packet numbers of probes of the path's MTU: their loss is no sign of congestion."""
+        self.reserved = 0
+        """Octets of the window that data leaves to such a probe."""
         self.news = False
         """Whether packets were lost, or came late, since `take_news`."""
         self.lost_packets = 0
         self.spurious_losses = 0
         self._told = (0, 0)
         self._algorithm = algorithm
-        self._narrow = narrow
         self._send_probe = send_probe
         self._logger = logger
         self._quic_logger = quic_logger
         self._black_hole = BlackHole()
-        self._large = max_datagram_size > MIN_DATAGRAM_SIZE
+        self._size = max_datagram_size
         self._lost = LostPackets()
         self._reordering = ReorderingWindow()
         self._round_had_loss = False
@@ -115,7 +122,7 @@ class Recovery:
 
     @property
     def congestion_window(self) -> int:
-        return self.controller.window
+        return self.controller.window - self.reserved
 
     def state(self) -> ControllerState:
         """The controller's, with the shortest round trip."""
@@ -133,7 +140,17 @@ class Recovery:
 
     @property
     def wants_small_probes(self) -> bool:
-        return self._large and self.handshake_confirmed and self._pto_count >= SMALL_PROBES
+        return (
+            self._pto_count >= SMALL_PROBES
+            and self._size > MIN_DATAGRAM_SIZE
+            and self.handshake_confirmed
+        )
+
+    def resize(self, size: int) -> None:
+        """Packets have at most `size` octets from now on."""
+        self._size = self.pacer.size = size
+        self._black_hole = BlackHole()
+        self.controller.on_new_size(size)
 
     def get_probe_timeout(self, *, include_max_ack_delay: bool = True) -> float:
         """The probe time-out without backoff, in seconds (RFC 9002 section 6.2.1)."""
@@ -216,7 +233,7 @@ class Recovery:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
             return
-        if self.delivery.in_flight + room > self.controller.window:
+        if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
         else:
             self.delivery.limited_by_application()
@@ -368,9 +385,10 @@ class Recovery:
             self._log_metrics()
         if (
             congestive
-            and self._large
-            and self.handshake_confirmed
-            and self._black_hole.lost([(p.sent_time, p.sent_bytes) for p in congestive], now)
+            and self._size > MIN_DATAGRAM_SIZE
+            and self._black_hole.lost(
+                [(p.sent_time, p.sent_bytes) for p in congestive], now, self._size
+            )
         ):
             self._begin_small(now)
 
@@ -428,7 +446,11 @@ class Recovery:
         return lost
 
     def _give_up(self, packet: Any, space: QuicPacketSpace, now: float) -> None:
-        if packet.in_flight:
+        if packet.packet_number in self.mtu_probes:
+            # Lost or not, it tells of the path's MTU and of nothing else.
+            self.delivery.expired(packet.sent_bytes)
+            packet.in_flight = False
+        elif packet.in_flight:
             self.delivery.found_lost(packet.sent_bytes)
             self._lost.add(packet.packet_number, packet.sent_bytes, now)
             self.lost_packets += 1
@@ -457,7 +479,7 @@ class Recovery:
             self._lost.silence(
                 packet.packet_number,
                 packet.sent_time,
-                packet.is_ack_eliciting and packet.sent_time > since,
+                packet.in_flight and packet.is_ack_eliciting and packet.sent_time > since,
             )
             for packet in lost
         )
@@ -469,6 +491,13 @@ class Recovery:
 
         To `speed_up_handshake` only CRYPTO data is sent again (section 6.2.3).
         """
+        # Probes of the MTU have nothing to send again, and take room from what has.
+        for space in self._spaces if self.mtu_probes else ():
+            sent = self._sent(space)
+            probes = [packet for packet in sent if packet.packet_number in self.mtu_probes]
+            for packet in probes:
+                sent.remove(packet)
+                self._give_up(packet, space, now)
         crypto = [p for space in self._spaces for p in self._sent(space) if p.is_crypto_packet]
         if crypto:
             for packet in crypto:
@@ -496,11 +525,10 @@ class Recovery:
 
     def _begin_small(self, now: float) -> None:
         """Nothing of what was lost tells of congestion: begin as on a new path."""
-        self._large = False
         self.controller = create_controller(self._algorithm, MIN_DATAGRAM_SIZE)
-        self.pacer.size = MIN_DATAGRAM_SIZE
+        self.resize(MIN_DATAGRAM_SIZE)
         self._set_pace(now)
-        self._narrow()
+        self.narrow()
 
     # ---- the event log
 
@@ -529,3 +557,7 @@ class Recovery:
             change = {"old": self._phase, "new": state.phase}
             self._phase = state.phase
             trace.log_event(category="recovery", event="congestion_state_updated", data=change)
+
+
+def _nothing() -> None:
+    """Nobody else has to know."""

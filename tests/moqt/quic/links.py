@@ -9,6 +9,7 @@ one bottleneck; `change` in either alters the path while they run.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,8 +26,36 @@ SAMPLE = 0.05
 """Seconds between two samples of a flow's history."""
 EVENT_LOOP = 0.001
 """Seconds: an event loop wakes at best so often."""
+DATAGRAM = 1452
+"""Octets of a datagram at most unless a story says otherwise: Ethernet's."""
 WINDOW = 64 << 20
 """Flow control does not bind unless a story asks for it."""
+
+
+def random_path(seed: int) -> Path:
+    """A path as one may meet it: 0.1 to 50 MB/s, 2 to 600 ms, and some vices, often none."""
+    dice = random.Random(seed)
+
+    def between(least: float, most: float) -> float:
+        return float(least * (most / least) ** dice.random())
+
+    def sometimes(value: float) -> float:
+        return value if dice.random() < 0.3 else 0.0
+
+    bandwidth, latency = between(1e5, 5e7), between(0.001, 0.3)
+    return Path(
+        bandwidth=bandwidth,
+        latency=latency,
+        queue=max(20_000, int(bandwidth * 2 * latency * between(0.2, 4))),
+        jitter=sometimes(latency * between(0.05, 0.5)),
+        loss=sometimes(between(0.0001, 0.03)),
+        burst=sometimes(between(0.00001, 0.001)),
+        burst_length=between(2, 30),
+        reorder=sometimes(between(0.001, 0.3)),
+        reorder_by=between(0.001, 0.02),
+        duplicate=sometimes(between(0.001, 0.05)),
+        police=bandwidth * between(0.3, 0.9) if dice.random() < 0.1 else None,
+    )
 
 
 class Sample(NamedTuple):
@@ -182,6 +211,7 @@ class Story:
     def _start(self, flow: Flow) -> None:
         simulation, number = self.simulation, len(self._senders)
         quic: dict[str, Any] = {
+            "max_datagram_size": DATAGRAM,
             "stream_window": WINDOW,
             "session_window": WINDOW,
             "max_pieces": 1 << 20,

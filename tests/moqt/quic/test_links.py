@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.moqt.quic.links import Flow, Path, compete, transfer
+from tests.moqt.quic.links import Flow, Path, compete, random_path, transfer
 
 NARROW = Path(latency=0.02, bandwidth=1_000_000, queue=60_000)
 
@@ -59,3 +59,10 @@ def test_an_application_says_no_more_than_its_rate_and_nothing_in_its_pauses():
     assert flow.goodput_between(0.5, 2.0) == pytest.approx(200_000, rel=0.1)
     assert flow.goodput_between(2.5, 3.9) == 0
     assert flow.received == pytest.approx(800_000, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_short_transfer_comes_to_its_end_on_any_path(seed):
+    path = random_path(seed)
+    flow = transfer(60_000, path, path, seed=seed)
+    assert flow.received == 60_000 and flow.seconds is not None, path

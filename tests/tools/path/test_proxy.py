@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tools.path import proxy as proxy_module
 from tools.path.link import Path
 from tools.path.proxy import Proxy, Route
 
@@ -99,6 +100,18 @@ def test_a_client_that_is_rebound_comes_from_another_port_and_still_has_its_answ
             assert client.recv(100) == data
         assert len(seen) > 1
         assert proxy.statistics()[0]["rebound"] == len(seen) - 1
+
+
+def test_the_client_that_was_silent_longest_makes_room_for_another(monkeypatch):
+    monkeypatch.setattr(proxy_module, "FLOWS", 1)
+    with proxied(FAST) as (proxy, route, (server, *clients)):
+        for _ in range(3):
+            for client in clients:
+                client.sendto(b"?", route.address)
+                data, source = server.recvfrom(100)
+                server.sendto(data, source)
+                assert client.recv(100) == b"?"
+                assert proxy.statistics()[0]["clients"] == 1
 
 
 def test_many_routes_in_one_process_keep_apart():

@@ -30,7 +30,6 @@ class Sender:
             algorithm=algorithm,
             initial_rtt=TRIP,
             max_datagram_size=SIZE,
-            narrow=lambda: None,
             peer_completed_address_validation=True,
             send_probe=self._probe,
         )
