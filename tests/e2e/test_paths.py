@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Process, Relay, relay
+from tests.e2e.support import Process, Relay, eventually, relay
+
+PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
+"""What a connection begins with, by its congestion control."""
 
 
 @contextmanager
@@ -53,3 +56,18 @@ def test_the_bench_of_paths_measures_a_path(tmp_path):
     assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
     assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
     assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)
+
+
+@pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
+def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
+    algorithm, cache, tmp_path
+):
+    chosen = ("--congestion", algorithm)
+    with relay(tmp_path, *chosen) as hub:
+        producer = hub.produce(cache)
+        producer.say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "10ms", "--loss", "2%"):
+            consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50", *chosen)
+            eventually(lambda: f'phase="{PHASES[algorithm]}' in hub.metrics(), "the phase shown")
+            consumer.finish()
+        cache.check(tmp_path / "out")
