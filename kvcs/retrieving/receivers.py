@@ -72,6 +72,8 @@ class TrackState:
         """Answers, streams and parts of Objects that have come."""
         self.subscribed = False
         """There is a subscription, answered or not."""
+        self.silent: float | None = None
+        """Since when the subscription stands and brings nothing: what it owes is asked for, too."""
         self.answered = False
         self.largest: Location | None = None
         """Largest Object at the time of the subscription: up to it is the fill's part."""
@@ -99,11 +101,16 @@ class TrackState:
         if largest is None or largest < self.first:
             self.fill_over = True
 
+    def speaks(self) -> None:
+        """The subscription brings something (again)."""
+        if self.silent is not None:
+            self.silent, self.failures = None, 0
+
     def is_coming(self, location: Location) -> bool:
         """Whether somebody is still to bring the Object."""
         if location in self.lost:
             return False
-        if not self.subscribed:
+        if not self.subscribed or self.silent is not None:
             return False
         if not self.answered:
             return True
@@ -144,6 +151,7 @@ class LiveReceiver(DataReceiver):
 
     def stream_opened(self, stream: IncomingStream) -> None:
         self.state.arrivals += 1
+        self.state.speaks()
         if stream.subgroup is not None:
             self.state.broken.discard(stream.subgroup.group)
         else:
@@ -152,6 +160,7 @@ class LiveReceiver(DataReceiver):
     def object_whole(
         self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
     ) -> None:
+        self.state.speaks()
         if not header.status:
             self.retrieval.object_received(self.state, header, parts)
 

@@ -53,6 +53,12 @@ STALL: Final = 2.0
 A stream that is reset before its header came leaves no trace: nobody can tell whose it
 was. Only Objects known to exist are meant, never those still to be produced."""
 
+PATIENCE: Final = 10.0
+"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
+
+RECOVERY_PAUSE: Final = 1.0
+"""Seconds between such FETCHes."""
+
 CONFIRM_GRACE: Final = 1.0
 """Seconds to wait, with every layer handed over, for the manifest to list them. It does so
 at once at the end of a publication; a part of one still in production is not worth more."""
@@ -396,7 +402,7 @@ class Retrieval:
         """The subscription has ended, in whatever way: what is missing is asked for."""
         if self.over:
             return
-        state.subscribed = False
+        state.subscribed, state.silent = False, None
         state.delay = 0.0
         state.cause = why
         self._suspect(state, self.assembly.layers)
@@ -456,6 +462,11 @@ class Retrieval:
         if span is None:
             return None
         if state.failures >= len(RECOVERY_DELAYS):
+            if state.silent is not None and now < state.silent + PATIENCE:
+                # It stands: what has not been published so far, no FETCH can bring.
+                state.failures -= 1
+                state.due = now + RECOVERY_PAUSE
+                return state.due
             self._give_up(state, span[0])
             return None
         self.stats.recoveries += 1
@@ -471,7 +482,8 @@ class Retrieval:
             owed = fetch.answered and not fetch.opened
         else:
             filling = state.answered and not state.fill_over and not state.fill_open
-            owed = state.subscribed and state.answered and (filling or self.assembly.entry.complete)
+            owed = state.subscribed and state.silent is None and state.answered
+            owed = owed and (filling or self.assembly.entry.complete)
         if not owed:
             return None
         if now < self._quiet + STALL:
@@ -480,7 +492,9 @@ class Retrieval:
         if fetch is not None:
             self.fetch_over(fetch, why)
         elif self.assembly.entry.complete:
-            self.live_over(state, why)
+            state.silent = now
+            state.cause = why
+            self._suspect(state, self.assembly.layers)
         else:
             state.fill_over = True
             state.cause = why
