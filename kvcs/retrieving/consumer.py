@@ -299,6 +299,7 @@ class Consumer:
                 if self._path is not None:
                     self._path.stop()
                 retrieval.close()
+                self.stats.packet_octets = session.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
 
     def _begin(self, candidate: Candidate, session: MoqtSession) -> Retrieval:
