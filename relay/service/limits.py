@@ -13,6 +13,7 @@ from relay.config import RelayConfig
 
 SESSION = (
     "max_requests",
+    "max_request_rate",
     "max_request_octets",
     "max_queued_requests",
     "stream_timeout",
