@@ -277,7 +277,7 @@ class Consumer:
             except RetrievalError as error:
                 failure = error
             finally:
-                self.stats.note = str(path.error) if path.error is not None else None
+                self.stats.note = path.note
             late = isinstance(failure, _LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
