@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench bench-paths trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -67,6 +67,11 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
 	$(BIN)/python -m tools.bench_discovery
+
+# QUICK=--quick for an impression; beside aiomoqt after `python -m interop.peers`
+QUICK ?=
+bench-paths: $(STAMP)  ## the same through networks: delay, loss, DSL, LTE, satellite
+	$(BIN)/python -m tools.bench_paths $(QUICK)
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits

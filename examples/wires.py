@@ -60,6 +60,8 @@ class Wire:
 
     def resume_receiving(self, stream_id: int) -> None: ...
 
+    packet_sizes = 0, 0
+
     def wake(self) -> None: ...
 
     def deliver(self) -> bool:

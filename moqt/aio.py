@@ -88,6 +88,12 @@ class MoqtSession:
             return handler
         raise MisuseError("this session was made with a handler that is not a Publisher")
 
+    @property
+    def packet_sizes(self) -> tuple[int, int]:
+        """Octets of UDP payload: the most that a packet of ours may have, as far as is known of
+        the path, and the most that one had that came."""
+        return self.session.transport.packet_sizes
+
     async def wait_established(self) -> None:
         """Both SETUPs have crossed. Raises SessionClosed when the session ended instead."""
         await asyncio.shield(self._established)

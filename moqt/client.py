@@ -12,7 +12,7 @@ from types import TracebackType
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.quic.aio.transport import AioquicTransport
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import NO_ANSWER, QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
 from moqt.quic.webtransport.client import WebTransportClient
@@ -106,11 +106,13 @@ class connect:
             codec_for(name)
         if self._uri.webtransport:
             quic = replace(quic, alpn=(H3_ALPN,))
+        connected = False
         try:
             async with asyncio.timeout(self._timeout):
                 await endpoint.connect(
                     self._uri.host, self._uri.port, quic, make, within=self._timeout
                 )
+                connected = True
                 session = made[-1]  # one is made for each address tried
                 keep_ticking(session.session)
                 await session.wait_established()
@@ -123,6 +125,7 @@ class connect:
                 made[-1].close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "no SETUP in time")
             raise ConnectError(
                 f"{self._uri.authority} did not answer within {self._timeout:g} s"
+                + ("" if connected else f": {NO_ANSWER}")
             ) from None
         except asyncio.CancelledError:
             if made:

@@ -11,6 +11,7 @@ What is evicted or expired becomes unknown, never non-existent (MOQT "Object Sta
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import OrderedDict
 
 from moqt.track.knowledge import INTERVAL_OCTETS
@@ -18,6 +19,8 @@ from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.deadlines import Deadline, Deadlines
 from moqt.values.names import Location
+
+logger = logging.getLogger("relay")
 
 OBJECT_OVERHEAD = 768
 """Octets billed per Object beyond its payload and properties: CPython needs about 550.
@@ -65,6 +68,12 @@ class Cache:
         """End of Group and End of Track Objects held; they go when their group does."""
         self.intervals = 0
         """Intervals of knowledge that are billed, of tracks and of FETCHes that run."""
+        self.intervals_refused = 0
+        """Ranges that were not remembered: at `max_intervals_per_track`, or without room."""
+        self._told = False
+        """The log has heard of a track at `max_intervals_per_track`."""
+        self.properties = 0
+        """Octets billed for Track Properties."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
         self._aging: dict[TrackStore, _Ages] = {}
         self._expiries = Deadlines()
@@ -112,6 +121,20 @@ class Cache:
     def count_intervals(self, more: int) -> None:
         self.intervals += more
         self.billed += more * INTERVAL_OCTETS
+
+    def count_properties(self, more: int) -> None:
+        self.properties += more
+        self.billed += more
+
+    def count_refused(self, limit: int) -> None:
+        self.intervals_refused += 1
+        if limit and not self._told:
+            self._told = True
+            logger.warning(
+                "a track is at its limit of %d separate ranges (max_intervals_per_track): what "
+                "else of it does not exist is not remembered, and is asked for again",
+                limit,
+            )
 
     def release(self, stored: StoredObject) -> None:
         """A growing Object was aborted."""
@@ -177,7 +200,8 @@ class Cache:
         knowledge = store.knowledge
         self.count_statuses(-store.statuses)
         self.count_intervals(-knowledge.billed)
-        knowledge.account, knowledge.billed = None, 0
+        self.count_properties(-knowledge.properties)
+        knowledge.account, knowledge.billed, knowledge.properties = None, 0, 0
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""

@@ -77,6 +77,8 @@ class Counters:
     publications: int = 0
     publications_offered: int = 0
     requests_refused: int = 0
+    requests_over_limit: int = 0
+    """Of those, the ones beyond a limit of the relay."""
     malformed_tracks: int = 0
     scopes_refused: int = 0
     """Sessions closed because they dialled one path too many."""

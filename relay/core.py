@@ -25,6 +25,7 @@ from moqt.requests import (
     SubscriberSide,
 )
 from moqt.session import Session, SessionHandler, session_of
+from moqt.track.knowledge import properties_price
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
@@ -40,7 +41,7 @@ from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
-from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscription
+from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
 
 logger = logging.getLogger("relay")
@@ -226,9 +227,14 @@ class Relay(SessionHandler):
         name = request.name
         if self._malformed(request, name):
             return
-        track = self.tracks.get(name) or self._new_track(name)
+        track = self.tracks.get(name)
+        kept = track.store.knowledge.properties if track is not None else 0
+        if not self.cache.room(properties_price(request.properties) - kept):
+            self.refusals.no_room(request, NO_ROOM)
+            return
+        track = track or self._new_track(name)
         if track is None:
-            self.refusals.overloaded(request, "too many tracks are in use")
+            self.refusals.overloaded(request, "max_tracks", "tracks")
             return
         self.tracks.move_to_end(name)
         self.counters.publications += 1
@@ -288,7 +294,7 @@ class Relay(SessionHandler):
         if track is None:
             track = self._new_track(name)
             if track is None:
-                self.refusals.overloaded(request, "too many tracks are in use")
+                self.refusals.overloaded(request, "max_tracks", "tracks")
                 return
         deadline = None
         if track.rendezvous and not request.parameters.rendezvous_timeout:
@@ -355,7 +361,7 @@ class Relay(SessionHandler):
     def _may_wait(self, request: TrackRequest) -> bool:
         if not self.waiting.full:
             return True
-        self.refusals.overloaded(request, "too many requests are waiting")
+        self.refusals.overloaded(request, "max_pending", "requests that wait for a publisher")
         return False
 
     def _no_publisher(self, request: TrackRequest) -> None:
@@ -447,6 +453,7 @@ class Relay(SessionHandler):
     def tick(self, now: float) -> None:
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
         self.clock.now = now
+        self.refusals.malformed.tick(now)
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):

@@ -9,6 +9,8 @@ are shared. Sans-IO.
 
 from __future__ import annotations
 
+import logging
+
 from moqt.session import Session, SessionHandler
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.tokens import Token
@@ -17,6 +19,8 @@ from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
 from relay.rights.policy import AllowAll, Policy
+
+logger = logging.getLogger("relay")
 
 
 def scope_of(path: str | None) -> str:
@@ -67,6 +71,11 @@ class Scopes(SessionHandler):
             self._relay(scope)
             return None
         self.counters.scopes_refused += 1
+        if self.counters.scopes_refused == 1:
+            logger.warning(
+                "the relay is at its limit of %d scopes (max_scopes): sessions for more are closed",
+                self.config.max_scopes,
+            )
         return SessionErrorCode.INVALID_PATH
 
     def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:

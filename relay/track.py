@@ -262,9 +262,7 @@ class UpstreamTrack:
             for old in self.downstream.subscriptions():
                 old.end(store.end_code or PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
             store.reopen()
-        if request.properties != store.properties:
-            store.set_properties(request.properties)
-            self.cache.retime(store)
+        self.filling.take_properties(request.properties)
         if not self._learn(subscription):
             return
         if subscription.replaces is not None:

@@ -1,7 +1,7 @@
 """`make bench`: what moving a KV cache costs, as ratios inside one run.
 
-For each datagram size: raw UDP, stock aioquic, our endpoint with raw streams, then KVCS
-with every check: direct, through a relay, and from the relay's cache to four consumers.
+For each upper bound of the datagram size: raw UDP, stock aioquic, our endpoint with raw streams,
+then KVCS with every check: direct, through a relay, and from the relay's cache to four consumers.
 All with Objects of 32 KiB on loopback, each side in a process of its own. MB are 10^6
 octets; CPU seconds are those of all processes together, per 10^9 octets delivered. KVCS counts
 from the consumer's start, raw streams from their first octet: with few megabytes, discovery and
@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 import moqt
+from kvcs.names.errors import RetrievalError
 from kvcs.publishing.publication import Publication, publish
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import ArrayDestination
@@ -143,17 +144,23 @@ async def role_consume(options: argparse.Namespace) -> None:
             SCOPE,
             descriptor,
             tokens,
-            timeout=600,
+            timeout=options.limit,
             destination=ArrayDestination(arrays),
         ) as consumer:
-            stats = await consumer.retrieve()
+            failed = ""
+            try:
+                await consumer.retrieve()
+            except RetrievalError as error:
+                failed = str(error) or type(error).__name__
         print(
             json.dumps(
                 {
-                    "octets": stats.octets,
+                    "octets": consumer.stats.octets,
                     "seconds": time.perf_counter() - start,
                     "cpu": cpu() - before,
-                    "first_layer": stats.first_layer_seconds,
+                    "first_layer": consumer.stats.first_layer_seconds,
+                    "layers": consumer.stats.layers,
+                    "failed": failed,
                 }
             ),
             flush=True,
@@ -200,7 +207,7 @@ class Role:
 def role(options: argparse.Namespace, name: str, url: str = "") -> Iterator[Role]:
     command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
     command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
-    command += ["--certs", str(options.certs)]
+    command += ["--certs", str(options.certs), "--limit", str(options.limit)]
     started = Role(command)
     try:
         yield started
@@ -227,7 +234,7 @@ def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
 # ------------------------------------------------------------------------------------ the runs
 
 
-def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str, float]]:
+def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str, Any]]:
     """`count` consumers at once, started together."""
     with ExitStack() as stack:
         roles = [stack.enter_context(role(options, "consume", url)) for _ in range(count)]
@@ -238,8 +245,11 @@ def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str,
         return [json.loads(consumer.line()) for consumer in roles]
 
 
-def result(runs: list[dict[str, float]], server_cpu: float) -> dict[str, float]:
+def result(runs: list[dict[str, Any]], server_cpu: float) -> dict[str, float]:
     octets = sum(run["octets"] for run in runs)
+    for run in runs:
+        if run["failed"]:
+            raise RuntimeError(f"a consumer ended after {run['octets']:,} octets: {run['failed']}")
     return {
         "mb_s": octets / max(run["seconds"] for run in runs) / 1e6,
         "cpu_s_per_gb": (sum(run["cpu"] for run in runs) + server_cpu) / octets * 1e9,
@@ -335,6 +345,7 @@ def main() -> None:
     parser.add_argument("--role", choices=("publish", "consume"), help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=600, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.role:

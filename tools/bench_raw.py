@@ -322,9 +322,19 @@ ROLES: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, dict[str, fl
 
 
 def measure(
-    kind: str, size: int, megabytes: int = 128, *, profile: str | None = None
+    kind: str,
+    size: int,
+    megabytes: int = 128,
+    *,
+    profile: str | None = None,
+    via: Callable[[int], int] | None = None,
+    limit: float = 300.0,
 ) -> dict[str, Any]:
-    """One run: `mb_s`, `cpu_s_per_gb` (both processes), and what was lost (UDP only)."""
+    """One run: `mb_s`, `cpu_s_per_gb` (both processes), and what was lost (UDP only).
+
+    `via` is given the receiver's port and returns the one to send to. Raises
+    subprocess.TimeoutExpired after `limit` seconds.
+    """
     total = megabytes * 1_000_000 // OBJECT * OBJECT
     with tempfile.TemporaryDirectory() as folder:
         make_self_signed(folder)
@@ -342,9 +352,9 @@ def measure(
         sender = None
         try:
             assert receiver.stdout is not None
-            port = receiver.stdout.readline().strip()
-            sender = start("send", "--port", port)
-            received = json.loads(receiver.communicate(timeout=300)[0])
+            port = int(receiver.stdout.readline())
+            sender = start("send", "--port", str(via(port) if via else port))
+            received = json.loads(receiver.communicate(timeout=limit)[0])
             sent = json.loads(sender.communicate(timeout=60)[0])
         finally:
             for process in (receiver, sender):

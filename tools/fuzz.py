@@ -383,8 +383,16 @@ class Worker:
 
 def _work(plan: Plan) -> dict[str, Tally]:
     # A relay warns of what every input did wrong.
-    logging.getLogger("relay").addFilter(lambda record: record.levelno >= logging.ERROR)
-    return Worker(plan).run()
+    log = logging.getLogger("relay")
+    log.addFilter(_errors)
+    try:
+        return Worker(plan).run()
+    finally:
+        log.removeFilter(_errors)
+
+
+def _errors(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def fuzz(plan: Plan, jobs: int = 1) -> dict[str, Tally]:

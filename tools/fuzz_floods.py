@@ -20,11 +20,13 @@ from tests.moqt.loose import NAME, Everything
 from tests.moqt.peers import Collector
 from tests.relay.star import Star
 from tools.fuzz_base import CODEC, Case
-from tools.fuzz_sessions import RelayTarget, recorded
+from tools.fuzz_sessions import EARLY, SETUP, RelayTarget, recorded
 
 MANY = 400
 """Of what a conversation repeats."""
 PACKET = 1200
+FILLS = 64
+"""Of one subscription."""
 SESSIONS = SessionConfig(max_requests=2 * MANY, max_track_aliases=MANY, max_held_octets=20_000)
 
 
@@ -116,10 +118,51 @@ def fetches(star: Star, tracks: Everything, publisher: Session, subscriber: Sess
     star.run()
 
 
+def fills(star: Star, tracks: Everything, publisher: Session, subscriber: Session) -> None:
+    """Subscriptions ask for more fills than one may have, of what has to be fetched first."""
+    store = TrackStore(NAME)
+    for n in range(MANY):
+        store.append(n, 0, b"x")
+    tracks.add_track(store)
+    _subscribed(star, subscriber)
+    star.delay(star.pairs[0])
+    for n in range(MANY):
+        if n % (FILLS + 1) == 0:  # one that is refused ends its subscription
+            subscription = subscriber.subscribe(NAME, Collector())
+            star.run()
+        wanted = LocationFilter.range(Location(n, 0), Location(n, 0))
+        chosen = Parameters(fill_parameters=Parameters(location_filter=wanted))
+        subscription.update(chosen, _ended)
+        star.run()
+
+
+def malformed(star: Star, tracks: Everything, publisher: Session, subscriber: Session) -> None:
+    """Of each track one Object comes twice, and is not the same."""
+    publications = []
+    for n in range(MANY):
+        store = TrackStore(FullTrackName((b"demo",), b"%d" % n))
+        publications.append(publisher.publish(store))
+    star.run()
+    transport = publisher.transport
+    for each in publications:
+        for payload in (b"x", b"yz"):
+            stream_id = transport.open_stream(bidirectional=False)
+            if stream_id is not None:
+                octets = _subgroup(each.message_sent.track_alias, payload)
+                transport.send(stream_id, octets, fin=True)
+        star.run()
+
+
+def _subgroup(alias: int, payload: bytes) -> bytes:
+    header = CODEC.encode_subgroup_header(SubgroupHeader(alias, 0, 0, 0, False), properties=False)
+    begun = CODEC.encode_subgroup_object(None, 0, with_properties=False, length=len(payload))
+    return header + begun + payload
+
+
 Script = Callable[[Star, Everything, Session, Session], None]
 
 RECORDED: tuple[Script, ...] = (
-    markers, gaps, groups, updates, aliases, tokens, namespaces, fetches
+    markers, gaps, groups, updates, aliases, tokens, namespaces, fetches, fills, malformed
 )  # fmt: skip
 
 
@@ -153,6 +196,20 @@ def _unasked() -> list[Case]:
     ]
 
 
+def _early() -> list[Case]:
+    """What comes before SETUP: on one stream bit by bit, and on many; SETUP comes, or does not."""
+    setup = ("0:data 2", SETUP)
+    cases = [
+        [("0:data 6", b"\x14")] * (2 * MANY),
+        [("0:data 0", bytes(100))] * MANY,
+        _streams(_subgroup(9, b"x")),
+        _streams(_subgroup(9, b"x"), event="fin"),
+        [(f"0:data {4 * n}", b"\x03") for n in range(MANY)],
+        [("0:datagram 0", bytes(100))] * MANY,
+    ]
+    return [[EARLY, *steps, *end] for steps in cases for end in ([setup], [])]
+
+
 class FloodTarget(RelayTarget):
     """A relay between two peers that waste its time and its memory."""
 
@@ -163,12 +220,13 @@ class FloodTarget(RelayTarget):
         max_pending=MANY,
         max_namespaces=MANY,
         max_intervals_per_track=64,
+        pending_fills=FILLS,
         linger=1.0,
     )
     SESSIONS = SESSIONS
 
     def corpus(self) -> list[Case]:
-        return [self._recorded(script) for script in RECORDED] + _unasked()
+        return [self._recorded(script) for script in RECORDED] + _unasked() + _early()
 
     def _recorded(self, script: Script) -> Case:
         star = Star(self.LIMITS)

@@ -28,6 +28,9 @@ from tools.fuzz_base import Case, Target, vectors
 
 EVENTS = ("data", "data", "data", "fin", "reset", "stop", "datagram", "tick")
 """What can happen to a session, as often as it is tried."""
+SETUP = bytes.fromhex("af000000")
+EARLY = ("early", b"")
+"""A relay's case begins so whose peers have not sent SETUP; else they have, before it begins."""
 
 
 class _Recorder:
@@ -182,6 +185,8 @@ class RelayTarget(Target):
         return steps
 
     def moved(self, where: str, choose: Callable[[Any], Any]) -> str:
+        if where == EARLY[0]:
+            return where
         if choose((True, True, True, False)):
             return _moved_event(where, choose)
         index, _, rest = where.partition(":")
@@ -191,12 +196,16 @@ class RelayTarget(Target):
         relay = Relay(self.LIMITS)
         transports = [Loose(False), Loose(False)]
         sessions = [Session(transport, relay, self.SESSIONS) for transport in transports]
+        early = case[:1] == [EARLY]
         for transport, session in zip(transports, sessions, strict=True):
             transport.handler = session
             session.connection_established(ALPN)
-            transport.give("data", 2, bytes.fromhex("af000000"))
+            if not early:
+                transport.give("data", 2, SETUP)
         now = 0.0
         for where, octets in case:
+            if where == EARLY[0]:
+                continue
             index, _, rest = where.partition(":")
             event, _, stream = rest.partition(" ")
             if event == "tick":

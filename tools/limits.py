@@ -23,9 +23,9 @@ Every limit of `kvcs-relay`: set one with `--limit NAME=VALUE`, as often as need
 `--limit max_requests=50000 --limit idle_timeout=60`. Sizes are octets, times seconds. In Python
 they are fields of the class that each table names. This page is written by `make docs`.
 
-When a session comes to a limit on requests, the log says so once (WARNING), the request is
-refused with EXCESSIVE_LOAD in words that name the limit, and a counter of the session grows
-(`Session.counters`; `kvcs_relay_session_…_total` at a relay).
+When a session comes to a limit on requests, or the relay to one of its own, the log says so once
+(WARNING), the request is refused with EXCESSIVE_LOAD in words that name the limit, and a counter
+grows (`Session.counters`, `kvcs_relay_session_…_total`; `kvcs_relay_requests_over_limit_total`).
 """
 TITLES = {
     RelayConfig: "Of a relay, for each scope (`relay.config.RelayConfig`)",

@@ -56,19 +56,28 @@ ROWS = (
     ),
     _row(
         "ranges known not to exist, and declared gaps", "track", "`max_intervals_per_track`",
-        "128 each, to the cache", "`cache_intervals`",
+        "128 each, to the cache", "`cache_intervals`, `cache_intervals_refused_total`",
         "what touches another range is learned, more is not",
         "IntervalSet._starts IntervalSet._ends",
     ),
     _row(
+        "Track Properties", "track", "`--cache-memory`", "128 and its octets each, to the cache",
+        "`cache_properties`", f"the publisher's track is not taken: {REFUSED}", "",
+    ),
+    _row(
         "what a running FETCH has left out", "FETCH to a publisher", "`--cache-memory`",
-        "128 each, to the cache", "`cache_intervals`", "not learned", "",
+        "128 each, to the cache", "`cache_intervals`, `cache_intervals_refused_total`",
+        "not learned", "",
     ),
     _row(
         "ranges a FETCH could not tell, or had no room for", "FETCH, track",
         "256 (`MAX_RANGES`, `MAX_FAILURES`)", "", "", "the last one grows; forgotten after "
         "`failure_memory`",
         "Ranges._failures UpstreamFetch._unknown UpstreamFetch._rejected",
+    ),
+    _row(
+        "ranges that wait to be fetched", "track", "256 (`MAX_QUEUED`)", "", "",
+        "who reads them asks again when others have come", "Ranges.queue",
     ),
     _row(
         "IDs of Objects that are gone", "Subgroup that is not over", "16,384 (`MAX_IDS`)",
@@ -120,10 +129,15 @@ ROWS = (
         "DataStreams.waiting DataStreams._held_for DataIn.held",
     ),
     _row(
-        "data streams that are read", "session", "`max_open_streams_uni`",
-        "of each the properties of one Object", "`streams_read`", "QUIC grants no more",
+        "data streams that are read", "session", "`max_open_streams_uni`", "",
+        "`streams_read`", "QUIC grants no more",
         "DataStreams.reading Filling._feeds Filling.bringing UpstreamSubscribe.streams "
         "UpstreamPublish.streams",
+    ),
+    _row(
+        "headers of Objects that are not whole, with their properties", "session",
+        "`max_held_octets`", "their octets", "`octets_kept`, `session_streams_dropped_total`",
+        "the stream that brings more is stopped", "Incremental.pending",
     ),
     _row(
         "what came before SETUP", "session", "`max_held_octets`, 4,096 pieces (`MAX_EARLY`)",

@@ -228,6 +228,8 @@ class Wire:
     def take_credited(self) -> Iterable[int]:
         return ()
 
+    packet_sizes = 0, 0
+
     def wake(self) -> None: ...
 
     def close(self, code: int, reason: str) -> None:

@@ -45,7 +45,10 @@ Cafile = Annotated[
 Mtu = Annotated[
     int,
     typer.Option(
-        min=MIN_DATAGRAM_SIZE, max=MAX_DATAGRAM_SIZE, help="UDP payload the path carries."
+        metavar="N",
+        min=MIN_DATAGRAM_SIZE,
+        max=MAX_DATAGRAM_SIZE,
+        help="The most UDP payload a packet may have; what the path carries is found out.",
     ),
 ]
 QlogDir = Annotated[

@@ -49,7 +49,7 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
 from moqt.values.config import SessionConfig
@@ -150,7 +150,7 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long connecting may take.")
     ] = 10,
-    mtu: Mtu = 1200,
+    mtu: Mtu = MAX_DATAGRAM_SIZE,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,

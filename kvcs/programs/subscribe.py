@@ -58,7 +58,7 @@ from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 
@@ -110,7 +110,7 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
-    mtu: Mtu = 1200,
+    mtu: Mtu = MAX_DATAGRAM_SIZE,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,

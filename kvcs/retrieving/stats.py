@@ -53,6 +53,10 @@ class Stats:
     source: str | None = None
     """Whom it came from, as the caller names it."""
 
+    packet_octets: int = 0
+    """UDP payload of the largest packet that came: what the path from the relay carries. 0 when
+    nothing came from one."""
+
     mode: str | None = None
     """`live` or `fetch`; None when no publication was asked for data."""
 
@@ -144,6 +148,7 @@ class Stats:
             "publications_tried": self.publications_tried,
             "publication": self.publication,
             "source": self.source,
+            "packet_octets": self.packet_octets,
             "mode": self.mode,
             "sources": self.sources,
             "note": self.note,

@@ -248,7 +248,7 @@ class ControllerService(Service):
     async def _put_status(self, call: Call) -> Response:
         call.principal.require_role("instance")
         name = check_uid(call.path_params["instance_id"])
-        status = InstanceStatus.from_json(await call.read_object(), http_loopback=self._loopback)
+        status = await call.read_record(InstanceStatus, http_loopback=self._loopback)
         if instance_id(status.instance) != name:
             raise Problem(
                 ProblemName.INVALID_REQUEST,
@@ -272,7 +272,7 @@ class ControllerService(Service):
 
     async def _put_state(self, call: Call) -> Response:
         call.principal.require_role(*_WATCHERS)
-        wanted = StateRequest.from_json(await call.read_object())
+        wanted = await call.read_record(StateRequest)
         state: InstanceState = await self.shell.call(
             self.core.set_state, self._instance(call), wanted.state
         )
@@ -287,7 +287,7 @@ class ControllerService(Service):
 
     async def _place(self, call: Call) -> Response:
         call.principal.require_role(*_WATCHERS)
-        request = PlaceRequest.from_json(await call.read_object())
+        request = await call.read_record(PlaceRequest)
         found = await self._find(call, request)
         placed = await self.shell.call(self.core.place, request, found, self.shell.clock_ms())
         return json_response(placed.to_dict())
@@ -321,7 +321,7 @@ class ControllerService(Service):
 
     async def _cats_cache_state(self, call: Call) -> Response:
         call.principal.require_role("cats", "operator")
-        request = LookupRequest.from_json(await call.read_object())
+        request = await call.read_record(LookupRequest)
         found = await self._find(call, request)
         demand = Demand(len(request.block_keys) * found.block_tokens or None, found)
         shown = []
@@ -368,7 +368,7 @@ class ControllerService(Service):
     async def _put_checkpoint(self, call: Call) -> Response:
         call.principal.require_role("instance")
         name = _session(call)
-        checkpoint = SessionCheckpoint.from_json(await call.read_object())
+        checkpoint = await call.read_record(SessionCheckpoint)
         if checkpoint.session != name:
             raise Problem(
                 ProblemName.INVALID_REQUEST, "the path and the body name different sessions"
@@ -421,7 +421,7 @@ class ControllerService(Service):
 
     async def _put_map(self, call: Call) -> Response:
         call.principal.require_role(*_WATCHERS)
-        shard_map = ShardMap.from_json(await call.read_object(), http_loopback=self._loopback)
+        shard_map = await call.read_record(ShardMap, http_loopback=self._loopback)
         if shard_map.map != call.path_params["map"]:
             raise Problem(ProblemName.INVALID_REQUEST, "the path and the body name different maps")
         created = await self.shell.call(

@@ -21,11 +21,11 @@ from kvsp.holder.holder import (
     BusyError,
     CodecUnavailableError,
     Holder,
-    LeasedError,
     Records,
 )
 from kvsp.holder.leases import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
+from kvsp.holder.parts import LeasedError
 from kvsp.holder.reading import Body
 from kvsp.holder.records.index_client import HttpIndexClient
 from kvsp.holder.records.publishing import (
@@ -34,7 +34,8 @@ from kvsp.holder.records.publishing import (
     IndexUnavailableError,
 )
 from kvsp.holder.response import BlockResponse
-from kvsp.holder.store import BlockExistsError, MissError, MissReason, NoRoomError
+from kvsp.holder.rooms import NoRoomError
+from kvsp.holder.store import BlockExistsError, MissError, MissReason
 from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
 from kvsp.http.call import Call, json_response, no_content, too_large
@@ -237,11 +238,7 @@ class HolderService(Service):
     async def _get(self, call: Call) -> Response:
         block = self._authorized(call, READ)
         layers, codec = _selection(call)
-        descriptor = None
-        entry = self.holder.store.entry(block)
-        if codec is not None and entry is not None and codec != entry.info.codec:
-            descriptor = await self._descriptor(block.compat_id)
-        body = await self._open(block, layers, codec, descriptor)
+        body = await self._open(block, layers, codec)
         headers = self._representation(block, body)
         if _matches(call.headers.get("if-none-match"), headers["ETag"]):
             body.close()
@@ -252,11 +249,9 @@ class HolderService(Service):
             return Response(headers=headers, media_type=BLOCK_MEDIA_TYPE)
         return BlockResponse(self.holder, block, body, headers)
 
-    async def _open(
-        self, block: BlockId, layers: range | None, codec: int | None, descriptor: Descriptor | None
-    ) -> Body:
+    async def _open(self, block: BlockId, layers: range | None, codec: int | None) -> Body:
         try:
-            return await self.holder.open(block, layers, codec, descriptor)
+            return await self.holder.open(block, layers, codec, self._descriptor)
         except MissError as error:
             raise _miss(error, layers) from None
         except CodecUnavailableError as error:
@@ -390,7 +385,7 @@ class HolderService(Service):
     # --- leases ----------------------------------------------------------------------
 
     async def _acquire(self, call: Call) -> Response:
-        request = LeaseRequest.from_json(await call.read_object())
+        request = await call.read_record(LeaseRequest)
         self._require(call, request.scope_id, READ)
         if len(request.block_keys) > MAX_BLOCK_KEYS:
             raise too_large("the list of block keys", MAX_BLOCK_KEYS)
@@ -409,7 +404,7 @@ class HolderService(Service):
 
     async def _renew(self, call: Call) -> Response:
         lease_id = _lease_id(call)
-        ttl_ms = TtlAnswer.from_json(await call.read_object()).ttl_ms
+        ttl_ms = (await call.read_record(TtlAnswer)).ttl_ms
         try:
             lease = self.holder.leases.renew(
                 call.principal.name, lease_id, ttl_ms, self.holder.clock()

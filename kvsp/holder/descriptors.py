@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Final
 from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
+
+logger = logging.getLogger("kvsp.holder")
 
 _KNOWN: Final = 1024
 _FILE_OCTETS: Final = 1 << 20
@@ -55,15 +59,26 @@ class Descriptors:
         try:
             with path.open("rb") as file:
                 descriptor = Descriptor.parse(file.read(_FILE_OCTETS))
-        except (FileNotFoundError, DecodeError):
+        except FileNotFoundError:
+            return None
+        except (OSError, DecodeError) as error:
+            logger.warning("%s: %s; the index is asked instead", path, error)
             return None
         return descriptor if descriptor.compat_id == compat_id else None
 
     def _save(self, descriptor: Descriptor) -> None:
         if self._folder is None:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{descriptor.compat_id.hex()}.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(descriptor.jcs)
-        temporary.replace(path)
+        # several may save the same at once
+        temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(descriptor.jcs)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            logger.warning("%s: %s; after a restart the index is asked again", path, error)

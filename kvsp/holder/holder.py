@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvsp.holder.leases import Lease, LeaseQuota, LeaseTable
-from kvsp.holder.reading import Body, Sections, StoredBody, header_for, transcode
+from kvsp.holder.parts import Parts
+from kvsp.holder.reading import Body, Sections, StoredBody, transcode
 from kvsp.holder.records.publishing import RecordSource
+from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import (
     BlockExistsError,
     BlockInfo,
     Found,
     MissError,
     MissReason,
-    NoRoomError,
     Part,
-    Step,
     Store,
 )
 from kvsp.holder.tiers.tiers import (
@@ -34,9 +33,8 @@ from kvsp.holder.tiers.tiers import (
     TierFullError,
     TierStorage,
     TierUnavailableError,
-    pieces,
 )
-from kvsp.holder.uninterrupted import to_the_end, uninterrupted
+from kvsp.holder.uninterrupted import to_the_end
 from kvsp.holder.upload import MAX_CONTAINER_OCTETS, Upload
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.errors import KvspError
@@ -46,18 +44,16 @@ from kvsp.records.records import ReplicaRecord, Residency
 
 logger = logging.getLogger("kvsp.holder")
 
+Describe = Callable[[bytes], Awaitable[Descriptor]]
+"""The descriptor of a Compatibility ID."""
+
 _RANGE_DIGESTS: Final = 4096
+_OPENINGS: Final = 16
+"""Times that a block is looked up again because it changed while it was being opened."""
+
 _PROMOTE_AFTER_READS: Final = 2
 _PROMOTED_SHARE: Final = 4
 """A block larger than this fraction of a faster tier is not copied into it."""
-
-
-class LeasedError(KvspError):
-    """The block is leased. `ttl_ms` is what remains of the longest lease."""
-
-    def __init__(self, ttl_ms: int) -> None:
-        super().__init__(f"leased for {ttl_ms} ms")
-        self.ttl_ms = ttl_ms
 
 
 class CodecUnavailableError(KvspError):
@@ -135,7 +131,7 @@ class Holder:
         )
         self._uploads = asyncio.Semaphore(settings.uploads)
         self._transcodings = asyncio.Semaphore(settings.transcodings)
-        self._locks = _Locks()
+        self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._promoting = False
         self._started = False
@@ -148,16 +144,32 @@ class Holder:
         self._started = True
         for tier in reversed(self.store.tiers):
             found = await self._storage[tier].start()
-            budget = self.store.budget(tier)
-            excess = sum(part.octets for _, _, part in found) - budget if budget else 0
+            octets = sum(part.octets for _, _, part in found)
+            await self._fit(tier, octets)
+            limit = self.store.limit(tier)
+            excess = 0 if limit is None else octets - limit
             for block, info, part in found:
                 if excess > 0:  # the oldest go first
                     excess -= part.octets
-                    await self._storage[tier].delete(block)
+                    await self.parts.discard(tier, block)
                 elif self.store.recovered(block, tier, info, part):
                     self.records.changed(block)
                 else:
-                    await self._storage[tier].delete(block)
+                    await self.parts.discard(tier, block)
+
+    async def _fit(self, tier: Tier, octets: int) -> None:
+        """Bound a tier by what its medium has room for, beside the `octets` that are there."""
+        free = await self._storage[tier].free()
+        budget = self.store.budget(tier)
+        if free is not None and budget is not None and octets + free < budget:
+            self.store.fit(tier, octets + free)
+            logger.warning(
+                "%s has room for %d octets, not for its budget of %d: it holds that many for "
+                "now; make room there or lower the budget",
+                tier,
+                octets + free,
+                budget,
+            )
 
     async def stop(self) -> None:
         """Wait for what runs in the background."""
@@ -181,86 +193,100 @@ class Holder:
         if block in self.store:
             self.store.rejected("exists")
             raise BlockExistsError
-        reserved: list[int] = []
-
-        async def make_room(octets: int) -> PartWriter:
-            await self._make_room(self._home, octets)
-            reserved.append(octets)
-            return await self._storage[self._home].create()
-
-        upload = Upload(
-            descriptor,
-            make_room,
-            repr_digest=repr_digest,
-            limit=self.settings.max_container_octets,
-        )
         if self._uploads.locked():
             self.store.rejected("busy")
             raise BusyError(f"{self.settings.uploads} blocks are being stored already")
-        try:
-            async with self._uploads:
-                info, part = await upload.receive(chunks)
-                # the end is not interrupted: a file that has its name is in the table, too
-                await to_the_end(self._commit(block, upload, info, part, reserved))
-        except NoRoomError:
-            self.store.rejected("capacity")
-            raise
-        except TierFullError:
-            self.store.rejected("disk-full")
-            raise
-        except BlockExistsError:
-            self.store.rejected("exists")
-            raise
-        finally:
-            await to_the_end(self._give_up(upload.writer, reserved))
+        with contextlib.ExitStack() as reserved:
+
+            async def make_room(octets: int) -> PartWriter:
+                room = reserved.enter_context(await self.parts.make_room(self._home, octets))
+                rooms.append(room)
+                return await self.parts.writer(room)
+
+            rooms: list[Reservation] = []
+            upload = Upload(
+                descriptor,
+                make_room,
+                repr_digest=repr_digest,
+                limit=self.settings.max_container_octets,
+            )
+            try:
+                async with self._uploads:
+                    info, part = await upload.receive(chunks)
+                    # the end is not interrupted: a file that has its name is in the table, too
+                    await to_the_end(self._commit(block, upload, info, part, rooms[0]))
+            except NoRoomError:
+                self.store.rejected("capacity")
+                raise
+            except TierFullError:
+                self.store.rejected("disk-full")
+                raise
+            except BlockExistsError:
+                self.store.rejected("exists")
+                raise
+            finally:
+                if upload.writer is not None:
+                    await to_the_end(upload.writer.abort())
         return info
 
     async def _commit(
-        self, block: BlockId, upload: Upload, info: BlockInfo, part: Part, reserved: list[int]
+        self, block: BlockId, upload: Upload, info: BlockInfo, part: Part, room: Reservation
     ) -> None:
         assert upload.writer is not None
-        async with self._locks.of(block):
+        async with self.parts.locks.of(block):
             if block in self.store:
                 raise BlockExistsError
             await upload.writer.commit(block, info, part)
-            self.store.commit(block, self._home, info, part)
-            reserved.clear()
+            self.store.commit(block, room, info, part)
         self.records.changed(block)
-
-    async def _give_up(self, writer: PartWriter | None, reserved: Sequence[int]) -> None:
-        for octets in reserved:
-            self.store.release(self._home, octets)
-        if writer is not None:
-            await writer.abort()
 
     async def open(
         self,
         block: BlockId,
         layers: range | None = None,
         codec: int | None = None,
-        descriptor: Descriptor | None = None,
+        describe: Describe | None = None,
     ) -> Body:
         """What a GET sends. The caller closes it.
 
-        `descriptor` is needed to transcode only. Raises MissError, CodecUnavailableError,
-        TierUnavailableError, DecodeError when a section cannot be transcoded.
+        `describe` is asked when the block has to be transcoded. Raises MissError,
+        CodecUnavailableError, TierUnavailableError, DecodeError when a section cannot be
+        transcoded, and what `describe` raises.
         """
-        while True:
+        descriptor: Descriptor | None = None
+        for _ in range(_OPENINGS):
             found = self.store.find(block, layers)
+            stored = found.info.codec
+            target = stored if codec is None else codec
+            if target != stored:
+                self._check_codec(stored, target)
+                if descriptor is None and describe is not None:
+                    descriptor = await describe(block.compat_id)
+                    continue  # it may be another block by now
             try:
                 sections = await self._sections(block, found)
-                break
             except PartLostError as error:
-                await self.part_lost(block, error)
+                await self.parts.lost(block, error)
+                continue
+            if sections is not None:
+                return await self._body(block, found, sections, target, descriptor)
+        raise BusyError("the block is being moved all the time")
+
+    async def _body(
+        self,
+        block: BlockId,
+        found: Found,
+        sections: Sections,
+        target: int,
+        descriptor: Descriptor | None,
+    ) -> Body:
         try:
-            stored = found.entry.info.codec
-            target = stored if codec is None else codec
-            if target == stored:
+            if target == found.info.codec:
                 return StoredBody(sections, await self._container_digest(block, found, sections))
-            return await self._transcode(sections, stored, target, descriptor)
+            return await self._transcode(sections, found.info.codec, target, descriptor)
         except PartLostError as error:
             sections.close()
-            await self.part_lost(block, error)
+            await self.parts.lost(block, error)
             raise MissError(MissReason.LOST) from error
         except BaseException:
             sections.close()
@@ -278,10 +304,7 @@ class Holder:
 
     async def delete(self, block: BlockId) -> None:
         """Withdraw and evict a block. Raises MissError, LeasedError."""
-        now = self.clock()
-        if block in self.store and self.leases.is_leased(block, now):
-            raise LeasedError(self.leases.remaining_ms(block, now))
-        await to_the_end(self._perform(self.store.evict(block, now)))
+        await self.parts.evict(block)
 
     # --- leases ----------------------------------------------------------------------
 
@@ -319,89 +342,35 @@ class Holder:
 
     # --- inside ----------------------------------------------------------------------
 
-    async def _make_room(self, tier: Tier, octets: int) -> None:
-        steps = self.store.reserve(tier, octets, self.clock())
-        try:
-            await to_the_end(self._perform(steps))
-        except BaseException:
-            self.store.release(tier, octets)
-            raise
-
-    async def _perform(self, steps: Sequence[Step]) -> None:
-        for position, step in enumerate(steps):
-            try:
-                async with self._locks.of(step.block):
-                    await self._let_go(step)
-            except BaseException:
-                for rest in steps[position:]:
-                    self.store.stays(rest)
-                raise
-
-    async def _let_go(self, step: Step) -> None:
-        if step.demote_to is not None and not await self._copy(
-            step.block, step.tier, step.demote_to
-        ):
-            step = step._replace(demote_to=None, withdraw=True)
-        if step.withdraw:
-            await self.records.withdraw(step.block)
-        self.store.dropped(step)
-        await self._storage[step.tier].delete(step.block)
-        if step.block in self.store:
-            self.records.changed(step.block)
-
-    async def _copy(self, block: BlockId, source: Tier, target: Tier) -> bool:
-        """Copy a part into room that is reserved there; False when that failed."""
-        entry = self.store.entry(block)
-        assert entry is not None
-        part = entry.parts[source]
-        writer: PartWriter | None = None
-        try:
-            reader = await self._storage[source].open(block, part)
-            with contextlib.closing(reader):
-                writer = await self._storage[target].create()
-                digest = hashlib.sha256()
-                async for piece in pieces(reader, 0, part.octets):
-                    await uninterrupted(digest.update, piece)
-                    await writer.write(piece)
-            if digest.digest() != part.container_digest:
-                raise PartLostError("its digest does not match any more")
-            await writer.commit(block, entry.info, part)
-        except (PartLostError, TierFullError, TierUnavailableError) as error:
-            logger.warning("a block was not copied from %s to %s: %s", source, target, error)
-            self.store.release(target, part.octets)
-            return False
-        finally:
-            if writer is not None:
-                await writer.abort()
-        if not self.store.moved(block, target, part):
-            await self._storage[target].delete(block)
-            return False
-        return True
-
-    async def _sections(self, block: BlockId, found: Found) -> Sections:
-        readers: dict[Tier, PartReader] = {}
-        try:
-            for segment in found.segments:
-                if segment.tier not in readers:
-                    part = found.entry.parts[segment.tier]
-                    try:
-                        readers[segment.tier] = await self._storage[segment.tier].open(block, part)
-                    except PartLostError as error:
-                        error.tier = segment.tier
-                        raise
-        except BaseException:
-            for reader in readers.values():
-                reader.close()
-            raise
-        self._maybe_promote(block, found)
-        return Sections(header_for(found), found.segments, readers, self.store.read)
+    async def _sections(self, block: BlockId, found: Found) -> Sections | None:
+        """The parts of what was found, open; None when one of them is not the block's any
+        more. Raises PartLostError for one that a fault took away."""
+        with contextlib.ExitStack() as opened:
+            readers: dict[Tier, PartReader] = {}
+            for tier in dict.fromkeys(segment.tier for segment in found.segments):
+                part = found.parts[tier]
+                try:
+                    reader = await self._storage[tier].open(block, part)
+                except PartLostError as error:
+                    if not self.store.holds(block, tier, part):
+                        return None  # it left, and its octets with it
+                    error.tier, error.part = tier, part
+                    raise
+                readers[tier] = opened.enter_context(contextlib.closing(reader))
+            if not all(self.store.holds(block, tier, found.parts[tier]) for tier in readers):
+                # what was opened may be what was stored in its place
+                return None
+            self._maybe_promote(block, found)
+            sections = Sections(
+                found.header(), found.segments, found.parts, readers, self.store.read
+            )
+            opened.pop_all()
+            return sections
 
     async def _container_digest(self, block: BlockId, found: Found, sections: Sections) -> bytes:
-        for part in found.entry.parts.values():
-            if part.layers == found.layers:
-                return part.container_digest
-        info = found.entry.info
-        key = (block, info.digest, found.layers.start, found.layers.stop)
+        if (digest := found.container_digest()) is not None:
+            return digest
+        key = (block, found.info.digest, found.layers.start, found.layers.stop)
         if (digest := self._range_digests.get(key)) is None:
             digest = await sections.digest()
             self._range_digests[key] = digest
@@ -409,12 +378,16 @@ class Holder:
                 self._range_digests.popitem(last=False)
         return digest
 
+    def _check_codec(self, stored: Codec, target: int) -> None:
+        served = self.codecs(stored)
+        if target not in served:
+            raise CodecUnavailableError(served)
+
     async def _transcode(
         self, sections: Sections, stored: Codec, target: int, descriptor: Descriptor | None
     ) -> Body:
-        served = self.codecs(stored)
-        if target not in served or descriptor is None:
-            raise CodecUnavailableError(served)
+        if descriptor is None:
+            raise CodecUnavailableError([int(stored)])
         if self._transcodings.locked():
             raise BusyError(f"{self.settings.transcodings} blocks are being transcoded already")
         try:
@@ -426,75 +399,33 @@ class Holder:
             sections.close()
 
     async def part_lost(self, block: BlockId, error: PartLostError) -> None:
-        """A fault: withdraw, end the leases, forget (KVSP "Leases")."""
-        assert error.tier is not None
-        logger.warning(
-            "block %s is gone from %s (%s); its record is withdrawn",
-            block.block_key.hex(),
-            error.tier,
-            error,
-        )
-        await to_the_end(self._withdraw_lost(block, error.tier))
-
-    async def _withdraw_lost(self, block: BlockId, tier: Tier) -> None:
-        async with self._locks.of(block):
-            if self.store.lost(block, tier):
-                self.leases.revoke(block)
-                await self.records.withdraw(block)
-            await self._storage[tier].delete(block)
-            if block in self.store:
-                self.records.changed(block)
+        """A part turned out to be damaged while it was read."""
+        await self.parts.lost(block, error)
 
     def _maybe_promote(self, block: BlockId, found: Found) -> None:
         target = self.store.tiers[0]
         tiers = {segment.tier for segment in found.segments}
         if self._promoting or tiers == {target} or len(found.segments) != 1:
             return
-        part = found.entry.parts[found.segments[0].tier]
+        source = found.segments[0].tier
+        part = found.parts[source]
         budget = self.store.budget(target)
         if (
-            found.entry.reads >= _PROMOTE_AFTER_READS
-            and part.layers == range(found.entry.info.layers)
+            found.reads >= _PROMOTE_AFTER_READS
+            and part.layers == range(found.info.layers)
             and (budget is None or part.octets * _PROMOTED_SHARE <= budget)
         ):
             self._promoting = True
-            task = asyncio.ensure_future(self._promote(block, found.segments[0].tier, target))
+            task = asyncio.ensure_future(self._promote(block, source, part, target))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _promote(self, block: BlockId, source: Tier, target: Tier) -> None:
+    async def _promote(self, block: BlockId, source: Tier, part: Part, target: Tier) -> None:
         try:
-            entry = self.store.entry(block)
-            if entry is None or source not in entry.parts:
-                return
-            await self._make_room(target, entry.parts[source].octets)
-            octets = entry.parts[source].octets
-            async with self._locks.of(block):
-                entry = self.store.entry(block)
-                if entry is None or source not in entry.parts or target in entry.parts:
-                    self.store.release(target, octets)
-                elif await self._copy(block, source, target):
-                    self.records.changed(block)
+            await self.parts.promote(block, source, part, target)
         except NoRoomError:
             logger.debug("no room for a block in %s", target)
+        except TierUnavailableError as error:
+            logger.warning("a block was not copied to %s: %s", target, error)
         finally:
             self._promoting = False
-
-
-class _Locks:
-    """One lock per block that somebody is at."""
-
-    def __init__(self) -> None:
-        self._locks: dict[BlockId, tuple[asyncio.Lock, int]] = {}
-
-    @contextlib.asynccontextmanager
-    async def of(self, block: BlockId) -> AsyncIterator[None]:
-        lock, users = self._locks.get(block, (asyncio.Lock(), 0))
-        self._locks[block] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(block)
-            if users > 1:
-                self._locks[block] = (lock, users - 1)

@@ -31,14 +31,19 @@ class HolderMetrics(Collector):
         store = self._holder.store
         used = _gauge("tier_octets", "Octets stored or reserved.", "tier")
         budget = _gauge("tier_budget_octets", "The budget; absent without one.", "tier")
+        limit = _gauge(
+            "tier_limit_octets", "What it may hold now: less than the budget when full.", "tier"
+        )
         rate = _gauge("tier_read_mbit_per_s", "Measured rate of reads.", "tier")
         for tier in store.tiers:
             used.add_metric([tier], store.used(tier))
             if (bound := store.budget(tier)) is not None:
                 budget.add_metric([tier], bound)
+            if (bound := store.limit(tier)) is not None:
+                limit.add_metric([tier], bound)
             if (measured := store.read_mbit_per_s(tier)) is not None:
                 rate.add_metric([tier], measured)
-        yield from (used, budget, rate)
+        yield from (used, budget, limit, rate)
         yield GaugeMetricFamily(PREFIX + "blocks", "Blocks held.", value=len(store))
 
     def _totals(self) -> Iterable[Metric]:
@@ -56,6 +61,12 @@ class HolderMetrics(Collector):
         yield _total("demotions", "Parts moved to a slower tier.", counters.demotions)
         yield _total("promotions", "Parts copied to a faster tier.", counters.promotions)
         yield _total("parts_lost", "Parts a fault took away.", counters.lost)
+        yield _total(
+            "parts_quarantined", "Damaged files kept to be looked at.", counters.quarantined
+        )
+        yield _labelled(
+            "media_full", "Times a medium was full before its budget.", "tier", counters.shrunk
+        )
 
     def _leases(self) -> Iterable[Metric]:
         leases = self._holder.leases

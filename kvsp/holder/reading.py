@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import struct
 import tempfile
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from kvsp.blocks.codecs import transcode_section
-from kvsp.blocks.container import ENTRY_OCTETS, ContainerHeader
+from kvsp.blocks.container import ContainerHeader
 from kvsp.blocks.layout import Octets
-from kvsp.holder.store import Found, Segment
+from kvsp.holder.store import Part, Segment
 from kvsp.holder.tiers.tiers import (
     PIECE,
     PartLostError,
@@ -51,6 +52,7 @@ class Sections:
 
     header: ContainerHeader
     segments: tuple[Segment, ...]
+    parts: Mapping[Tier, Part]
     readers: Mapping[Tier, PartReader]
     on_read: Callable[[Tier, int, float], None]
 
@@ -67,7 +69,7 @@ class Sections:
                     yield piece
                     started = loop.time()
             except PartLostError as error:
-                error.tier = segment.tier
+                error.tier, error.part = segment.tier, self.parts[segment.tier]
                 raise
 
     async def digest(self) -> bytes:
@@ -80,17 +82,6 @@ class Sections:
     def close(self) -> None:
         for reader in self.readers.values():
             reader.close()
-
-
-def header_for(found: Found) -> ContainerHeader:
-    """The header of the container of the layers that were found."""
-    table = b""
-    for segment in found.segments:
-        held = found.entry.parts[segment.tier].header
-        first = (segment.layers.start - held.first_layer) * ENTRY_OCTETS
-        table += held.table[first : first + len(segment.layers) * ENTRY_OCTETS]
-    any_part = next(iter(found.entry.parts.values())).header
-    return header_of(found.entry.info.codec, found.layers.start, any_part.token_count, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +131,9 @@ async def transcode(
     when there is no room for the temporary file in `folder`.
     """
     source = sections.header
-    file: IO[bytes] = await uninterrupted(_scratch_file, folder)
-    try:
+    with contextlib.ExitStack() as opened:
+        # entered in the thread: a file that a cancelled task never sees is closed, too
+        file = await uninterrupted(_scratch_file, folder, opened)
         lengths: list[int] = []
         sizes = (length for pair in source.lengths for length in pair)
         async for section in _cut(sections.octets(), sizes):
@@ -156,14 +148,13 @@ async def transcode(
             source.token_count,
             struct.pack(f">{len(lengths)}Q", *lengths),
         )
-        return TranscodedBody(header, await uninterrupted(_digest, header, file), file)
-    except BaseException:
-        file.close()
-        raise
+        digest = await uninterrupted(_digest, header, file)
+        opened.pop_all()
+        return TranscodedBody(header, digest, file)
 
 
-def _scratch_file(folder: Path | None) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=folder)
+def _scratch_file(folder: Path | None, opened: contextlib.ExitStack) -> IO[bytes]:
+    return opened.enter_context(tempfile.TemporaryFile(dir=folder))
 
 
 async def _cut(stream: AsyncIterator[Octets], sizes: Iterable[int]) -> AsyncIterator[bytearray]:

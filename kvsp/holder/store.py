@@ -15,9 +15,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from kvsp.blocks.container import ContainerHeader
+from kvsp.holder.rooms import NoRoomError, Reservation, Room
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
+
+_GROWTH_SHARE: Final = 16
+"""A tier that was shrunk grows by this fraction of its budget at a time."""
 
 GHOSTS: Final = 4096
 """Blocks remembered after they went, to say why they are missing."""
@@ -41,15 +45,6 @@ class MissError(KvspError):
         super().__init__(reason.value)
         self.reason = reason
         self.available = available
-
-
-class NoRoomError(KvspError):
-    """Nothing that may be evicted makes enough room in a tier."""
-
-    def __init__(self, tier: Tier, octets: int) -> None:
-        super().__init__(f"no room for {octets} octets in {tier}")
-        self.tier = tier
-        self.octets = octets
 
 
 class BlockExistsError(KvspError):
@@ -134,21 +129,43 @@ class Entry:
 
 
 class Found(NamedTuple):
-    """Where the layers asked for are, in ascending order."""
+    """Where the layers asked for are, in ascending order, as it was at that moment."""
 
-    entry: Entry
+    info: BlockInfo
     layers: range
     segments: tuple[Segment, ...]
+    parts: Mapping[Tier, Part]
+    """All parts of the block, in the order they came."""
+
+    reads: int
+
+    def header(self) -> ContainerHeader:
+        """The header of the container of these layers."""
+        lengths: list[tuple[int, int]] = []
+        for segment in self.segments:
+            held = self.parts[segment.tier]
+            first = segment.layers.start - held.layers.start
+            lengths += held.header.lengths[first : first + len(segment.layers)]
+        tokens = self.parts[self.segments[0].tier].header.token_count
+        return ContainerHeader.of(self.info.codec, self.layers.start, tokens, lengths)
+
+    def container_digest(self) -> bytes | None:
+        """SHA-256 of that container, when one part is just that."""
+        for part in self.parts.values():
+            if part.layers == self.layers:
+                return part.container_digest
+        return None
 
 
 class Step(NamedTuple):
-    """Something that leaves a tier. The shell, in this order: copies the part to `demote_to`
-    if there is one; withdraws the record if `withdraw`; calls `Store.dropped`; deletes."""
+    """A part that is to leave a tier. The shell looks whether it still is (`Store.applies`);
+    copies it into `demotion` if there is room promised below; withdraws the record when
+    nothing else has its layers (`Store.only_here`); calls `Store.dropped`; deletes."""
 
     block: BlockId
     tier: Tier
-    demote_to: Tier | None
-    withdraw: bool
+    part: Part
+    demotion: Reservation | None = None
 
 
 @dataclass(slots=True)
@@ -163,26 +180,15 @@ class StoreCounters:
     demotions: int = 0
     promotions: int = 0
     lost: int = 0
+    quarantined: int = 0
+    shrunk: Counter[str] = field(default_factory=Counter)
+    """Times a medium was full before the budget of its tier was."""
+
+    verified: Counter[str] = field(default_factory=Counter)
+    """Copies read to verify them, by what came of it: `sound`, `lost`."""
+
+    octets_verified: int = 0
     octets_read: Counter[str] = field(default_factory=Counter)
-
-
-class _Room:
-    """One tier's budget. `budget` None is without bound (storage of somebody else)."""
-
-    def __init__(self, budget: int | None) -> None:
-        self.budget = budget
-        self.used = 0
-        self.reserved = 0
-        self.leaving = 0
-
-    @property
-    def free(self) -> int | None:
-        if self.budget is None:
-            return None
-        return self.budget - self.used - self.reserved + self.leaving
-
-    def lacks(self, octets: int) -> bool:
-        return self.free is not None and self.free < octets
 
 
 class Store:
@@ -198,7 +204,7 @@ class Store:
             raise ValueError("a holder has at least one tier")
         self.tiers = tuple(budgets)
         self.counters = StoreCounters()
-        self._rooms = {tier: _Room(budget) for tier, budget in budgets.items()}
+        self._rooms = {tier: Room(tier, budget) for tier, budget in budgets.items()}
         self._is_leased = is_leased
         self._entries: OrderedDict[BlockId, Entry] = OrderedDict()
         self._compats: Counter[bytes] = Counter()
@@ -225,6 +231,14 @@ class Store:
 
     def budget(self, tier: Tier) -> int | None:
         return self._rooms[tier].budget
+
+    def limit(self, tier: Tier) -> int | None:
+        """What a tier may hold now: its budget, or less when its medium has less room."""
+        return self._rooms[tier].limit
+
+    def is_shrunk(self, tier: Tier) -> bool:
+        """Whether the medium of a tier has shown to hold less than the budget."""
+        return self._rooms[tier].ceiling is not None
 
     @property
     def capacity(self) -> int:
@@ -256,7 +270,12 @@ class Store:
         for tier, _ in places:
             self.counters.hits[tier] += 1
         segments = tuple(entry.parts[tier].segment(tier, held) for tier, held in places)
-        return Found(entry, wanted, segments)
+        return Found(entry.info, wanted, segments, dict(entry.parts), entry.reads)
+
+    def holds(self, block: BlockId, tier: Tier, part: Part) -> bool:
+        """Whether this very part is still the block's in that tier."""
+        entry = self._entries.get(block)
+        return entry is not None and entry.parts.get(tier) is part
 
     def residency(self, block: BlockId) -> list[tuple[Tier, range]]:
         """Disjoint, ascending layer ranges and the fastest tier of each."""
@@ -304,50 +323,67 @@ class Store:
 
     # --- room ------------------------------------------------------------------------
 
-    def reserve(self, tier: Tier, octets: int, now: float) -> list[Step]:
+    def reserve(self, tier: Tier, octets: int, now: float) -> tuple[Reservation, list[Step]]:
         """Reserve room and say what has to leave first. Raises NoRoomError.
 
-        Until `commit` or `release` the octets count as used. Never names a leased block
-        unless another tier keeps what it has.
+        Never names a leased block unless another tier keeps what it has.
         """
         room = self._rooms[tier]
-        if room.budget is not None and octets > room.budget:
+        limit = room.limit
+        if limit is not None and octets > limit:
             raise NoRoomError(tier, octets)
+        steps = self._leaving(room, octets, now)
+        return room.promise(octets), [self._demotion(step) for step in steps]
+
+    def shrink(self, tier: Tier, octets: int, now: float) -> list[Step]:
+        """The medium of a tier is full before its budget is, `octets` of what is promised
+        there do not fit: what has to leave for them. Raises NoRoomError.
+
+        From now on it holds that much less, until `grow`.
+        """
+        room = self._rooms[tier]
+        room.shrink(octets)
+        self.counters.shrunk[tier] += 1
+        return [self._demotion(step) for step in self._leaving(room, 0, now)]
+
+    def grow(self, tier: Tier, free: int) -> bool:
+        """The medium of a tier has `free` octets; a tier that was shrunk holds more again,
+        a little at a time. True when its budget is whole again."""
+        room = self._rooms[tier]
+        return room.grow(free, max(1 << 20, (room.budget or 0) // _GROWTH_SHARE))
+
+    def fit(self, tier: Tier, octets: int) -> None:
+        """The medium of a tier holds at most so many octets in all, whatever the budget."""
+        room = self._rooms[tier]
+        if room.budget is not None and octets < room.budget:
+            room.ceiling = octets
+
+    def _leaving(self, room: Room, octets: int, now: float) -> list[Step]:
+        """What leaves so that a room has `octets` free. Raises NoRoomError: nothing leaves."""
         steps: list[Step] = []
         for block in self._entries:
             if not room.lacks(octets):
                 break
-            if (step := self._step(block, tier, now)) is not None:
+            if (step := self._step(block, room.tier, now)) is not None:
                 steps.append(step)
-                self._entries[block].leaving.add(tier)
-                room.leaving += self._entries[block].parts[tier].octets
+                self._leave(step)
         if room.lacks(octets):
             for step in steps:
                 self.stays(step)
-            raise NoRoomError(tier, octets)
-        room.reserved += octets
-        return self._with_demotions(steps, now)
+            raise NoRoomError(room.tier, octets)
+        return steps
 
-    def release(self, tier: Tier, octets: int) -> None:
-        """Give a reservation back."""
-        room = self._rooms[tier]
-        room.reserved -= octets
-        assert room.reserved >= 0, "a reservation was released twice"
-
-    def evict(self, block: BlockId, now: float) -> list[Step]:
+    def evict(self, block: BlockId) -> list[Step]:
         """What has to happen for the whole block to go. Raises MissError.
 
-        The caller has made sure that it is not leased.
+        The caller has made sure that it is not leased, and that nobody else is at it.
         """
         entry = self._entries.get(block)
         if entry is None:
             raise self._miss(self._why(block))
-        steps: list[Step] = []
-        for tier in entry.parts:
-            if tier not in entry.leaving:
-                entry.leaving.add(tier)
-                self._rooms[tier].leaving += entry.parts[tier].octets
-                steps.append(Step(block, tier, None, withdraw=not steps))
+        steps = [Step(block, tier, part) for tier, part in entry.parts.items()]
+        for step in steps:
+            self._leave(step)
         return steps
 
     def leasable(self, block: BlockId) -> int | None:
@@ -357,77 +393,88 @@ class Store:
             return None
         return entry.info.size if entry.staying() == entry.held() else None
 
-    def dropped(self, step: Step) -> None:
-        """A part was let go (and its record withdrawn before, where the step says so)."""
+    def applies(self, step: Step) -> bool:
+        """Whether the part of a step is still there and to leave."""
         entry = self._entries.get(step.block)
-        if entry is None or step.tier not in entry.leaving:
+        return self.holds(step.block, step.tier, step.part) and (
+            entry is not None and step.tier in entry.leaving
+        )
+
+    def only_here(self, step: Step) -> bool:
+        """Whether some layers of the part of a step stay in no other tier."""
+        entry = self._entries[step.block]
+        return not entry.staying(without=step.tier).issuperset(step.part.layers)
+
+    def dropped(self, step: Step) -> None:
+        """A part was let go (and its record withdrawn before, where nothing else has it)."""
+        if not self.applies(step):
             return
         self._remove_part(step.block, step.tier)
-        if step.demote_to is not None:
+        if step.demotion is not None:
             self.counters.demotions += 1
         else:
             self.counters.evictions[step.tier] += 1
-        if not entry.parts:
+        if not self._entries[step.block].parts:
             self._forget(step.block, MissReason.EVICTED)
 
-    def stays(self, step: Step) -> None:
-        """A step is called off; whoever reserved the room for it gives it back."""
-        entry = self._entries.get(step.block)
-        if entry is not None and step.tier in entry.leaving:
-            octets = entry.parts[step.tier].octets
-            entry.leaving.remove(step.tier)
-            self._rooms[step.tier].leaving -= octets
-            if step.demote_to is not None:
-                self.release(step.demote_to, octets)
+    def stays(self, step: Step) -> bool:
+        """A step is called off, or is over: what was promised for it is given back. True
+        when the part stays."""
+        if step.demotion is not None:
+            step.demotion.release()
+        if not self.applies(step):
+            return False
+        self._entries[step.block].leaving.remove(step.tier)
+        self._rooms[step.tier].leaving -= step.part.octets
+        return True
+
+    def _leave(self, step: Step) -> None:
+        entry = self._entries[step.block]
+        if step.tier not in entry.leaving:
+            entry.leaving.add(step.tier)
+            self._rooms[step.tier].leaving += step.part.octets
 
     def _step(self, block: BlockId, tier: Tier, now: float) -> Step | None:
         entry = self._entries[block]
         if tier not in entry.parts or tier in entry.leaving:
             return None
-        gone = not entry.staying(without=tier).issuperset(entry.parts[tier].layers)
-        if gone and self._is_leased(block, now):
-            return None
-        return Step(block, tier, None, withdraw=gone)
-
-    def _with_demotions(self, steps: list[Step], now: float) -> list[Step]:
-        return [self._demotion(step) if step.withdraw else step for step in steps]
+        step = Step(block, tier, entry.parts[tier])
+        return None if self.only_here(step) and self._is_leased(block, now) else step
 
     def _demotion(self, step: Step) -> Step:
-        below = self.tiers[self.tiers.index(step.tier) + 1 :]
+        if not self.only_here(step):
+            return step
         entry = self._entries[step.block]
-        octets = entry.parts[step.tier].octets
-        for tier in below:
-            if tier not in entry.parts and not self._rooms[tier].lacks(octets):
-                self._rooms[tier].reserved += octets
-                return step._replace(demote_to=tier, withdraw=False)
+        for tier in self.tiers[self.tiers.index(step.tier) + 1 :]:
+            room = self._rooms[tier]
+            if tier not in entry.parts and not room.lacks(step.part.octets):
+                return step._replace(demotion=room.promise(step.part.octets))
         return step
 
     # --- writing ---------------------------------------------------------------------
 
-    def commit(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> None:
+    def commit(self, block: BlockId, reservation: Reservation, info: BlockInfo, part: Part) -> None:
         """A new block's part was written into reserved room. Raises BlockExistsError.
 
         The reservation is used up by it, and kept when it raises.
         """
         if block in self._entries:
             raise BlockExistsError
-        self._entries[block] = Entry(info)
-        self._compats[block.compat_id] += 1
+        self._new(block, info)
         self._ghosts.pop(block, None)
-        self._place(block, tier, part)
+        self._place(block, reservation, part)
         self.counters.stored += 1
 
-    def moved(self, block: BlockId, tier: Tier, part: Part) -> bool:
+    def moved(self, block: BlockId, reservation: Reservation, part: Part) -> bool:
         """A copy of a held block's part was written into reserved room of another tier.
 
-        False when the block went meanwhile: the copy is to be deleted, the room is free.
+        False when there is no such block any more, or a part of it there already.
         """
         entry = self._entries.get(block)
-        if entry is None or tier in entry.parts:
-            self.release(tier, part.octets)
+        if entry is None or reservation.tier in entry.parts:
             return False
-        self._place(block, tier, part)
-        if self.tiers.index(tier) < max(self.tiers.index(each) for each in entry.parts):
+        self._place(block, reservation, part)
+        if reservation.tier is self.tiers[0]:
             self.counters.promotions += 1
         return True
 
@@ -435,24 +482,24 @@ class Store:
         """A part was found at start-up. False when there is no room or it contradicts."""
         room = self._rooms[tier]
         entry = self._entries.get(block)
-        if room.lacks(part.octets) or (entry is not None and entry.info != info):
+        if room.lacks(part.octets) or (
+            entry is not None and (entry.info != info or tier in entry.parts)
+        ):
             return False
-        room.reserved += part.octets
         if entry is None:
-            self._entries[block] = Entry(info)
-            self._compats[block.compat_id] += 1
-        elif tier in entry.parts:
-            self.release(tier, part.octets)
-            return False
-        self._place(block, tier, part)
+            self._new(block, info)
+        self._place(block, room.promise(part.octets), part)
         return True
 
-    def lost(self, block: BlockId, tier: Tier) -> bool:
-        """A fault took a part away. True when layers of the block are gone with it."""
-        entry = self._entries.get(block)
-        if entry is None or tier not in entry.parts:
+    def lost(self, block: BlockId, tier: Tier, part: Part) -> bool:
+        """A fault took a part away. True when layers of the block are gone with it.
+
+        Harmless for a part that had left already.
+        """
+        if not self.holds(block, tier, part):
             return False
-        gone = not entry.held(without=tier).issuperset(entry.parts[tier].layers)
+        entry = self._entries[block]
+        gone = not entry.held(without=tier).issuperset(part.layers)
         self.counters.lost += 1
         self._remove_part(block, tier)
         if not entry.parts:
@@ -463,12 +510,13 @@ class Store:
         """A store was refused."""
         self.counters.stores_rejected[reason] += 1
 
-    def _place(self, block: BlockId, tier: Tier, part: Part) -> None:
-        self._entries[block].parts[tier] = part
-        room = self._rooms[tier]
-        room.reserved -= part.octets
-        room.used += part.octets
-        assert room.reserved >= 0, "octets were stored without a reservation"
+    def _new(self, block: BlockId, info: BlockInfo) -> None:
+        self._entries[block] = Entry(info)
+        self._compats[block.compat_id] += 1
+
+    def _place(self, block: BlockId, reservation: Reservation, part: Part) -> None:
+        reservation.use(part.octets)
+        self._entries[block].parts[reservation.tier] = part
 
     def _remove_part(self, block: BlockId, tier: Tier) -> None:
         entry = self._entries[block]

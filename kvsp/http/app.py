@@ -66,7 +66,9 @@ class App:
         self._failures = TokenBuckets(
             self.limits.failures_per_s, self.limits.failure_burst, self.limits.clients
         )
-        self.bodies = Bodies(self.limits)
+        self.bodies = Bodies(
+            self.limits, lambda whose: self._metrics.bodies_refused.labels(whose).inc()
+        )
         self._metrics = _Metrics(self.registry, self.bodies)
         for service in self.services:
             service.register(self.registry)
@@ -157,7 +159,7 @@ class App:
         try:
             return await self._within_limits(operation, call)
         finally:
-            self.bodies.give_back(call.held_octets)
+            call.give_back()
 
     async def _within_limits(self, operation: Operation, call: Call) -> Response:
         if operation.streaming:
@@ -305,6 +307,12 @@ class _Metrics:
             "kvsp_http_held_body_octets", "Octets of bodies held in memory.", registry=registry
         )
         held.set_function(lambda: bodies.octets)
+        self.bodies_refused = Counter(
+            "kvsp_http_bodies_refused",
+            "Bodies there was no room for: in the share of their principal, or of all.",
+            ["of"],
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "kvsp_http_requests_in_flight", "Requests being answered.", registry=registry
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -17,10 +17,25 @@ from kvsp.names.codes import JSON_MEDIA_TYPE, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import parse_hex
 from kvsp.principals import Principal
+from kvsp.records.members import Record
 from kvsp.records.problems import Problem, ProblemName
 
 _DECIMAL: Final = re.compile("0|[1-9][0-9]{0,17}")
 _JSON_TYPES: Final = frozenset({JSON_MEDIA_TYPE, "application/json"})
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+
+
+def _as_it_is(tree: Any) -> Any:
+    return tree
+
+
+def _object(tree: Any) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        raise DecodeError(DecodeErrorName.NOT_AN_OBJECT, "the body is a JSON object")
+    return tree
 
 
 class Call(Request):
@@ -112,31 +127,47 @@ class Call(Request):
         async for chunk in self._chunks():
             if len(body) + len(chunk) > limit:
                 raise too_large("the body", limit)
-            self.bodies.take(len(chunk))
-            self.held_octets += len(chunk)
+            self._take(len(chunk))
             body += chunk
         self.reading = False
         return bytes(body)
 
-    async def read_json(self) -> Any:
-        """The body as strict JSON (I-JSON).
+    def _take(self, octets: int) -> None:
+        self.bodies.take(self._whose, octets, self.held_octets)
+        self.held_octets += octets
 
-        Raises Problem: 415 for another media type, `kvsp-too-large`, `kvsp-invalid-request`.
+    def give_back(self) -> None:
+        """The request is over: its body takes nothing any more."""
+        self.bodies.give_back(self._whose, self.held_octets)
+        self.held_octets = 0
+
+    @property
+    def _whose(self) -> str:
+        return "" if self._principal is None else self._principal.name
+
+    async def read_json(self, read: Callable[[Any], T] = _as_it_is) -> T:
+        """The body as strict JSON (I-JSON), or what `read` makes of it, in a thread when the
+        body is large.
+
+        Raises Problem: 415 for another media type, `kvsp-too-large`, `kvsp-invalid-request`,
+        429 or 503 when there is no room for it; DecodeError is the former's.
         """
         self.require_media_type(*sorted(_JSON_TYPES))
+        text = await self.read_octets()
         try:
-            return await self.bodies.parse(await self.read_octets())
+            return await self.bodies.parse(text, self._whose, self._take, read)
         except DecodeError as error:
             raise Problem.from_decode_error(error) from None
 
     async def read_object(self) -> dict[str, Any]:
         """The body as a JSON object. Raises as `read_json`, and `not-an-object`."""
-        tree = await self.read_json()
-        if not isinstance(tree, dict):
-            raise Problem.from_decode_error(
-                DecodeError(DecodeErrorName.NOT_AN_OBJECT, "the body is a JSON object")
-            )
-        return tree
+        return await self.read_json(_object)
+
+    async def read_record(self, record: type[R], *, http_loopback: bool = False) -> R:
+        """The body as a record. Raises as `read_object`, and what `Record.from_json` raises."""
+        return await self.read_json(
+            lambda tree: record.from_json(_object(tree), http_loopback=http_loopback)
+        )
 
     async def stream_body(self, limit: int) -> AsyncGenerator[bytes, None]:
         """The body in chunks as they come, each waited for at most `stall_s`.

@@ -20,7 +20,11 @@ class HttpLimits:
     """Items and members in a JSON body."""
 
     bodies_octets: int = 256 * MIB
-    """Bodies in memory, of all requests together; one more is answered with 503."""
+    """Bodies in memory and what is read of them, of all requests together; one more is
+    answered with 503."""
+
+    bodies_octets_per_principal: int = 64 * MIB
+    """The same of one principal; one more, unless it is the only one, is answered with 429."""
 
     header_octets: int = 32 << 10
     request_s: float = 30.0

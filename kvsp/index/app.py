@@ -244,8 +244,8 @@ class IndexApp(Service):
         return json_response(explanation.to_dict())
 
     async def _request(self, call: Call) -> LookupRequest:
-        return LookupRequest.from_json(
-            await call.read_object(), http_loopback=self.service.limits.http_loopback
+        return await call.read_record(
+            LookupRequest, http_loopback=self.service.limits.http_loopback
         )
 
     async def _publish(self, call: Call) -> Response:
@@ -310,8 +310,8 @@ class IndexApp(Service):
 
     async def _put_status(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        status = InstanceStatus.from_json(
-            await call.read_object(), http_loopback=self.service.limits.http_loopback
+        status = await call.read_record(
+            InstanceStatus, http_loopback=self.service.limits.http_loopback
         )
         if instance_id(status.instance) != call.path_params["instance_id"]:
             raise Problem(

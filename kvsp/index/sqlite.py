@@ -7,10 +7,11 @@ of records.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from kvsp.index.store import (
     Entry,
@@ -23,6 +24,8 @@ from kvsp.index.store import (
     listed,
 )
 from kvsp.names.uris import BlockId
+
+logger = logging.getLogger("kvsp.index")
 
 _VERSION = 1
 _SCHEMA = """
@@ -61,21 +64,65 @@ class SqliteStore:
     ) -> None:
         self.limits = limits or StoreLimits()
         self._path = os.fspath(path)
+        self.damaged = 0
+        """Times that the file was damaged, was set aside and the store began anew."""
+
         self._evicted = 0
         self._expired = 0
         self._ids: dict[tuple[str, bytes | str], int] = {}
+        self._cache_octets = cache_octets
+        self._counts: dict[int, int] = {}
         try:
-            self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            self._open(cache_octets)
+            self._open(self._path)
         except sqlite3.Error as error:
-            raise StoreError(
-                f"{self._path}: {error}; the index is rebuilt by its holders, so the file can "
-                "be removed"
-            ) from error
-        rows = self._db.execute("SELECT scope, count(*) FROM replicas GROUP BY scope")
-        self._counts: dict[int, int] = dict(rows.fetchall())
+            if self._path != ":memory:" and _is_damage(error):
+                self._start_empty(error)
+            elif _code(error) == sqlite3.SQLITE_FULL:
+                logger.warning(
+                    "%s: %s; the index is kept in memory until the next start", self._path, error
+                )
+                self._open(":memory:")
+            else:
+                raise StoreError(
+                    f"{self._path}: {error}; the index is rebuilt by its holders, so the file "
+                    "can be removed"
+                ) from error
 
-    def _open(self, cache_octets: int) -> None:
+    def _start_empty(self, error: sqlite3.Error) -> None:
+        """Set a damaged file aside; holders publish again. Raises StoreError."""
+        self._db.close()
+        self.damaged += 1
+        aside = f"{self._path}.damaged"
+        logger.warning(
+            "%s is damaged (%s): it is %s now, and the index starts empty; its holders publish "
+            "again within the time to live of their records",
+            self._path,
+            error,
+            aside,
+        )
+        try:
+            for name in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    os.replace(self._path + name, aside + name)
+            self._ids.clear()
+            self._open(self._path)
+        except (OSError, sqlite3.Error) as again:
+            raise StoreError(
+                f"{self._path}: damaged, and {again}; remove the file, the index is rebuilt by "
+                "its holders"
+            ) from again
+
+    def _open(self, path: str) -> None:
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            self._prepare(self._cache_octets)
+            rows = self._db.execute("SELECT scope, count(*) FROM replicas GROUP BY scope")
+            self._counts = dict(rows.fetchall())
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, cache_octets: int) -> None:
         db = self._db
         # three records of 32 layers fit a page of 8 KiB, one would fit the usual 4 KiB
         db.execute("PRAGMA page_size = 8192")
@@ -321,7 +368,8 @@ class SqliteStore:
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # a damaged file may have ended it
+                    self._db.execute("ROLLBACK")
                 self._counts = counts
                 self._ids.clear()
                 raise
@@ -332,4 +380,20 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
+            if _is_damage(error) and self._path != ":memory:":
+                self._start_empty(error)
+                raise StoreError(
+                    f"{self._path} was damaged; the index has started empty"
+                ) from error
             raise StoreError(f"{self._path}: {error}") from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; 0 for an error that is not SQLite's."""
+    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file itself is at fault, and will be the next time."""
+    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -209,9 +210,7 @@ class InstanceService(Service):
 
     async def _prefetch(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        directive = PrefetchDirective.from_json(
-            await call.read_object(), http_loopback=self._loopback
-        )
+        directive = await call.read_record(PrefetchDirective, http_loopback=self._loopback)
         self.shell.prefetcher.accept(directive)
         location = call.base_uri + directive_path(directive.directive)
         status = self.shell.prefetcher.status(directive.directive)
@@ -230,7 +229,7 @@ class InstanceService(Service):
 
     async def _put_state(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        wanted = StateRequest.from_json(await call.read_object())
+        wanted = await call.read_record(StateRequest)
         report = self._agent.set_state(wanted.state, self.shell.clock_ms())
         self.shell.reporter.hurry()
         # GET tells the number of sessions, PUT does not
@@ -243,7 +242,7 @@ class InstanceService(Service):
     # --- sessions --------------------------------------------------------------------
 
     async def _start(self, call: Call) -> Response:
-        request = StartSession.from_json(await call.read_object())
+        request = await call.read_record(StartSession)
         call.principal.require(request.scope_id, WRITE)
         name = _uuid(call, "session")
         began = self.shell.sessions.start_session(name, request)
@@ -252,7 +251,7 @@ class InstanceService(Service):
 
     async def _resume(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        request = Resume.from_json(await call.read_object())
+        request = await call.read_record(Resume)
         if request.checkpoint.session != _uuid(call, "session"):
             raise Problem(
                 ProblemName.INVALID_REQUEST, "the path and the body name different sessions"
@@ -295,7 +294,7 @@ class InstanceService(Service):
 
     async def _reshard(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        request = parse_reshard(await call.read_object(), http_loopback=self._loopback)
+        request = await call.read_json(partial(parse_reshard, http_loopback=self._loopback))
         answer = await self.shell.resharder.handle(request)
         return json_response(answer.to_dict())
 
@@ -320,7 +319,7 @@ class InstanceService(Service):
 
     async def _cats_cache_state(self, call: Call) -> Response:
         call.principal.require_role(*_CATS)
-        request = LookupRequest.from_json(await call.read_object())
+        request = await call.read_record(LookupRequest)
         call.principal.require(request.scope_id, READ)
         limit = self._agent.limits.blocks
         if len(request.block_keys) > limit:

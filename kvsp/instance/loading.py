@@ -22,8 +22,10 @@ from kvsp.client.errors import (
     RequestTimeoutError,
     VerificationError,
 )
-from kvsp.holder.holder import BusyError, CodecUnavailableError, Holder, LeasedError
-from kvsp.holder.store import BlockExistsError, MissError, NoRoomError
+from kvsp.holder.holder import BusyError, CodecUnavailableError, Holder
+from kvsp.holder.parts import LeasedError
+from kvsp.holder.rooms import NoRoomError
+from kvsp.holder.store import BlockExistsError, MissError
 from kvsp.holder.tiers.tiers import PartLostError, TierFullError, TierUnavailableError
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
 from kvsp.instance.engines.engine import KvBlock
@@ -285,7 +287,7 @@ class BlockLoader:
         if block not in self.holder.store:
             return None
         try:
-            body = await self.holder.open(block, None, Codec.RAW, self.descriptor)
+            body = await self.holder.open(block, None, Codec.RAW, self._describe)
         except (MissError, CodecUnavailableError, DecodeError, TierUnavailableError, BusyError):
             return None
         made, reader = KvBlock(self.descriptor), ContainerReader(self.descriptor)
@@ -300,6 +302,9 @@ class BlockLoader:
         finally:
             body.close()
         return made if made.complete else None
+
+    async def _describe(self, _compat_id: bytes) -> Descriptor:
+        return self.descriptor
 
     # --- publishing ------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import rfc8785
 
+from kvsp.names import pieces
 from kvsp.names.codes import MAX_JSON_DEPTH, MAX_SAFE_INTEGER, DecodeErrorName
 from kvsp.names.errors import DecodeError
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DIGITS = 500
+_SLICE = 1 << 14  # values looked at before other threads have their turn
 _LEAST_EXPONENT_FORM = 1e21  # from here on JCS writes a number with an exponent
 
 
@@ -31,14 +33,17 @@ def loads(data: bytes | bytearray | memoryview | str) -> Any:
     """
     text = _text(data)
     reader = _Reader()
+    decoder = json.JSONDecoder(
+        object_pairs_hook=reader.members,
+        # a call for each number makes reading many of them several times slower
+        parse_int=_integer if _may_hold_digits(text) else None,
+        parse_constant=_constant,
+    )
     try:
-        tree = json.loads(
-            text,
-            object_pairs_hook=reader.members,
-            # a call for each number makes reading many of them several times slower
-            parse_int=_integer if _may_hold_digits(text) else None,
-            parse_constant=_constant,
-        )
+        if len(text) > pieces.WINDOW:
+            tree = pieces.parse(text, decoder, reader.members)
+        else:
+            tree = decoder.decode(text)
     except json.JSONDecodeError as error:
         raise _not_i_json(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
@@ -114,30 +119,40 @@ def _text(data: bytes | bytearray | memoryview | str) -> str:
 
 
 def _check_trees(trees: list[Any], *, surrogates: bool) -> None:
-    """What JSON allows and I-JSON does not. Level by level, most of it in C: a text of
-    8 MiB can hold millions of values."""
+    """What JSON allows and I-JSON does not. Level by level and slice by slice, most of it in
+    C: a text of 8 MiB can hold millions of values."""
     level = trees
     depth = 0
     while level:
-        kinds = set(map(type, level))
-        if int in kinds:
-            _check_integers([value for value in level if type(value) is int])
-        if float in kinds:
-            _check_numbers([value for value in level if type(value) is float])
-        if surrogates and str in kinds:
-            _check_strings(value for value in level if type(value) is str)
         below: list[Any] = []
-        for value in level if list in kinds or dict in kinds else ():
-            if type(value) is list:
-                below += value
-            elif type(value) is dict:
-                below += value.values()
-                if surrogates:
-                    _check_strings(value)
-        depth += list in kinds or dict in kinds
+        nested = False
+        for first in range(0, len(level), _SLICE):
+            nested |= _check_slice(level[first : first + _SLICE], below, surrogates=surrogates)
+        depth += nested
         if depth > MAX_JSON_DEPTH:
             raise _not_i_json(f"nested deeper than {MAX_JSON_DEPTH}")
         level = below
+
+
+def _check_slice(values: list[Any], below: list[Any], *, surrogates: bool) -> bool:
+    """Check some values of a level and add what is in them to `below`; whether any can hold
+    others."""
+    kinds = set(map(type, values))
+    if int in kinds:
+        _check_integers([value for value in values if type(value) is int])
+    if float in kinds:
+        _check_numbers([value for value in values if type(value) is float])
+    if surrogates and str in kinds:
+        _check_strings(value for value in values if type(value) is str)
+    nested = list in kinds or dict in kinds
+    for value in values if nested else ():
+        if type(value) is list:
+            below += value
+        elif type(value) is dict:
+            below += value.values()
+            if surrogates:
+                _check_strings(value)
+    return nested
 
 
 def _check_integers(values: list[int]) -> None:

@@ -6,6 +6,7 @@ time that all of them take.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvsp.http.app import App, is_loopback
 from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile
+from kvsp.http.limits import HttpLimits
 from kvsp.http.server import CannotStartError, ServerSettings
 from kvsp.http.service import Service
 from kvsp.names.identity import Descriptor, Scope
@@ -41,6 +43,9 @@ logger = logging.getLogger("kvsp.server")
 
 _DEFAULT_HOST_MIB: Final = 1024
 _DEFAULT_DISK_MIB: Final = 16 * 1024
+_STARTING_OCTETS: Final = MIB
+"""Room on a full disk in which the databases of the roles can be opened."""
+
 FETCHERS: Final = "kvsp.fetchers"
 """Group of entry points that offer a `Fetcher` to instances."""
 
@@ -56,8 +61,10 @@ class Assembly:
         if settings.dev and not is_loopback(host):
             raise SettingsError(f"--dev listens on this machine only, not on {host}")
         if settings.data_dir is not None:
-            _check_folder(settings.data_dir)
+            full = _check_folder(settings.data_dir)
             _claim(settings.data_dir)
+            if full and "holder" in settings.roles:
+                self._free_some(settings.data_dir)
         # the base URI names the port, so a free one is chosen now
         self._host, self._port = host, port or _free_port(host)
         shown = f"[{host}]" if ":" in host else host
@@ -66,9 +73,27 @@ class Assembly:
         self._holder: Holder | None = None
         self._index: IndexApp | None = None
         self._peers: Peers | None = None
-        self.app = App(self._services(), base_uri=self.base_uri, authenticator=self._who())
+        http = settings.http
+        self.app = App(
+            self._services(),
+            base_uri=self.base_uri,
+            authenticator=self._who(),
+            limits=HttpLimits(
+                bodies_octets=http.bodies_mib * MIB,
+                bodies_octets_per_principal=http.bodies_per_principal_mib * MIB,
+            ),
+        )
         if self._peers is not None:
             self.app.registry.register(self._peers)
+
+    @staticmethod
+    def _free_some(folder: Path) -> None:
+        """Let the oldest blocks go, so that what the other roles keep can be opened."""
+        from kvsp.holder.tiers.disk import remove_oldest
+
+        removed = remove_oldest(folder / "blocks", _STARTING_OCTETS)
+        gone = f"its {removed} oldest blocks are removed" if removed else "no block of it can go"
+        logger.warning("%s is full: %s", folder, gone)
 
     @property
     def server(self) -> ServerSettings:
@@ -173,7 +198,8 @@ class Assembly:
             tiers.append((HostTier(), host_mib * MIB))
         if disk_mib is not None:
             assert folder is not None
-            tiers.append((DiskTier(folder / "blocks"), disk_mib * MIB))
+            disk = DiskTier(folder / "blocks", quarantine_octets=table.quarantine_mib * MIB)
+            tiers.append((disk, disk_mib * MIB))
         client, uri = None, self._index_uri
         records: NoIndex | RecordPublisher = NoIndex(table.record_ttl_ms)
         if uri is not None:
@@ -276,18 +302,21 @@ def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
     return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path) -> bool:
     """Make the data directory, and write to it now rather than when the first block comes.
-    Raises SettingsError."""
+    True when it is full. Raises SettingsError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"probe")
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
         raise SettingsError(
             f"{folder}: cannot be written ({error.strerror or error}); name another folder "
             "with --data-dir"
         ) from None
+    return False
 
 
 def _claim(folder: Path) -> None:

@@ -51,13 +51,27 @@ class PeersTable(_Table, frozen=True, kw_only=True):
     key: Path | None = None
 
 
+class HttpTable(_Table, frozen=True, kw_only=True):
+    """What JSON bodies may take in memory, in MiB: those of all requests under way together,
+    and those of one principal, whose only one is always taken."""
+
+    bodies_mib: Count = 256
+    bodies_per_principal_mib: Count = 64
+
+
 class HolderTable(_Table, frozen=True, kw_only=True):
     """Budgets in MiB; the disk tier needs a data directory, and is there by default with one
-    when no budget is given."""
+    when no budget is given.
+
+    Blocks on disk are read and verified at `scrub_mib_per_s`, 0 for never; up to
+    `quarantine_mib` of damaged ones are kept to be looked at.
+    """
 
     host_mib: Count | None = None
     disk_mib: Count | None = None
     record_ttl_ms: Count = 600_000
+    scrub_mib_per_s: Rate = 4.0
+    quarantine_mib: Annotated[int, msgspec.Meta(ge=0)] = 256
 
 
 class IndexTable(_Table, frozen=True, kw_only=True):
@@ -111,6 +125,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     dev: bool = False
     listen: ListenTable = ListenTable()
     peers: PeersTable = PeersTable()
+    http: HttpTable = HttpTable()
     holder: HolderTable = HolderTable()
     index: IndexTable = IndexTable()
     controller: ControllerTable = ControllerTable()

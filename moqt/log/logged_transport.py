@@ -116,6 +116,10 @@ class LoggedTransport:
     def take_credited(self) -> Iterable[int]:
         return self._transport.take_credited()
 
+    @property
+    def packet_sizes(self) -> tuple[int, int]:
+        return self._transport.packet_sizes
+
     def wake(self) -> None:
         self._transport.wake()
 

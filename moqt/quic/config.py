@@ -13,6 +13,12 @@ MIN_DATAGRAM_SIZE = 1200
 MAX_DATAGRAM_SIZE = 16383
 """What the two-octet lengths of long headers and STREAM frames can express."""
 
+NO_ANSWER = (
+    "nobody may be there, UDP may be blocked, or the path may carry less than the "
+    f"{MIN_DATAGRAM_SIZE} octets that QUIC begins with (an MTU of {MIN_DATAGRAM_SIZE + 48})"
+)
+"""What to look at when a handshake is not completed in time."""
+
 DEFAULT_ALPN = ("moqt-22",)
 
 
@@ -32,10 +38,10 @@ class QuicConfig:
     server_name: str | None = None
     """The name the certificate must carry; the host connected to when absent."""
 
-    max_datagram_size: int = MIN_DATAGRAM_SIZE
-    """UDP payload the path carries: 1200 on the internet, ~1452 on Ethernet, ~8952 with jumbo
-    frames. Both directions need it, and nothing probes for it; a path that later ceases to
-    carry it is noticed, and the connection goes on with 1200."""
+    max_datagram_size: int = MAX_DATAGRAM_SIZE
+    """The most UDP payload a packet may have, both ways: the peer is told. Each connection begins
+    with 1200 and finds out what its path carries, up to this (DPLPMTUD); a path that later carries
+    less is noticed. To be set only where the search is not wanted (1200) or is misled."""
 
     idle_timeout: float = 30.0
     """Seconds without a word after which a connection is given up."""
@@ -88,13 +94,6 @@ class QuicConfig:
     throughput."""
     qlog_max_octets: int = 256 << 20
     """Where the log of a connection ends; later events are dropped and counted."""
-
-    @property
-    def size_hint(self) -> str:
-        """What to look at when nothing is heard: a handshake's first packets have full size."""
-        if self.max_datagram_size <= MIN_DATAGRAM_SIZE:
-            return ""
-        return f" (does the path carry {self.max_datagram_size} octets, as max_datagram_size says?)"
 
     def prepare_logs(self) -> None:
         """Make `qlog_dir` and `keylog_file`, for their owner only, unless they are there.

@@ -101,6 +101,12 @@ class Transport(Protocol):
         called: for use in there."""
         ...
 
+    @property
+    def packet_sizes(self) -> tuple[int, int]:
+        """Octets of UDP payload: the most that a packet of ours may have, as far as is known of
+        the path, and the most that one had that came."""
+        ...
+
     def wake(self) -> None:
         """Something was queued outside a handler call: transmit soon."""
 

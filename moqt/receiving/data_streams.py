@@ -50,8 +50,9 @@ class DataStreams:
         """Streams, by id, that are read for a recipient."""
         self.held_octets = 0
         """What all that wait have brought."""
-        self.dropped = 0
-        """Streams given up because nobody said in time for whom they are, or for lack of room."""
+        self.kept_octets = 0
+        """What streams that are read have brought of headers, with their properties, of Objects
+        that are not whole."""
 
     def remembered(self) -> dict[str, int]:
         """Of a session's `Remembered` what is here; what came before SETUP is not."""
@@ -59,6 +60,7 @@ class DataStreams:
             "streams_waiting": len(self.waiting),
             "streams_expected": len(self.expected),
             "octets_held": self.held_octets,
+            "octets_kept": self.kept_octets,
             "aliases": len(self.aliases),
             "aliases_ended": len(self.aliases.dead),
             "shared_objects": self.aliases.shared_objects,
@@ -129,7 +131,7 @@ class DataStreams:
             if now - stream.held_since > self.host.config.alias_timeout and not self.knows(
                 stream.header
             ):
-                self.dropped += 1
+                self.host.counters.streams_dropped += 1
                 stream.drop()
 
     def clear(self) -> None:
@@ -137,7 +139,7 @@ class DataStreams:
         self.reading.clear()
         self.waiting.clear()
         self._held_for.clear()
-        self.held_octets = 0
+        self.held_octets = self.kept_octets = 0
 
     # -- for the streams ---------------------------------------------------------------------
 
@@ -192,12 +194,23 @@ class DataStreams:
 
     def ended(self, stream: DataIn) -> None:
         """Nothing more is read from `stream`."""
+        self.kept_octets -= stream.kept
+        stream.kept = 0
         self.host.forget_stream(stream.stream_id)
         streams = self.reading.get(stream.recipient) if stream.recipient is not None else None
         if streams is not None:
             streams.pop(stream.stream_id, None)
             if not streams:
                 del self.reading[cast(Recipient, stream.recipient)]
+
+    def too_much(self, stream: DataIn) -> None:
+        """Streams keep more than `max_held_octets` of Objects that are not whole: the one that
+        brought the last of it is stopped, and ends as if reset."""
+        host = self.host
+        host.at_limit("max_held_octets", host.config.max_held_octets)
+        host.counters.streams_dropped += 1
+        stream.drop()
+        stream.reset(StreamErrorCode.EXCESSIVE_LOAD)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -215,6 +228,7 @@ class DataStreams:
         free: a publication that nobody answers takes no room from the others, and who all are is
         looked at once for so many octets."""
         limit = self.host.config.max_held_octets
+        self.host.at_limit("max_held_octets", limit)
         held = [
             (-sum(len(stream.held) for stream in streams.values()), holder)
             for holder, streams in self._held_for.items()
@@ -224,7 +238,7 @@ class DataStreams:
             octets, holder = heappop(held)
             newest = next(s for s in reversed(self._held_for[holder].values()) if s.held)
             octets += len(newest.held)
-            self.dropped += 1
+            self.host.counters.streams_dropped += 1
             newest.drop()
             if octets:
                 heappush(held, (octets, holder))
@@ -252,6 +266,8 @@ class DataIn:
         """Octets that it has read."""
         self._first: ObjectHeader | None = None
         self.held = bytearray()
+        self.kept = 0
+        """Octets kept of the header of an Object that is not whole."""
         self.held_since = 0.0
         self.heard_at = 0.0
         self._headless: Deadline | None = None
@@ -332,7 +348,7 @@ class DataIn:
             self._headless = self.host.clock.after(timeout, self._without_header)
 
     def _without_header(self) -> None:
-        self.streams.dropped += 1
+        self.host.counters.streams_dropped += 1
         self.drop()
 
     def place(self, data: bytes = b"") -> None:
@@ -441,6 +457,14 @@ class DataIn:
             return
         if self.ended:
             self._over()
+            return
+        begun = incoming.header
+        kept = len(decoder.pending) + (len(begun.properties) if begun is not None else 0)
+        if kept != self.kept:
+            self.streams.kept_octets += kept - self.kept
+            self.kept = kept
+            if self.streams.kept_octets > self.host.config.max_held_octets:
+                self.streams.too_much(self)
 
     def reset(self, code: int) -> None:
         self.ended, self.error = True, code

@@ -13,7 +13,7 @@ from moqt.quic.transport import Transport
 from moqt.receiving.receiver import Receiver, Via
 from moqt.receiving.request_octets import RequestOctets
 from moqt.values.codes import GroupOrder
-from moqt.values.config import SessionConfig
+from moqt.values.config import SessionConfig, SessionCounters
 from moqt.values.deadlines import Deadlines
 from moqt.values.errors import SessionClosed
 from moqt.values.messages import Message
@@ -90,6 +90,9 @@ class StreamHost(Protocol):
     def config(self) -> SessionConfig: ...
 
     @property
+    def counters(self) -> SessionCounters: ...
+
+    @property
     def request_octets(self) -> RequestOctets: ...
 
     @property
@@ -109,6 +112,9 @@ class StreamHost(Protocol):
     def request_opened(self, stream_id: int, message: Message) -> MessageSink:
         """The first message of a bidirectional stream of the peer's."""
         ...
+
+    def at_limit(self, name: str, limit: int) -> None:
+        """The session has come to one of its limits: the log says so, once for each."""
 
     def forget_stream(self, stream_id: int) -> None:
         """Nothing more comes on the stream, or is wanted."""

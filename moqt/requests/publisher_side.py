@@ -184,14 +184,16 @@ class PublisherSide(OpenRequest):
     def _check_fills(self, delivery: SubscriptionDelivery) -> None:
         """A fill is a request in all but its stream: raises RequestError EXCESSIVE_LOAD beyond
         what one subscription, or the session, may have open."""
-        limit = self.session.scheduler.limits.pending_fills
-        if delivery.open_fills >= limit or not self.session.requests.has_room:
-            self.session.counters.fills_over_limit += 1
-            self.session.requests.at_limit("pending_fills", limit)
-            raise RequestError(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                f"too many fills are open (a subscription may have {limit})",
-            )
+        session = self.session
+        name, limit = "pending_fills", session.scheduler.limits.pending_fills
+        if delivery.open_fills < limit:
+            if session.requests.has_room:
+                return
+            name, limit = "max_requests", session.config.max_requests
+        session.counters.fills_over_limit += 1
+        session.requests.at_limit(name, limit)
+        reason = f"{limit} are open, and this fill is one more than may be ({name})"
+        raise RequestError(RequestErrorCode.EXCESSIVE_LOAD, reason)
 
     def live_for(self, lifetime_ms: int | None) -> None:
         """End with PUBLISH_DONE EXPIRED that long from now (MOQT "EXPIRES Parameter")."""

@@ -350,7 +350,7 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
             self.session.requests.at_limit("max_track_aliases", limit)
             self.reject(
                 RequestErrorCode.EXCESSIVE_LOAD,
-                f"{limit} tracks are open, and no more may be",
+                f"{limit} tracks are open, and no more may be (max_track_aliases)",
                 retry_after_ms=1000,
             )
             return False

@@ -271,7 +271,8 @@ class OpenRequests:
             self.at_limit("max_requests", session.config.max_requests)
             request.reject(
                 RequestErrorCode.EXCESSIVE_LOAD,
-                f"{session.config.max_requests} requests and fills are open, and no more may be",
+                f"{session.config.max_requests} requests and fills are open, and no more may be "
+                "(max_requests)",
                 retry_after_ms=1000,
             )
         elif session.request_octets.exceeded:
@@ -280,7 +281,7 @@ class OpenRequests:
             request.reject(
                 RequestErrorCode.EXCESSIVE_LOAD,
                 f"the requests that are open have {session.request_octets.total} octets of "
-                f"messages, and {session.config.max_request_octets} may be",
+                f"messages, and {session.config.max_request_octets} may be (max_request_octets)",
                 retry_after_ms=1000,
             )
         elif leaving:

@@ -36,6 +36,8 @@ class Remembered:
     """Request IDs of fetches and fills whose stream may still come."""
     octets_held: int = 0
     """What came on waiting streams, or before SETUP."""
+    octets_kept: int = 0
+    """Of the headers of Objects that are not whole, on streams that are read."""
     pieces_early: int = 0
     """Pieces of streams that came before SETUP."""
     aliases: int = 0

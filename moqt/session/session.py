@@ -402,6 +402,7 @@ class Session:
         self.requests.open_queued()
         self._close_if_drained()
         self.data_streams.tick(now)
+        self.malformed.tick(now)
 
     def _setup_timeout(self) -> None:
         self.close(SessionErrorCode.CONTROL_MESSAGE_TIMEOUT, "the peer sent no SETUP")
@@ -469,6 +470,9 @@ class Session:
         self._streams.pop(stream_id, None)
         self.request_octets.forget(stream_id)
         self.requests.forget(stream_id)
+
+    def at_limit(self, name: str, limit: int) -> None:
+        self.requests.at_limit(name, limit)
 
     def track_malformed(self, recipient: Recipient, reason: str) -> None:
         """Give up every request for the track (MOQT "Malformed Tracks")."""

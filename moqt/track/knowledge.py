@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from moqt.values.intervals import IntervalSet
+from moqt.values.messages import Properties
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 
 MAX_INTERVALS: Final = 4096
 """Separate intervals of knowledge up to which a store learns of more that does not exist."""
 INTERVAL_OCTETS: Final = 128
 """Octets billed for one interval; CPython needs about 120."""
+PROPERTY_OCTETS: Final = 128
+"""Octets billed for one Track Property besides its octets; CPython needs about 120."""
+
+
+def properties_price(properties: Properties) -> int:
+    """Octets billed for a track's Track Properties."""
+    values = (each.value for each in properties if isinstance(each.value, bytes))
+    return len(properties) * PROPERTY_OCTETS + sum(map(len, values))
 
 
 class Held(Protocol):
@@ -32,6 +41,12 @@ class Account(Protocol):
     def count_intervals(self, more: int) -> None:
         """So many more, or fewer, intervals are remembered, each at `INTERVAL_OCTETS`."""
 
+    def count_properties(self, more: int) -> None:
+        """So many more, or fewer, octets of Track Properties are remembered."""
+
+    def count_refused(self, limit: int) -> None:
+        """A range is not remembered: its track has `limit` of them, or there is no `room` (0)."""
+
 
 class Knowledge:
     """Which Locations are known: held, or known to have no Object.
@@ -42,7 +57,9 @@ class Knowledge:
     is unknown: never wrong.
     """
 
-    __slots__ = ("account", "billed", "end", "gaps", "known", "limit", "refused", "whole")
+    __slots__ = (
+        "account", "billed", "end", "gaps", "known", "limit", "properties", "refused", "whole",
+    )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -56,20 +73,26 @@ class Knowledge:
         """Whole Objects held."""
         self.billed = 0
         """Intervals billed: those of `known` beyond one for each whole Object, and of `gaps`."""
+        self.properties = 0
+        """Octets billed for Track Properties."""
         self.refused = 0
         """Ranges that were not learned."""
 
     def learn(self, start: Location, end: Location) -> bool:
         """Nothing exists in [start, end] but what is held; False when that is not remembered."""
-        learned = self.known.add(start, end, self._limit)
-        self.refused += not learned
+        limit = self._limit
+        learned = self.known.add(start, end, limit)
+        if not learned:
+            self._refuse(limit)
         self.bill()
         return learned
 
     def learn_gap(self, start: Location, end: Location) -> None:
         """A publisher has declared that nothing exists in [start, end]."""
-        self.gaps.add(start, end, self._limit)
-        self.learn(start, end)
+        limit = self._limit
+        declared = self.gaps.add(start, end, limit)
+        if self.learn(start, end) and not declared:
+            self._refuse(limit)
 
     def learn_end(self, end: Location) -> None:
         """No Object exists at or beyond `end`. There is one such interval, whatever the limit."""
@@ -105,6 +128,18 @@ class Knowledge:
         more, self.billed = intervals - self.billed, intervals
         if more and self.account is not None:
             self.account.count_intervals(more)
+
+    def bill_properties(self, properties: Properties) -> None:
+        """These are the Track Properties from now on."""
+        octets = properties_price(properties)
+        more, self.properties = octets - self.properties, octets
+        if more and self.account is not None:
+            self.account.count_properties(more)
+
+    def _refuse(self, limit: int) -> None:
+        self.refused += 1
+        if self.account is not None:
+            self.account.count_refused(limit)
 
     @property
     def _limit(self) -> int:

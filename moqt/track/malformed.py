@@ -211,6 +211,11 @@ class MalformedTracks:
         if len(self._tracks) > MAX_MALFORMED:
             self._tracks.popitem(last=False)
 
+    def tick(self, now: float) -> None:
+        """Forget what is remembered for long enough, the oldest first."""
+        while self._tracks and now >= next(iter(self._tracks.values()))[0]:
+            self._tracks.popitem(last=False)
+
     def refuse(self, name: FullTrackName, now: float) -> None:
         """Raise RequestError MALFORMED_TRACK while `name` is remembered."""
         found = self._tracks.get(name)

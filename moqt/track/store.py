@@ -77,6 +77,7 @@ class TrackStore:
         if fault is not None:
             raise MisuseError(f"{self.name}: {fault} is no legal track property")
         self.properties = properties
+        self.knowledge.bill_properties(properties)
         value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
         self.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
         self.dynamic_groups = property_value(properties, PropertyType.DYNAMIC_GROUPS) == 1

@@ -38,7 +38,8 @@ class SessionConfig:
     max_namespaces: int = 65_536
     """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
     max_held_octets: int = 4 << 20
-    """Octets held for streams that came before SETUP or before their Track Alias."""
+    """Octets held for streams that came before SETUP or before their Track Alias; as many may be
+    kept of the headers of Objects that are not whole. Streams beyond are stopped."""
     send_budget: int = 256 * 1024
     """Octets kept unsent inside QUIC: enough to fill batches, little enough for priorities."""
     known_properties: frozenset[int] = frozenset()
@@ -84,5 +85,8 @@ class SessionCounters:
     publications_received: int = 0
     tracks_skipped: int = 0
     """PUBLISH_SKIPPED sent."""
+    streams_dropped: int = 0
+    """Data streams given up because nobody said in time for whom they are, or at
+    `max_held_octets`."""
     tokens_refused: int = 0
     """Requests refused because of an Authorization Token, before the application saw them."""

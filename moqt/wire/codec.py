@@ -45,8 +45,8 @@ class SubgroupDecoder(Protocol):
     max_properties: int
 
     @property
-    def buffered(self) -> int:
-        """Octets held of an incomplete header, at most `max_properties` and a few dozen."""
+    def pending(self) -> bytearray:
+        """What is held of an incomplete header, at most `max_properties` and a few dozen."""
 
     @property
     def mid_object(self) -> bool:
@@ -63,8 +63,8 @@ class FetchDecoder(Protocol):
     group_order: GroupOrderOf
 
     @property
-    def buffered(self) -> int:
-        """Octets held of an incomplete header, at most `max_properties` and a few dozen."""
+    def pending(self) -> bytearray:
+        """What is held of an incomplete header, at most `max_properties` and a few dozen."""
 
     @property
     def mid_object(self) -> bool:

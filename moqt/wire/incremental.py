@@ -18,16 +18,17 @@ class Incremental(ABC, Generic[T]):
     octets of what follows it with it.
     """
 
-    __slots__ = ("_need", "_pending")
+    __slots__ = ("_need", "pending")
 
     def __init__(self) -> None:
-        self._pending = bytearray()
+        self.pending = bytearray()
+        """What has come of a unit whose end has not."""
         self._need = 0
 
     @property
     def buffered(self) -> int:
         """Octets held of a unit whose end has not come; 0 at a boundary."""
-        return len(self._pending)
+        return len(self.pending)
 
     @abstractmethod
     def _parse(self, buffer: Buffer, position: int) -> tuple[T, int]:
@@ -39,7 +40,7 @@ class Incremental(ABC, Generic[T]):
 
     def _take(self, data: bytes, position: int) -> tuple[T | None, int]:
         """The next unit that ends in `data[position:]`, or None when all of it is held."""
-        pending = self._pending
+        pending = self.pending
         if not pending:
             try:
                 return self._parse(data, position)
@@ -63,5 +64,5 @@ class Incremental(ABC, Generic[T]):
 
     def _hold(self, data: bytes, position: int, need: int) -> None:
         """Keep `data[position:]`, of a unit that ends at `need` of `data` or later."""
-        self._pending += data[position:]
+        self.pending += data[position:]
         self._need = need - position

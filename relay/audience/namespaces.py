@@ -78,8 +78,13 @@ class Namespaces:
         if not self._refusals.admits(request, Action.PUBLISH_NAMESPACE, namespace):
             return
         count = self._published_by.get(session, 0)
-        if count >= config.max_namespaces_per_session or self.publications >= config.max_namespaces:
-            self._refusals.overloaded(request, "too many namespaces are published")
+        if count >= config.max_namespaces_per_session:
+            self._refusals.overloaded(
+                request, "max_namespaces_per_session", "namespaces that one session publishes"
+            )
+            return
+        if self.publications >= config.max_namespaces:
+            self._refusals.overloaded(request, "max_namespaces", "published namespaces")
             return
         self._published_by[session] = count + 1
         self.publications += 1
@@ -121,7 +126,7 @@ class Namespaces:
         if not self._refusals.admits(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
             return
         if len(self.listings) >= self._refusals.config.max_namespaces:
-            self._refusals.overloaded(request, "too many namespace subscriptions")
+            self._refusals.overloaded(request, "max_namespaces", "namespace subscriptions")
             return
         request.when_ended(lambda: self._unlist(request))
         prefix = request.prefix

@@ -60,7 +60,7 @@ class Offers:
         if not self._refusals.admits(request, Action.SUBSCRIBE_TRACKS, request.prefix):
             return
         if len(self.wanted) >= self._refusals.config.max_namespaces:
-            self._refusals.overloaded(request, "too many SUBSCRIBE_TRACKS")
+            self._refusals.overloaded(request, "max_namespaces", "SUBSCRIBE_TRACKS")
             return
         request.when_ended(lambda: self._forget(request))
         self._file(request)

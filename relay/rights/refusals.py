@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from moqt.requests import IncomingRequest, OpenRequest
 from moqt.session import Session, session_of
 from moqt.track.malformed import MalformedTracks
@@ -10,6 +12,8 @@ from moqt.values.messages import Redirect
 from moqt.values.names import TrackNamespace
 from relay.config import Counters, RelayConfig
 from relay.rights.policy import Action, Policy
+
+logger = logging.getLogger("relay")
 
 
 class Refusals:
@@ -21,6 +25,8 @@ class Refusals:
         self.counters = counters
         self.trusted: dict[Session, None] = {}
         """Sessions to upstream relays: who runs this relay has chosen them."""
+        self._told: set[str] = set()
+        """Limits of which the log has heard that the relay came to them."""
         self.malformed = MalformedTracks()
         """Tracks whose publishers contradicted themselves or each other."""
 
@@ -37,7 +43,21 @@ class Refusals:
         self.refuse(request, RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
         return False
 
-    def overloaded(self, request: IncomingRequest, reason: str) -> None:
+    def overloaded(self, request: IncomingRequest, limit: str, what: str) -> None:
+        """It goes beyond a limit, named as in `RelayConfig`, on `what`."""
+        most = getattr(self.config, limit)
+        self.counters.requests_over_limit += 1
+        if limit not in self._told:
+            self._told.add(limit)
+            logger.warning(
+                "the relay is at its limit of %d %s (%s): what goes beyond is refused",
+                most,
+                what,
+                limit,
+            )
+        self.no_room(request, f"there are {most} {what}, and no more may be ({limit})")
+
+    def no_room(self, request: IncomingRequest, reason: str) -> None:
         self.refuse(
             request, RequestErrorCode.EXCESSIVE_LOAD, reason, retry=self.config.retry_after_ms
         )

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
@@ -113,7 +113,14 @@ def relay_command(
         ),
     ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
-    mtu: Annotated[int, typer.Option(help="UDP payload of a packet: 1200 to 16383.")] = 1200,
+    mtu: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="The most UDP payload a packet may have, 1200 to 16383; what each path carries "
+            "is found out.",
+        ),
+    ] = MAX_DATAGRAM_SIZE,
     webtransport: Annotated[
         bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,

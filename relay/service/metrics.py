@@ -29,11 +29,13 @@ GAUGES = {
     "cache_budget_octets": "The cache's budget.",
     "cache_objects": "Whole Objects cached.",
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
+    "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
+    "requests_over_limit": "Of these, those beyond a limit of the relay.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
     "scopes_refused": "Sessions closed because they dialled one path too many.",
     "requests_revoked": "Requests ended because the right to them was withdrawn.",
@@ -53,6 +55,8 @@ COUNTERS = {
     "cache_misses": "Ranges asked for upstream.",
     "cache_evictions": "Objects evicted for want of memory.",
     "cache_expirations": "Objects dropped because of MAX_CACHE_DURATION.",
+    "cache_intervals_refused": "Ranges known not to exist that were not remembered, "
+    "at max_intervals_per_track or for want of memory.",
     "cache_stores_rejected": "Objects not stored because growing ones left no room.",
 }
 DELIVERIES = {
@@ -78,6 +82,8 @@ SESSIONS = {
     "session_updates_received": "REQUEST_UPDATEs of peers.",
     "session_publications_received": "PUBLISHes of peers.",
     "session_tracks_skipped": "PUBLISH_SKIPPED sent.",
+    "session_streams_dropped": "Data streams given up: nobody said in time for whom they are, or "
+    "too many octets were held.",
     "session_tokens_refused": "Requests refused because of an Authorization Token.",
 }
 EVERY_COUNTER = COUNTERS | DELIVERIES | SESSIONS
@@ -111,6 +117,7 @@ class RelayMetrics(Collector):
             "cache_billed_octets": cache.billed,
             "cache_budget_octets": cache.budget,
             "cache_objects": cache.objects,
+            "cache_properties": cache.properties,
             "cache_statuses": cache.statuses,
             "cache_intervals": cache.intervals,
         }

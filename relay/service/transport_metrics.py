@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.udp.endpoint import Endpoint
 
 GAUGES = {
@@ -24,12 +27,14 @@ COUNTERS = {
     "retries_sent": "Clients asked to prove their address.",
     "connections_over_budget": "Connections closed because they held too much out of order.",
     "path_changes": "Connections that went on from another address.",
-    "paths_narrowed": "Connections whose path ceased to carry packets of the size configured.",
+    "paths_narrowed": "Connections whose path ceased to carry packets of the size it had.",
     "webtransport_sessions": "WebTransport sessions established.",
     "webtransport_sessions_refused": "WebTransport sessions refused.",
     "webtransport_streams_refused": "Streams of no WebTransport session.",
     "log_events_dropped": "Events the logs of ended connections could not take.",
 }
+PACKET_OCTETS = (1200, 1280, 1452, 1472, 8952, MAX_DATAGRAM_SIZE)
+"""Upper ends of the classes in which connections are counted by the size of their packets."""
 PREFIX = "kvcs_relay_quic_"
 
 
@@ -40,6 +45,7 @@ class TransportMetrics(Collector):
         self._endpoint = endpoint
         self._gauges: dict[str, int] = {}
         self._counters: dict[str, int] = {}
+        self._packets: Counter[int] = Counter()
         self.update()
 
     def update(self) -> None:
@@ -50,10 +56,23 @@ class TransportMetrics(Collector):
             "handshakes": endpoint.half_open,
             "reassembly_octets": sum(transport.held for transport in endpoint.transports),
         }
+        self._packets = Counter(
+            PACKET_OCTETS[bisect_left(PACKET_OCTETS, transport.packet_size)]
+            for transport in endpoint.transports
+            if transport.established
+        )
         dropped = {"log_events_dropped": endpoint.log_events_dropped}
         self._counters = asdict(endpoint.counters) | dropped
 
     def collect(self) -> Iterable[Metric]:
+        packets = GaugeMetricFamily(
+            PREFIX + "connections_by_packet_octets",
+            "Connections by the UDP payload of their largest packets, up to so many octets.",
+            labels=["up_to"],
+        )
+        for octets in PACKET_OCTETS:
+            packets.add_metric([str(octets)], self._packets[octets])
+        yield packets
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
         for name, value in self._counters.items():

@@ -197,6 +197,7 @@ class UpstreamFetch(UpstreamReceiver):
         cache = self.track.cache
         before, room = len(self._gaps), cache.room(INTERVAL_OCTETS)
         if start <= end and not self._gaps.add(start, end, None if room else 0):
+            cache.count_refused(0)
             self._reject(start, end)
         cache.count_intervals(len(self._gaps) - before)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moqt.track.knowledge import properties_price
 from moqt.track.store import TrackStore
 from moqt.track.stored import Buffer, StoredObject, buffer_length
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
+from moqt.values.messages import Properties
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader, Payload
 from relay.cache import OBJECT_OVERHEAD, Cache
@@ -39,6 +41,16 @@ class Filling:
         self._feeds: dict[tuple[int, int], int] = {}
         self.bringing: dict[StoredObject, int] = {}
         """The growing Objects, and how many streams bring each."""
+
+    def has_room_for(self, properties: Properties) -> bool:
+        """Whether Track Properties can be kept."""
+        return self.cache.room(properties_price(properties) - self.store.knowledge.properties)
+
+    def take_properties(self, properties: Properties) -> None:
+        """What a publisher says the Track Properties are; it was asked whether there is room."""
+        if properties != self.store.properties:
+            self.store.set_properties(properties)
+            self.cache.retime(self.store)
 
     def declared_nonexistent(self, header: ObjectHeader) -> bool:
         """Whether an Object comes that was recorded as non-existent: it must not be cached or

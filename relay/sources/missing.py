@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from moqt.session import Session
 from moqt.track.stored import StoredObject, SubgroupLog
@@ -13,8 +14,14 @@ from moqt.values.names import Location, location_after, location_before
 from relay.sources.fetches import Attempt, Unknown, UpstreamFetch
 from relay.sources.filled import Filled
 
+Range = tuple[Location, Location]
+
 MAX_FAILURES = 256
 """Ranges remembered as not to be had, per track."""
+MAX_WANTED = 32
+"""Ranges that are made of what one reader lacks; it asks again when some have come."""
+MAX_QUEUED = 256
+"""Ranges of a track that may wait to be asked for; for more, readers ask again."""
 MAX_ASKED_AGAIN = 32
 """Ranges that one FETCH could not tell which the next publisher is asked for."""
 
@@ -69,12 +76,12 @@ class Ranges:
         for fetch in self.fetches:
             if fetch.paused and fetch.next <= start <= fetch.end:
                 fetch.hurry()
-        missing = self._missing(start, end)
+        missing = list(islice(self._missing(start, end), MAX_WANTED))
         if not missing:
             return True
         if next(iter(self._track.sources()), None) is None:
             return missing[0][0] > start
-        for low, high in missing:
+        for low, high in missing[: max(0, MAX_QUEUED - len(self.queue))]:
             self._track.cache.misses += 1
             self._enqueue(UpstreamFetch(self._track, self, low, high))
         self.pump()
@@ -145,7 +152,7 @@ class Ranges:
 
     # -- FETCHes ---------------------------------------------------------------------------
 
-    def _missing(self, start: Location, end: Location) -> list[tuple[Location, Location]]:
+    def _missing(self, start: Location, end: Location) -> Iterable[Range]:
         coming = IntervalSet()
         for fetch in self.fetches:
             if fetch.next <= fetch.end:
@@ -153,9 +160,9 @@ class Ranges:
         for stored in self._track.filling.bringing:
             if not stored.retired and start <= stored.location <= end:
                 coming.add(stored.location, stored.location)
-        missing = [(start, end)]
+        missing: Iterable[Range] = ((start, end),)
         for known in (self._track.store.known, self._queued, coming):
-            missing = [hole for low, high in missing for hole in _holes(known, low, high)]
+            missing = _holes(known, missing)
         return missing
 
     def _enqueue(self, fetch: UpstreamFetch, *, first: bool = False) -> None:
@@ -208,14 +215,13 @@ class Ranges:
         del self._failures[:-MAX_FAILURES]
 
 
-def _holes(
-    known: IntervalSet, start: Location, end: Location
-) -> Iterator[tuple[Location, Location]]:
-    """The parts of [start, end] outside `known`."""
-    while start <= end:
-        low = known.first_missing(start, end)
-        if low is None:
-            return
-        high = known.missing_end(low, end)
-        yield low, high
-        start = location_after(high)
+def _holes(known: IntervalSet, ranges: Iterable[Range]) -> Iterator[Range]:
+    """The parts of `ranges` outside `known`, no more of them looked for than are taken."""
+    for start, end in ranges:
+        while start <= end:
+            low = known.first_missing(start, end)
+            if low is None:
+                break
+            high = known.missing_end(low, end)
+            yield low, high
+            start = location_after(high)

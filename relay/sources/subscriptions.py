@@ -16,6 +16,7 @@ from moqt.wire.objects import ObjectHeader, SubgroupHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
+NO_ROOM = "the cache has no room for the Track Properties"
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
 
@@ -270,7 +271,13 @@ class UpstreamSubscribe(UpstreamSubscription):
         return None
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
-        self.track.upstream_accepted(self)
+        if self.track.filling.has_room_for(request.properties):
+            self.track.upstream_accepted(self)
+            return
+        self.cancel()
+        retry = self.track.config.retry_after_ms
+        error = RequestError(RequestErrorCode.EXCESSIVE_LOAD, NO_ROOM, retry_after_ms=retry)
+        self.track.upstream_failed(self, error)
 
     def tick(self, now: float) -> None:
         if self.established:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
+import subprocess
 import time
 
 import pytest
@@ -99,3 +101,54 @@ def test_an_index_that_is_killed_keeps_its_records_and_gets_expired_ones_back(de
     lasting.process.finish(0)
     assert model.lookup(index, keys) == 0
     assert other.lookup(index, passing) == len(passing)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 6 MiB."""
+    (folder := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount: tests/kvsp/holder/tiers/test_disk.py covers it")
+    if mounted.returncode:
+        pytest.skip("mount is not permitted: tests/kvsp/holder/tiers/test_disk.py covers it")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_full(small_disk):
+    server = Server(small_disk, "server", "index,holder").begin().ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=32)
+    context = engine.context()
+    context.prefill(range(32))
+    container = Container.build(engine.descriptor, context.block(0).sections())
+    octets = b"".join(bytes(part) for part in container)
+    model = Model(small_disk / "model", engine)
+    compat = compat_path(engine.descriptor.compat_id)
+    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
+    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+
+    def put(number):
+        block = block_path(model.block_id(number.to_bytes(32)))
+        assert server.ask("PUT", block, octets, headers=fields)[0] == 201
+        assert server.ask("GET", block)[1] == octets
+        return block
+
+    needed = 3 * (6 << 20) // len(octets)
+    last = [put(number) for number in range(needed)][-1]
+    assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > needed / 3
+    # somebody else takes the rest of the disk
+    with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as fill:
+        while fill.write(bytes(4096)):
+            pass
+    put(needed)
+    assert server.metric('kvsp_holder_media_full_total{tier="disk"}') >= 1
+    server.kill()
+    with contextlib.suppress(OSError), (small_disk / "fill").open("ab", buffering=0) as fill:
+        while fill.write(bytes(4096)):
+            pass
+    server.begin().ready()
+    assert server.ask("GET", last)[0] == 200
+    put(needed + 1)

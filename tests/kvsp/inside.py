@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from kvsp.client.client import Client
+from kvsp.holder.holder import Holder
 from kvsp.holder.leases import LeaseTable
 from kvsp.holder.store import Store
 from kvsp.http.server import Server
@@ -41,6 +42,11 @@ def deadlines_of(table: LeaseTable) -> int:
 def rooms_of(store: Store) -> Mapping[Any, Any]:
     """What each tier has of octets in use, promised and about to go."""
     return store._rooms
+
+
+def locks_of(holder: Holder) -> Mapping[Any, Any]:
+    """The blocks that somebody is at."""
+    return holder.parts.locks._locks
 
 
 def socket_of(server: Server) -> socket.socket:

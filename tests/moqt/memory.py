@@ -123,6 +123,8 @@ class MemoryTransport:
         credited, self.credited = self.credited, set()
         return credited
 
+    packet_sizes = 0, 0
+
     def wake(self) -> None: ...
 
     def close(self, code, reason) -> None:

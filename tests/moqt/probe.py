@@ -15,8 +15,9 @@ from aioquic import tls
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicPreferredAddress
+from aioquic.quic.packet_builder import QuicDeliveryState
 
-from moqt.quic.aio.reassembly import StreamReceiver
+from moqt.quic.aio.reassembly import PIECE_OVERHEAD, StreamReceiver
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import StreamSender
 from moqt.quic.aio.transport import AioquicTransport
@@ -117,6 +118,58 @@ class Probe:
         self.connection._remote_max_data = 1 << 40
 
     # ---- packets and paths
+
+    @property
+    def window(self) -> int:
+        """Octets that may be in flight."""
+        window: int = self.connection._loss.congestion_window
+        return window
+
+    @property
+    def in_flight(self) -> int:
+        """Octets that are in flight."""
+        octets: int = self.connection._loss.bytes_in_flight
+        return octets
+
+    @property
+    def rtt(self) -> float:
+        """The smoothed round trip in seconds."""
+        rtt: float = self.connection._loss._rtt_smoothed
+        return rtt
+
+    def note_lost(self, stream_id: int) -> list[int]:
+        """Note from now on the octets of each STREAM frame of ours that is declared lost."""
+        lost: list[int] = []
+        sender = self.streams[stream_id].out
+        deliver = sender.on_data_delivery
+
+        def noting(delivery: Any, start: int, stop: int, fin: bool) -> None:
+            if delivery is not QuicDeliveryState.ACKED:
+                lost.append(stop - start)
+            deliver(delivery, start, stop, fin)
+
+        sender.on_data_delivery = noting
+        return lost
+
+    def note_repeated(self, stream_id: int) -> list[int]:
+        """Note from now on the octets of each STREAM frame that are here already."""
+        repeated: list[int] = []
+        receiver: Any = self.streams[stream_id].inbox
+        take = receiver.take
+
+        def kept() -> int:
+            start: int = receiver._buffer_start
+            return start + receiver.held - PIECE_OVERHEAD * receiver.waiting
+
+        def noting(offset: int, data: bytes, fin: bool) -> Any:
+            before = kept()
+            taken = take(offset, data, fin)
+            if len(data) > kept() - before:
+                repeated.append(len(data) - (kept() - before))
+            return taken
+
+        receiver.take = noting
+        return repeated
 
     @property
     def confirmed(self) -> bool:
@@ -222,6 +275,12 @@ def take_initial(endpoint: Endpoint, data: bytes, addr: Address) -> None:
 def origins(endpoint: Endpoint) -> Collection[Any]:
     """The addresses whose connections are counted."""
     return endpoint._admission._per_origin
+
+
+def packet_size(endpoint: Endpoint) -> int:
+    """Octets that a packet of an endpoint's only connection may have."""
+    (transport,) = endpoint.transports
+    return transport.packet_size
 
 
 def routes(endpoint: Endpoint) -> Collection[bytes]:

@@ -1,9 +1,9 @@
 """Hosts, paths and time in memory: sans-IO sessions over the real QUIC adapter, without sockets.
 
 A `Simulation` owns the clock, the network and the dice. Its hosts run the same `Session` and
-`AioquicTransport` as a process does; every datagram travels over a `Path` that one can make slow,
-narrow, lossy or short of MTU. Nothing sleeps: time jumps to whatever happens next. Two
-simulations of one seed and one story have the same `trace`.
+`AioquicTransport` as a process does; every datagram travels over a `Link` whose `Path` one can
+make slow, narrow, lossy or short of MTU, also while it is in use. Nothing sleeps: time jumps to
+whatever happens next. Two simulations of one seed and one story have the same `trace`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import datetime
 import functools
 import heapq
+import math
 import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 from cryptography import x509
@@ -32,6 +33,7 @@ from moqt.quic.webtransport.server import WebTransportServer
 from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler, SessionState
 from tests.certificates import identified
+from tools.path.link import Fate, Link, Path
 
 TICK = 0.5
 """Seconds between two `Session.tick`, as in a process."""
@@ -39,6 +41,8 @@ START = 100.0
 """The clock at the beginning: no code may rely on starting at 0."""
 
 Address = tuple[str, int]
+
+__all__ = ["START", "Address", "Host", "Link", "Path", "Simulation", "certificate", "quic_config"]
 
 
 @functools.cache
@@ -77,23 +81,6 @@ def quic_config(base: QuicConfig | None = None, **changes: object) -> QuicConfig
         cert, key = certificate()
         base = QuicConfig(certfile=cert, keyfile=key, cafile=cert, server_name="localhost")
     return replace(base, **changes)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Path:
-    """One direction between two hosts. `loss`, `reorder` and `duplicate` are probabilities."""
-
-    latency: float = 0.01
-    bandwidth: float | None = None
-    """Octets a second; None is unlimited."""
-    queue: int = 64 << 10
-    """Octets that wait at most in front of a limited `bandwidth`; more are dropped."""
-    loss: float = 0.0
-    reorder: float = 0.0
-    """A reordered datagram takes up to three times as long."""
-    duplicate: float = 0.0
-    mtu: int = 65535
-    """Longest datagram that passes."""
 
 
 class End:
@@ -145,13 +132,17 @@ class Host:
 class Simulation:
     """The world of one story: its clock, its network, its dice, and what happened."""
 
-    def __init__(self, seed: int = 1, *, path: Path | None = None) -> None:
+    def __init__(self, seed: int = 1, *, path: Path | None = None, tick: float = 0.0) -> None:
         self.now = START
         self.path = path or Path()
         """What a pair of hosts gets that no other path was set for."""
+        self.tick = tick
+        """Seconds between two looks at the network and the timers, as of an event loop that
+        wakes so often; 0 looks whenever something happens."""
+        self.seed = seed
         self.random = random.Random(seed)
         self.hosts: dict[Address, Host] = {}
-        self.paths: dict[tuple[str, str], Path] = {}
+        self.paths: dict[tuple[str, str], Path | Link] = {}
         self.sent: Counter[str] = Counter()
         self.lost = 0
         self.trace: list[tuple[float, str, str, int, str]] = []
@@ -163,7 +154,7 @@ class Simulation:
         self.awake: dict[End, None] = {}
         self._queue: list[tuple[float, int, Address, Address, bytes]] = []
         self._order = 0
-        self._link_free: dict[tuple[str, str], float] = {}
+        self._links: dict[tuple[str, str], Link] = {}
         self._tick_at = self.now
 
     # ---- hosts
@@ -260,48 +251,45 @@ class Simulation:
 
         return made
 
-    def join(self, a: Host, b: Host, path: Path, back: Path | None = None) -> None:
-        """Set the path from `a` to `b` and, the same unless given, the way back."""
+    def join(self, a: Host, b: Host, path: Path | Link, back: Path | Link | None = None) -> None:
+        """Set the path from `a` to `b` and the way back, a path of its own that is the same
+        unless given. A `Link` may be set for many: they share it."""
+        if back is None:
+            back = path.path if isinstance(path, Link) else path
         self.paths[a.name, b.name] = path
-        self.paths[b.name, a.name] = back or path
+        self.paths[b.name, a.name] = back
 
     # ---- the network
 
+    def link(self, source: Host, target: Host) -> Link:
+        """What the datagrams of `source` to `target` go over now."""
+        key = source.name, target.name
+        path = self.paths.get(key, self.path)
+        if isinstance(path, Link):
+            return path
+        link = self._links.get(key)
+        if link is None:
+            seed = f"{self.seed} {source.name} {target.name}"
+            link = self._links[key] = Link(path, now=self.now, seed=seed)
+        elif link.path is not path:
+            link.change(path, self.now)
+        return link
+
     def transmit(self, source: Host, target: Address, data: bytes) -> None:
         host = self.hosts[target]
-        key = source.name, host.name
-        path = self.paths.get(key, self.path)
         self.sent[source.name] += 1
-        fate = self._fate(key, path, data)
-        self.trace.append((self.now, *key, len(data), fate))
-        if fate != "sent":
-            self.lost += 1
-            return
-        delay = path.latency
-        if path.bandwidth is not None:
-            free = max(self._link_free.get(key, 0.0), self.now) + len(data) / path.bandwidth
-            self._link_free[key] = free
-            delay += free - self.now
-        if path.reorder and self.random.random() < path.reorder:
-            delay += self.random.random() * 2 * path.latency
-        copies = 2 if path.duplicate and self.random.random() < path.duplicate else 1
-        for copy in range(copies):
+        arrivals: tuple[float, ...] = ()
+        if self.drop is not None and self.drop(source.name, data):
+            fate = "dropped"
+        else:
+            link = self.link(source, host)
+            arrivals = link.offer(len(data), self.now)
+            fate = link.fate
+        self.trace.append((self.now, source.name, host.name, len(data), fate))
+        self.lost += fate != Fate.SENT
+        for at in arrivals:
             self._order += 1
-            at = self.now + delay + copy * path.latency
             heapq.heappush(self._queue, (at, self._order, source.address, target, data))
-
-    def _fate(self, key: tuple[str, str], path: Path, data: bytes) -> str:
-        if len(data) > path.mtu:
-            return "too long"
-        if path.loss and self.random.random() < path.loss:
-            return "lost"
-        if self.drop is not None and self.drop(key[0], data):
-            return "dropped"
-        if path.bandwidth is not None:
-            waiting = max(0.0, self._link_free.get(key, 0.0) - self.now) * path.bandwidth
-            if waiting + len(data) > path.queue:
-                return "queue full"
-        return "sent"
 
     def pump(self, end: End) -> None:
         """Send all that may go now."""
@@ -371,6 +359,8 @@ class Simulation:
         self.flush()
         while not until():
             at = self._next()
+            if self.tick:
+                at = max(at, math.ceil(at / self.tick) * self.tick)
             if at > deadline:
                 self.now = deadline
                 return False

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import moqt.track.store
-from moqt.track.knowledge import INTERVAL_OCTETS
+from moqt.track.knowledge import INTERVAL_OCTETS, properties_price
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
 from moqt.values.codes import PropertyType
@@ -58,7 +58,7 @@ def billed(relay):
     objects = [o for each in relay.tracks.values() for o in each.store.objects()]
     cache = relay.cache
     knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
-    return sum(map(bill, objects)) + knowledge
+    return sum(map(bill, objects)) + knowledge + cache.properties
 
 
 def test_the_budget_is_never_exceeded_and_evicted_objects_are_unknown():
@@ -353,7 +353,7 @@ def looked_at(monkeypatch):
 
 def test_a_full_cache_of_one_track_looks_at_few_ages_for_each_object_that_comes(looked_at):
     properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 600_000),)
-    star = Star(cache_octets=1000 * (100 + OBJECT_OVERHEAD))
+    star = Star(cache_octets=1000 * (100 + OBJECT_OVERHEAD) + properties_price(properties))
     store = TrackStore(NAME, properties)
     star.publisher(store)
     star.subscriber(LIVE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from prometheus_client import generate_latest
 
 from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode
-from moqt.values.messages import Parameters
+from moqt.values.messages import KeyValue, Parameters
 from moqt.values.names import FullTrackName
 from relay.config import RelayConfig
 from relay.rights.policy import Action
@@ -143,6 +145,87 @@ def test_beyond_the_limit_of_tracks_an_idle_one_makes_room_and_a_busy_one_does_n
     assert star.subscribe(pair, JOIN, names[2]).accepted
     assert names[0] not in star.relay.tracks
     assert star.relay.cache.objects == 8
+
+
+def limits_told(caplog):
+    return [r.getMessage().partition(":")[0] for r in caplog.records if "at its limit" in r.msg]
+
+
+def test_at_each_limit_of_the_relay_who_asks_and_the_log_hear_its_name_and_it_is_counted(caplog):
+    star = Star(max_tracks=1, max_pending=1, max_namespaces=2, max_namespaces_per_session=1)
+    star.publisher(handler=SilentPublisher())
+    pair = star.connect()
+    star.subscribe(pair, LIVE)
+    reasons = [star.subscribe(pair, LIVE).failed.reason for _ in range(2)]
+    pair = star.connect()
+    stores = [TrackStore(FullTrackName((b"other",), b"%d" % n)) for n in range(3)]
+    answers = []
+    for store in stores:
+        pair.client.publish(store).on_answer = answers.append
+        star.run()
+    reasons.append(answers[-1].reason)
+    reasons += [publish_namespace(star, pair, (b"n", b"%d" % n))[1] for n in range(2)]
+    reasons.append(publish_namespace(star, star.connect(), (b"n", b"x"))[1])
+    assert [str(each and getattr(each, "reason", each)) for each in reasons] == [
+        *["there are 1 requests that wait for a publisher, and no more may be (max_pending)"] * 2,
+        "there are 1 tracks, and no more may be (max_tracks)",
+        "None",
+        "there are 1 namespaces that one session publishes, and no more may be "
+        "(max_namespaces_per_session)",
+        "there are 2 published namespaces, and no more may be (max_namespaces)",
+    ]
+    assert limits_told(caplog) == [
+        "the relay is at its limit of 1 requests that wait for a publisher (max_pending)",
+        "the relay is at its limit of 1 tracks (max_tracks)",
+        "the relay is at its limit of 1 namespaces that one session publishes "
+        "(max_namespaces_per_session)",
+        "the relay is at its limit of 2 published namespaces (max_namespaces)",
+    ]
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert star.relay.counters.requests_over_limit == 7
+
+
+def properties(octets):
+    """Track Properties that nobody here knows, of some `octets`."""
+    return (KeyValue(0x3FFF, bytes(octets)),)
+
+
+def test_track_properties_are_billed_to_the_cache_while_their_track_is_known():
+    star = Star(linger=0)
+    publisher = star.publisher(track(1, properties=properties(5000)))
+    pair, _ = star.subscriber(JOIN)
+    cache = star.relay.cache
+    assert cache.properties > 5000 and cache.billed > cache.properties
+    star.kill(publisher)
+    star.kill(pair)
+    star.pass_time(2)
+    assert cache.properties > 5000, "the track is cached"
+    cache.forget(star.relay.tracks[NAME].store)
+    assert cache.properties == cache.billed == 0
+
+
+@pytest.mark.parametrize("how", ["PUBLISH", "SUBSCRIBE"])
+def test_a_track_whose_properties_have_no_room_is_refused_and_takes_no_room_from_the_others(how):
+    star = Star(cache_octets=40_000)
+    names = [FullTrackName(NAMESPACE, b"%d" % n) for n in range(10)]
+    stores = [track(1, name=name, properties=properties(10_000)) for name in names]
+    if how == "PUBLISH":
+        publisher, answers = star.connect(), []
+        for store in stores:
+            publisher.client.publish(store).on_answer = answers.append
+            star.run()
+    else:
+        star.publisher(*stores)
+        pair = star.connect()
+        answers = [star.subscribe(pair, LIVE, name).failed for name in names]
+    assert [answer and answer.code for answer in answers] == [
+        *[None] * 3,
+        *[RequestErrorCode.EXCESSIVE_LOAD] * 7,
+    ]
+    assert answers[-1].reason == "the cache has no room for the Track Properties"
+    assert answers[-1].retry_after_ms == 1000
+    cache = star.relay.cache
+    assert 30_000 < cache.properties <= cache.billed <= cache.budget
 
 
 def test_a_limit_that_makes_no_sense_is_refused():

@@ -191,7 +191,8 @@ class Scenario(RuleBasedStateMachine):
         assert cache.billed <= cache.budget
         objects = sum(bill(o) for t in tracks.values() for o in t.store.objects())
         knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
-        assert cache.billed == objects + knowledge
+        assert cache.billed == objects + knowledge + cache.properties
+        assert cache.properties == sum(t.store.knowledge.properties for t in tracks.values())
         left_out = sum(gaps_left_out(fetch) for t in tracks.values() for fetch in t.ranges.fetches)
         assert cache.intervals == sum(t.store.knowledge.billed for t in tracks.values()) + left_out
         assert cache.statuses == sum(t.store.statuses for t in tracks.values())

@@ -10,7 +10,7 @@ import pytest
 
 from moqt.session import Remembered
 from relay.service.limits import LIMITS
-from relay.service.metrics import DELIVERIES, GAUGES
+from relay.service.metrics import EVERY_COUNTER, GAUGES
 from tests.moqt.containers import sizes
 from tests.moqt.loose import Everything
 from tests.relay.star import Star
@@ -76,5 +76,5 @@ def test_limits_and_metrics_of_the_table_are_there():
             if number is not None:
                 assert found == [int(number[1].replace(",", ""))], row
         for name in re.findall(r"`([^`]+)`", row.metric):
-            known = {*tables, *GAUGES, *(f"{each}_total" for each in DELIVERIES), "remembered"}
+            known = {*tables, *GAUGES, *(f"{each}_total" for each in EVERY_COUNTER), "remembered"}
             assert name in known, row

@@ -129,3 +129,15 @@ def test_numbers_are_those_of_all_scopes_and_never_shrink():
     metrics.update()
     assert number(metrics, "scopes") == 0 and number(metrics, "cache_billed_octets") == 0
     assert number(metrics, "too_far_behind_total") == 7 and number(metrics, "sessions_total") == 4
+
+
+def test_the_log_hears_once_that_there_are_as_many_scopes_as_may_be(caplog):
+    star = Paths(max_scopes=1)
+    for path in ("/a", "/b", "/c"):
+        star.connect(**star.at(path))
+        star.run()
+    told = [r.getMessage() for r in caplog.records if "max_scopes" in r.getMessage()]
+    assert told == [
+        "the relay is at its limit of 1 scopes (max_scopes): sessions for more are closed"
+    ]
+    assert star.relay.counters.scopes_refused == 2

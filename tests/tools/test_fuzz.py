@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from moqt.receiving.early import EarlyStreams
+from moqt.session import Session
 from moqt.track.knowledge import Knowledge
-from tools import fuzz
+from relay.core import Relay
+from tests.moqt.loose import Everything
+from tests.relay.star import Star
+from tools import fuzz, fuzz_floods
+from tools.fuzz_floods import MANY, FloodTarget
+from tools.fuzz_sessions import EARLY, recorded
 from tools.fuzz_targets import TARGETS, Case, Target
 
 
@@ -156,6 +163,39 @@ def test_a_store_without_a_bound_on_what_it_learns_costs_too_much_for_its_octets
 
     monkeypatch.setattr(Knowledge, "learn", learn)
     assert "calls for" in fuzz.cost_of(target, case, 60)
+
+
+def met(script) -> tuple[Relay, list[Session]]:
+    """The relay, and its sessions, after a flood that was meant."""
+    star, tracks = Star(FloodTarget.LIMITS), Everything()
+    pairs, _ = recorded(star, tracks)
+    pairs[0].client.publish_namespace((b"demo",), on_ended=lambda *_: None)
+    star.run()
+    script(star, tracks, pairs[0].client, pairs[1].client)
+    return star.relay, [pair.server for pair in pairs]
+
+
+def test_a_flood_of_malformed_tracks_has_each_given_up():
+    relay, _ = met(fuzz_floods.malformed)
+    assert relay.counters.malformed_tracks == MANY
+
+
+def test_a_flood_of_fills_comes_to_the_limit_of_fills():
+    _, sessions = met(fuzz_floods.fills)
+    assert sum(session.counters.fills_over_limit for session in sessions) > 0
+
+
+def test_what_a_flood_sends_before_setup_is_held_back_or_closes_the_session(monkeypatch):
+    seen = []
+    hold = EarlyStreams.hold
+    monkeypatch.setattr(EarlyStreams, "hold", lambda *each: (seen.append(each), hold(*each)))
+    target = FloodTarget()
+    cases = [case for case in target.corpus() if case[0] == EARLY]
+    assert len(cases) == 12
+    for case in cases:
+        seen.clear()
+        target.run(case)
+        assert len(seen) > MANY // 2 or all("datagram" in where for where, _ in case[1:-1])
 
 
 def test_one_seed_makes_one_sequence_of_inputs():

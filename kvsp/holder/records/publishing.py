@@ -386,8 +386,7 @@ class RecordPublisher:
         ttl_ms = int(self._ttl_ms * random.uniform(0.9, 1.0))
         record = self._source(block, max(1, ttl_ms))
         if record is None:
-            self.table.forget(block)
-            return
+            return  # it is about to go: who lets it go withdraws it, or says that it stays
         self._flying[block] = record.path
         try:
             answer = await self._told(record)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from kvsp.blocks.layout import Octets
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import (
     PIECE,
+    SUFFIX,
     TAIL_OCTETS,
     PartLostError,
     PartReader,
@@ -37,14 +39,29 @@ from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Tier
 from kvsp.names.uris import BlockId
 
+logger = logging.getLogger("kvsp.holder")
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_THE_FILE: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENODEV, errno.ENXIO}
+)
+"""Why a file cannot be read now that may be as good as ever."""
+
 _INCOMING: Final = "incoming"
+_QUARANTINE: Final = "quarantine"
+DEFAULT_QUARANTINE_OCTETS: Final = 256 << 20
 
 
 class Files:
-    """The system calls that change the disk, one method each (tests end them half-way)."""
+    """The system calls on files, one method each (tests end them half-way)."""
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def read(self, descriptor: int, octets: int, offset: int) -> bytes:
+        return os.pread(descriptor, octets, offset)
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -78,15 +95,25 @@ class DiskTier:
     tier = Tier.DISK
 
     def __init__(
-        self, root: Path, *, files: Files | None = None, verify_digests: bool = False
+        self,
+        root: Path,
+        *,
+        files: Files | None = None,
+        verify_digests: bool = False,
+        quarantine_octets: int = DEFAULT_QUARANTINE_OCTETS,
     ) -> None:
-        """`verify_digests` reads every file at start-up instead of its ends only."""
+        """`verify_digests` reads every file at start-up instead of its ends only. Damaged
+        files of up to `quarantine_octets` in all are kept, the newest ones."""
         self.root = root
         self.removed = 0
-        """Files a crash left behind, or damaged ones, removed at start-up."""
+        """Files a crash left behind, removed at start-up."""
+
+        self.damaged = 0
+        """Damaged or unreadable files found at start-up, and taken out of the way."""
 
         self._files = files or Files()
         self._verify_digests = verify_digests
+        self._quarantine_octets = quarantine_octets
 
     async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
         try:
@@ -100,7 +127,7 @@ class DiskTier:
         return _DiskWriter(self, self.root / _INCOMING / secrets.token_hex(16))
 
     async def open(self, block: BlockId, part: Part) -> PartReader:
-        reader = _DiskReader()
+        reader = _DiskReader(self._files)
         try:
             await _in_thread(reader.open, self.root / part_name(block), part.octets)
         except BaseException:
@@ -113,6 +140,16 @@ class DiskTier:
         await _in_thread(self._files.unlink, path)
         # an eviction that a crash undoes is found again at start-up: no need to sync
 
+    async def quarantine(self, block: BlockId) -> bool:
+        return await _in_thread(self._set_aside, self.root / part_name(block))
+
+    async def free(self) -> int | None:
+        try:
+            about = await uninterrupted(os.statvfs, self.root)
+        except OSError:
+            return None
+        return about.f_bavail * about.f_frsize
+
     def _start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (_INCOMING, "blocks"):
@@ -120,7 +157,12 @@ class DiskTier:
         self._claim()
         for path in (self.root / _INCOMING).iterdir():
             self._remove(path)
-        self._probe()
+        try:
+            self._probe()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            logger.warning("%s is full: what is there is served, the oldest of it goes", self.root)
         return list(self._scan())
 
     def _claim(self) -> None:
@@ -145,40 +187,80 @@ class DiskTier:
     def _scan(self) -> Iterator[tuple[BlockId, BlockInfo, Part]]:
         found: list[tuple[float, Path, BlockId]] = []
         for path in (self.root / "blocks").rglob("*"):
-            if path.is_dir() and not path.is_symlink():
-                continue
             block = block_of(path.relative_to(self.root).as_posix())
-            if block is None or path.is_symlink():
+            if path.is_symlink() or (block is None and not path.is_dir()):
                 self._remove(path)
-            else:
-                found.append((path.stat().st_mtime, path, block))
+            elif block is not None:
+                found.append((_modified(path), path, block))
         for _, path, block in sorted(found):
             try:
                 info, part = self._inspect(path)
-            except PartLostError:
-                self._remove(path)
+            except (PartLostError, OSError) as error:
+                if isinstance(error, OSError) and error.errno in _NOT_THE_FILE:
+                    raise
+                self._put_away(path, error)
             else:
                 yield block, info, part
 
     def _inspect(self, path: Path) -> tuple[BlockInfo, Part]:
-        with path.open("rb") as file:
-            octets = file.seek(0, os.SEEK_END)
+        descriptor = self._files.open(path)
+        try:
+            octets = os.fstat(descriptor).st_size
             if octets < TAIL_OCTETS:
                 raise PartLostError("the file is too short")
-            file.seek(octets - TAIL_OCTETS)
-            tail = file.read(TAIL_OCTETS)
+            tail = self._files.read(descriptor, TAIL_OCTETS, octets - TAIL_OCTETS)
             length = trailer_octets(tail)
             if length > octets - TAIL_OCTETS:
                 raise PartLostError("the file is too short")
-            file.seek(octets - TAIL_OCTETS - length)
-            info, part = parse_trailer(file.read(length), tail, octets)
-            file.seek(0)
+            text = self._files.read(descriptor, length, octets - TAIL_OCTETS - length)
+            info, part = parse_trailer(text, tail, octets)
             header = part.header.encoded
-            if file.read(len(header)) != header:
+            if self._files.read(descriptor, len(header), 0) != header:
                 raise PartLostError("the container's header is damaged")
             if self._verify_digests:
-                _check_digest(file.fileno(), part)
+                self._check_digest(descriptor, part)
+        finally:
+            os.close(descriptor)
         return info, part
+
+    def _check_digest(self, descriptor: int, part: Part) -> None:
+        digest = hashlib.sha256()
+        for offset in range(0, part.octets, PIECE):
+            digest.update(self._files.read(descriptor, min(PIECE, part.octets - offset), offset))
+        if digest.digest() != part.container_digest:
+            raise PartLostError("the container's digest does not match")
+
+    def _put_away(self, path: Path, error: Exception) -> None:
+        """One block's fault stays one block's: the others are served."""
+        self.damaged += 1
+        try:
+            kept = self._set_aside(path)
+        except OSError as refused:
+            logger.warning("%s: %s; it stays, and is not served: %s", path, error, refused)
+        else:
+            logger.warning("%s: %s; %s", path, error, f"in {_QUARANTINE}" if kept else "removed")
+
+    def _set_aside(self, path: Path) -> bool:
+        """Move a damaged file to the quarantine, which loses its oldest ones for it."""
+        folder = self.root / _QUARANTINE
+        try:
+            octets = path.lstat().st_size
+        except FileNotFoundError:
+            return False
+        if octets > self._quarantine_octets or path.is_dir():
+            if path.is_dir():
+                raise OSError(errno.EISDIR, "it is a folder")
+            self._files.unlink(path)
+            return False
+        folder.mkdir(mode=0o700, exist_ok=True)
+        kept = sorted(((each.stat(), each) for each in folder.iterdir()), key=_age)
+        total = octets + sum(about.st_size for about, _ in kept)
+        for about, each in kept:
+            if total > self._quarantine_octets:
+                self._files.unlink(each)
+                total -= about.st_size
+        self._files.rename(path, folder / f"{path.stem}.{secrets.token_hex(4)}")
+        return True
 
     def _remove(self, path: Path) -> None:
         self._files.unlink(path)
@@ -193,23 +275,37 @@ class DiskTier:
                 self._files.make_folder(folder)
             self._files.sync_folder(folder.parent)
         self._files.rename(temporary, target)
-        self._files.sync_folder(target.parent)
+        try:
+            self._files.sync_folder(target.parent)
+        except OSError:
+            # it may be undone by a crash: then it was never there, and is tried again
+            self._files.rename(target, temporary)
+            raise
 
 
 class _DiskReader:
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
+        self._files = files
         self._descriptor = -1
 
     def open(self, path: Path, octets: int) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = self._files.open(path)
         except FileNotFoundError:
             raise PartLostError("the file is not there") from None
+        except OSError as error:
+            raise _unreadable(error) from error
         if os.fstat(self._descriptor).st_size < octets:
             raise PartLostError("the file was cut short")
 
     async def read(self, offset: int, octets: int) -> Octets:
-        data = await _in_thread(_pread, self._descriptor, octets, offset)
+        return await _in_thread(self._read, offset, octets)
+
+    def _read(self, offset: int, octets: int) -> bytes:
+        try:
+            data = self._files.read(self._descriptor, octets, offset)
+        except OSError as error:
+            raise _unreadable(error) from error
         if len(data) != octets:
             raise PartLostError("the file was cut short")
         return data
@@ -228,9 +324,11 @@ class _DiskWriter:
         self._files = disk._files
         self._path = path
         self._descriptor = -1
+        self._octets = 0
+        """What was written whole; a write that failed half-way is done again from here."""
 
     async def write(self, octets: Octets) -> None:
-        await _in_thread(self._write, octets)
+        await _in_thread(self._write_whole, octets)
 
     async def commit(self, block: BlockId, info: BlockInfo, part: Part) -> None:
         await _in_thread(self._commit, block, trailer(info, part))
@@ -240,9 +338,14 @@ class _DiskWriter:
             descriptor, self._descriptor = self._descriptor, -1
             await _in_thread(self._abort, descriptor)
 
+    def _write_whole(self, octets: Octets) -> None:
+        self._write(octets)
+        self._octets += len(memoryview(octets).cast("B"))
+
     def _write(self, octets: Octets) -> None:
         if self._descriptor < 0:
             self._descriptor = self._files.create(self._path)
+        os.lseek(self._descriptor, self._octets, os.SEEK_SET)
         view = memoryview(octets).cast("B")
         while view:
             view = view[self._files.write(self._descriptor, view) :]
@@ -259,16 +362,40 @@ class _DiskWriter:
         self._files.unlink(self._path)
 
 
-def _pread(descriptor: int, octets: int, offset: int) -> bytes:
-    return os.pread(descriptor, octets, offset)
+def remove_oldest(root: Path, octets: int) -> int:
+    """Remove the oldest blocks below the folder of a tier that nobody has open, `octets` of
+    them at least if there are so many; how many blocks."""
+    removed = 0
+    found = ((_modified(path), path) for path in (root / "blocks").rglob(f"*{SUFFIX}"))
+    for _, path in sorted(found):
+        if octets <= 0:
+            break
+        with contextlib.suppress(OSError):
+            size = path.lstat().st_size
+            path.unlink()
+            octets -= size
+            removed += 1
+    return removed
 
 
-def _check_digest(descriptor: int, part: Part) -> None:
-    digest = hashlib.sha256()
-    for offset in range(0, part.octets, PIECE):
-        digest.update(os.pread(descriptor, min(PIECE, part.octets - offset), offset))
-    if digest.digest() != part.container_digest:
-        raise PartLostError("the container's digest does not match")
+def _unreadable(error: OSError) -> PartLostError | TierUnavailableError:
+    """One file cannot be read: that is its own fault, unless it would befall any."""
+    text = error.strerror or str(error)
+    if error.errno in _NOT_THE_FILE:
+        return TierUnavailableError(f"the disk: {text}")
+    return PartLostError(f"the file cannot be read: {text}")
+
+
+def _modified(path: Path) -> float:
+    """When a file was written; long ago for one that does not say."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _age(kept: tuple[os.stat_result, Path]) -> int:
+    return kept[0].st_mtime_ns
 
 
 async def _in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -277,4 +404,6 @@ async def _in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     except OSError as error:
         if error.errno in _FULL:
             raise TierFullError("the disk is full") from error
+        if error.errno == errno.EFBIG:
+            raise TierFullError("the file system takes no file so large", file=True) from error
         raise TierUnavailableError(f"the disk: {error.strerror or error}") from error

@@ -27,6 +27,7 @@ from kvsp.holder.tiers.tiers import (
     trailer,
     trailer_octets,
 )
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Tier
 from kvsp.names.uris import BlockId
 
@@ -79,6 +80,14 @@ class ObjectTier:
             return
         except (BaseError, OSError) as error:
             raise _unavailable(error) from error
+
+    async def quarantine(self, block: BlockId) -> bool:
+        """Deletes it: a copy that is kept would be paid for."""
+        await self.delete(block)
+        return False
+
+    async def free(self) -> int | None:
+        return None
 
     async def _inspect(
         self, name: str, octets: int, limit: asyncio.Semaphore
@@ -137,10 +146,15 @@ class _ObjectWriter:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_SPOOL_OCTETS)  # noqa: SIM115
 
     async def write(self, octets: Octets) -> None:
-        await asyncio.to_thread(self._file.write, octets)
+        try:
+            await uninterrupted(self._file.write, octets)
+        except OSError as error:
+            raise TierUnavailableError(
+                f"the temporary file of an upload: {error.strerror or error}"
+            ) from error
 
     async def commit(self, block: BlockId, info: BlockInfo, part: Part) -> None:
-        await asyncio.to_thread(self._file.write, trailer(info, part))
+        await self.write(trailer(info, part))
         self._file.seek(0)
         try:
             await obstore.put_async(self._store, part_name(block), self._file)

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from kvsp.blocks.container import ContainerHeader
 from kvsp.blocks.layout import Octets
 from kvsp.holder.store import BlockInfo, Part
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, Tier
 from kvsp.names.errors import DecodeError, KvspError
@@ -31,11 +32,19 @@ class PartLostError(KvspError):
     """A stored part is gone or damaged: a fault, or somebody deleted its file."""
 
     tier: Tier | None = None
-    """Where it was, once that is known."""
+    part: Part | None = None
+    """Which part of which tier it was, once that is known."""
 
 
 class TierFullError(KvspError):
-    """The medium of a tier is full although its budget is not."""
+    """The medium of a tier is full although its budget is not.
+
+    `file` when it is this one file that may not grow: then it is no use to remove others.
+    """
+
+    def __init__(self, detail: str, *, file: bool = False) -> None:
+        super().__init__(detail)
+        self.file = file
 
 
 class TierUnavailableError(KvspError):
@@ -53,7 +62,11 @@ class PartReader(Protocol):
 
 
 class PartWriter(Protocol):
-    """Writes a container; nothing of it is seen before `commit`."""
+    """Writes a container; nothing of it is seen before `commit`.
+
+    What raised TierFullError may be called again with the same arguments: nothing of it
+    has counted.
+    """
 
     async def write(self, octets: Octets) -> None:
         """Raises TierFullError, TierUnavailableError."""
@@ -87,7 +100,17 @@ class TierStorage(Protocol):
         ...
 
     async def delete(self, block: BlockId) -> None:
-        """Delete a part; harmless when it is not there."""
+        """Delete a part; harmless when it is not there. Raises TierUnavailableError."""
+        ...
+
+    async def quarantine(self, block: BlockId) -> bool:
+        """Take a part that cannot be relied on out of the way; True when it was kept for
+        somebody to look at. Raises TierUnavailableError."""
+        ...
+
+    async def free(self) -> int | None:
+        """Octets that the medium has room for beside what is there; None when that is not
+        known, or not bounded by anything but the budget. Never raises."""
         ...
 
 
@@ -242,6 +265,13 @@ class HostTier:
     async def delete(self, block: BlockId) -> None:
         self._parts.pop(block, None)
 
+    async def quarantine(self, block: BlockId) -> bool:
+        await self.delete(block)
+        return False
+
+    async def free(self) -> int | None:
+        return None
+
 
 class _HostWriter:
     def __init__(self, parts: dict[BlockId, _HostPart]) -> None:
@@ -267,3 +297,16 @@ async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncIterator[
         size = min(PIECE - offset % PIECE, end - offset)
         yield await reader.read(offset, size)
         offset += size
+
+
+async def verified_pieces(reader: PartReader, part: Part) -> AsyncIterator[Octets]:
+    """All of a part, in pieces of at most `PIECE` octets; its digest is checked at the end.
+
+    Raises PartLostError when it does not match, and as `PartReader.read`.
+    """
+    digest = hashlib.sha256()
+    async for piece in pieces(reader, 0, part.octets):
+        await uninterrupted(digest.update, piece)
+        yield piece
+    if digest.digest() != part.container_digest:
+        raise PartLostError("the container's digest does not match")

@@ -88,7 +88,7 @@ class QuicContext:
             idle_timeout=config.idle_timeout,
             max_data=config.session_window,
             max_stream_data=config.stream_window,
-            max_datagram_size=config.max_datagram_size,
+            max_datagram_size=MIN_DATAGRAM_SIZE,
             max_datagram_frame_size=DATAGRAM_FRAME_LIMIT,
             server_name=server_name,
             secrets_log_file=self._secrets,

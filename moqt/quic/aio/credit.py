@@ -6,8 +6,6 @@ by the highest offset received, so a receiver can never push back.
 
 from __future__ import annotations
 
-from collections import deque
-
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
@@ -26,9 +24,9 @@ from aioquic.quic.stream import QuicStream, StreamFinishedError
 from moqt.quic.aio.handshake import AIOQUIC_LOG
 from moqt.quic.aio.recovery import Recovery
 from moqt.quic.aio.stream_grants import StreamGrants
-from moqt.quic.aio.streams import PathNarrowed, Rank, SendingFinished, Stream
+from moqt.quic.aio.streams import Rank, SendingFinished, Stream
 from moqt.quic.aio.trace import StreamingTrace
-from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import QuicConfig
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
 
 # A tuple is searched by identity; a set would call the enum's own, slow hash.
@@ -78,7 +76,6 @@ class StreamTable(QuicConnection):
         self._recovery = self._loss = Recovery(
             algorithm=configuration.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
-            narrow=self._narrow,
             initial_rtt=configuration.initial_rtt,
             peer_completed_address_validation=not self._is_client,
             quic_logger=self._quic_logger,
@@ -164,15 +161,6 @@ class StreamTable(QuicConnection):
             return 0
         frame = min(self._remote_max_datagram_frame_size, self._max_datagram_size - SHORT_OVERHEAD)
         return max(0, frame - 3)
-
-    def _narrow(self) -> None:
-        """The path carries only small packets from now on; what is sent again is cut to fit."""
-        self._events.append(PathNarrowed(self._max_datagram_size))
-        self._max_datagram_size = MIN_DATAGRAM_SIZE
-        most = self.max_datagram_payload()
-        fitting = [data for data in self._datagrams_pending if len(data) <= most]
-        self._datagrams_pending = deque(fitting)
-        self.datagram_backlog = sum(map(len, fitting))
 
     def keep_credit(self) -> None:
         """The handshake is over: the peer's first MAX_DATA is known."""

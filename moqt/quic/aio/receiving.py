@@ -388,6 +388,15 @@ class ReceivingConnection(StreamTable):
             receiver._final_size = stop
             self._end_receiving(stream)
 
+    def _handle_padding_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        # aioquic looks at each octet, and a probe of the path's MTU has nothing else.
+        rest = buf.data_slice(buf.tell(), buf.capacity)
+        buf.seek(buf.capacity - len(rest.lstrip(b"\0")))
+        if self.trace is not None and context.quic_logger_frames is not None:
+            context.quic_logger_frames.append(self.trace.encode_padding_frame())
+
     def _handle_ack_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
         # Every later packet would count as lost once one beyond it was "received".
         start = buf.tell()

@@ -29,7 +29,7 @@ from aioquic.quic.packet import QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.quic.aio.receiving import ReceivingConnection
+from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.packets.layout import (
@@ -70,19 +70,26 @@ RankedQueues = tuple[tuple[dict[int, Stream], bool], ...]
 """Streams in the order of their turns, and whether it is lost data they are to send."""
 
 
-class Connection(ReceivingConnection):
+class Connection(ProbingConnection):
     """aioquic's connection with credit by consumption and short paths for bulk data."""
 
     def datagrams_to_send(self, now: float) -> list[Datagram]:
         if not self._network_paths:
             return []
+        path = self._network_paths[0]
+        if path is not self._searched:
+            self._follow_path(path, now)
+        probes: list[Datagram] = []
+        if self.mtu.probe_at <= now or self._recovery.reserved:
+            probes = self._mtu_probes(path, now)
         closing = self._close_pending
         self.capped = False
         if self._has_nothing(now):
             self._pacing_at = None
-            return []
+            return probes
         size = self._max_datagram_size
-        if self._recovery.wants_small_probes:
+        if self._recovery.wants_small_probes or path.remote_challenges:
+            # What has full size, an answer to PATH_CHALLENGE too, may be what does not arrive.
             self._max_datagram_size = MIN_DATAGRAM_SIZE
         try:
             datagrams: list[Datagram] = (
@@ -94,7 +101,7 @@ class Connection(ReceivingConnection):
             self._max_datagram_size = size
         if closing and datagrams:
             self.close_datagrams = datagrams
-        return datagrams
+        return probes + datagrams if probes else datagrams
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""

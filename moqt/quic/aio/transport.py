@@ -18,7 +18,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 from moqt.quic.aio.handshake import explain
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
-from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MIN_DATAGRAM_SIZE, NO_ANSWER, QuicConfig
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
@@ -90,6 +90,7 @@ class AioquicTransport:
         self._busy = False  # inside a call of the endpoint's: it transmits afterwards
         self._closing_locally = False
         self._repeats = 0
+        self._largest = 0  # octets of a datagram that came
         self._now = now
         self._deadline: tuple[float, int, str] | None = None
         self.leaving = False
@@ -169,6 +170,10 @@ class AioquicTransport:
         credited, self._connection.credited = self._connection.credited, set()
         return credited
 
+    @property
+    def packet_sizes(self) -> tuple[int, int]:
+        return self.packet_size, self._largest
+
     def wake(self) -> None:
         if not self._busy:
             self.on_wake()
@@ -236,6 +241,15 @@ class AioquicTransport:
         return self._connection.held
 
     @property
+    def packet_size(self) -> int:
+        """Octets of UDP payload a packet may have: what the path is known to carry so far."""
+        return self._connection.mtu.size
+
+    def ask_interface(self, limit: Callable[[Address], int | None]) -> None:
+        """`limit` tells the octets that the interface towards an address takes, if known."""
+        self._connection.interface_limit = limit
+
+    @property
     def remote_address(self) -> Address | None:
         address: Address | None = self._connection.get_peer_address()
         return address
@@ -258,6 +272,8 @@ class AioquicTransport:
                 return connection.close_datagrams
             return []
         self._heard_at = now
+        if datagrams and len(datagrams[0]) > self._largest:  # mostly they are of one size
+            self._largest = len(datagrams[0])
         self._time(now)
         self._busy = True
         paths = connection.path_changes
@@ -320,7 +336,7 @@ class AioquicTransport:
                     QuicErrorCode.INTERNAL_ERROR,
                     QuicFrameType.PADDING,
                     f"the handshake did not complete within {self.config.handshake_timeout:g} s"
-                    f"{self.config.size_hint}",
+                    + (f": {NO_ANSWER}" if self.is_client else ""),
                 )
         elif (interval := self._keep_alive()) > 0 and (
             now >= max(self._heard_at, self._pinged_at) + interval
@@ -432,8 +448,8 @@ class AioquicTransport:
         elif isinstance(event, PathNarrowed):
             self.counters.paths_narrowed += 1
             log.warning(
-                "the path to %s no longer carries packets of %d octets (max_datagram_size): "
-                "the connection goes on with %d",
+                "the path to %s no longer carries packets of %d octets: the connection goes on "
+                "with %d and looks for what it does carry",
                 show_address(self.remote_address),
                 event.octets,
                 MIN_DATAGRAM_SIZE,

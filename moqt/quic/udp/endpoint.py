@@ -16,7 +16,7 @@ from collections.abc import Callable
 from moqt.quic.aio.context import SUPPORTED_VERSIONS, QuicContext
 from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import NO_ANSWER, QuicConfig
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
 from moqt.quic.packets.retry import parse_long_header
@@ -155,6 +155,7 @@ class Endpoint:
         self._cids[transport] = set()
         self._idle.clear()
         transport.counters = self.counters
+        transport.ask_interface(self._udp.payload_limit)
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
         transport.on_refused = lambda why: self._refusals.note(transport.remote_address, why)
@@ -407,9 +408,7 @@ class Endpoint:
             try:
                 await asyncio.wait_for(waiter, within)
             except TimeoutError:
-                raise QuicConnectError(
-                    f"no answer within {within:g} s{self._config.size_hint}"
-                ) from None
+                raise QuicConnectError(f"no answer within {within:g} s: {NO_ANSWER}") from None
             finally:
                 self._waiters.pop(transport, None)
         if transport.closed is not None:
@@ -500,7 +499,9 @@ async def connect(
             endpoint._shutdown()
             raise
     if failure is None:
-        failure = QuicConnectError(f"cannot connect to {host}: no answer within {budget:g} s")
+        failure = QuicConnectError(
+            f"cannot connect to {host}: no answer within {budget:g} s: {NO_ANSWER}"
+        )
     raise failure
 
 

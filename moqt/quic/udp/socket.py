@@ -21,6 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from moqt.quic.config import MIN_DATAGRAM_SIZE
+
 log = logging.getLogger(__name__)
 
 Address = tuple[Any, ...]
@@ -28,12 +30,25 @@ Address = tuple[Any, ...]
 # Linux constants that the socket module does not name.
 UDP_SEGMENT = 103
 UDP_GRO = 104
-IP_MTU_DISCOVER = 10
-IPV6_MTU_DISCOVER = 23
-PMTUDISC_PROBE = 3  # don't fragment, and let us find out what the path carries
+IP_MTU = 14
+IPV6_MTU = 24
+
+DONT_FRAGMENT = {
+    # IP_MTU_DISCOVER and IPV6_MTU_DISCOVER: PROBE lets us find out what the path carries
+    "linux": ((socket.IPPROTO_IP, 10, 3), (socket.IPPROTO_IPV6, 23, 3)),
+    # IP_DONTFRAG and IPV6_DONTFRAG
+    "darwin": ((socket.IPPROTO_IP, 28, 1), (socket.IPPROTO_IPV6, 62, 1)),
+}
+"""The options for IPv4 and for IPv6, and their values (RFC 9000 section 14)."""
+
 IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform)  # named by the module from 3.12 on
 IPV6_RECVPKTINFO = getattr(socket, "IPV6_RECVPKTINFO", None)
 IPV6_PKTINFO = getattr(socket, "IPV6_PKTINFO", None)
+
+IPV4_OVERHEAD = 20 + 8
+"""Octets of the headers around a UDP payload ..."""
+IPV6_OVERHEAD = 40 + 8
+"""... in IPv6."""
 
 MAX_SEGMENTS = 64
 MAX_BATCH = 65_000
@@ -71,7 +86,7 @@ class UdpSocket:
         self.refused = False
         self.dropped = 0  # datagrams the kernel would not send
         self._connected = remote is not None
-        self._warned: set[int] = set()
+        self._warned: set[tuple[int, int]] = set()
         self._buffer = bytearray(1 << 16)
         self._view = memoryview(self._buffer)
         self.sock = socket.socket(family, socket.SOCK_DGRAM)
@@ -84,10 +99,7 @@ class UdpSocket:
                 with contextlib.suppress(OSError):
                     # "::" then also serves IPv4; a specific address is not affected.
                     self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                with contextlib.suppress(OSError):
-                    self.sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_PROBE)
-            with contextlib.suppress(OSError):
-                self.sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_PROBE)
+            self._unfragmented = self._forbid_fragments(family)
             self.gro = offload and self._try_option(UDP_GRO, 1)
             self.gso = offload and self._try_option(UDP_SEGMENT, 0)
             self._pktinfo = local is not None and _is_wildcard(local) and self._ask_pktinfo(family)
@@ -98,6 +110,19 @@ class UdpSocket:
         except BaseException:
             self.sock.close()
             raise
+
+    def _forbid_fragments(self, family: int) -> bool:
+        options = DONT_FRAGMENT.get(sys.platform, ())
+        # An IPv6 socket has the option of IPv4 too, for mapped addresses, if the system knows that.
+        done = [self._set_option(o) for o in options[: 2 if family == socket.AF_INET6 else 1]]
+        return bool(done) and done[-1]
+
+    def _set_option(self, option: tuple[int, int, int]) -> bool:
+        try:
+            self.sock.setsockopt(*option)
+        except OSError:
+            return False
+        return True
 
     def _try_option(self, option: int, value: int) -> bool:
         if not hasattr(self.sock, "recvmsg_into"):
@@ -133,6 +158,25 @@ class UdpSocket:
     def address(self) -> Address:
         address: Address = self.sock.getsockname()
         return address
+
+    def payload_limit(self, addr: Address) -> int | None:
+        """The octets that the interface towards `addr` takes in one datagram, unfragmented.
+
+        None on a system that does not tell; what every path carries on one that would fragment.
+        """
+        if not self._unfragmented:
+            return MIN_DATAGRAM_SIZE
+        if sys.platform != "linux":
+            return None
+        sock = self.sock
+        try:
+            if self._connected:
+                return _payload_limit(sock, addr)
+            with socket.socket(sock.family, socket.SOCK_DGRAM) as asking:
+                asking.connect(_ends(addr)[0])
+                return _payload_limit(asking, addr)
+        except OSError:
+            return None
 
     def close(self) -> None:
         self.sock.close()
@@ -252,21 +296,36 @@ class UdpSocket:
                 self.refused = True
             except OSError as exc:
                 # QUIC treats it as lost; a lasting fault ends in a time-out.
-                self._warn(exc, f"sending {len(data)} octets")
+                needed = len(data) <= MIN_DATAGRAM_SIZE
+                self._warn(exc, f"sending {len(data)} octets", needed=needed)
                 break
         self.dropped += 1
         return True
 
-    def _warn(self, exc: OSError, what: str) -> None:
+    def _warn(self, exc: OSError, what: str, *, needed: bool = True) -> None:
+        """Log it once; `needed` tells a datagram that must arrive from one that may not."""
         number = exc.errno or 0
-        if number in self._warned:
-            return
-        self._warned.add(number)
-        hint = ""
+        level, hint = logging.WARNING, ""
         if number == errno.EMSGSIZE:
-            hint = " (more than the path carries: lower max_datagram_size)"
-        level = logging.INFO if number in _DROPPED else logging.WARNING
+            if needed:
+                hint = " (QUIC needs an interface that takes so many)"
+            else:
+                level, hint = logging.INFO, " (more than the interface takes: smaller ones follow)"
+        elif number in _DROPPED:
+            level = logging.INFO
+        if (number, level) in self._warned:
+            return
+        self._warned.add((number, level))
         log.log(level, "%s failed: %s%s; reported once", what, exc, hint)
+
+
+def _payload_limit(sock: socket.socket, addr: Address) -> int:
+    """The same for a connected socket. Raises OSError."""
+    if sock.family != socket.AF_INET6:
+        return sock.getsockopt(socket.IPPROTO_IP, IP_MTU) - IPV4_OVERHEAD
+    mapped = "." in str(addr[0])
+    overhead = IPV4_OVERHEAD if mapped else IPV6_OVERHEAD
+    return sock.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU) - overhead
 
 
 def _is_wildcard(local: Address) -> bool:

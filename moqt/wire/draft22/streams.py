@@ -108,7 +108,7 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
     @property
     def mid_object(self) -> bool:
         """Whether a FIN here would cut the stream's header or an Object."""
-        return not self._started or self._remaining > 0 or bool(self._pending)
+        return not self._started or self._remaining > 0 or bool(self.pending)
 
     def feed(self, data: bytes) -> list[H | WholeObject | ObjectHeader | Payload]:
         """What `data`, the next octets of the stream, brings.
@@ -127,7 +127,7 @@ class _ObjectStreamDecoder(Incremental[H | ObjectHeader], Generic[H]):
             self._remaining = 0
             events.append(view[:position])
         while position < size:
-            if self._pending:
+            if self.pending:
                 event, position = self._take(data, position)
                 if event is None:
                     break

@@ -180,10 +180,11 @@ def make_world(
     *,
     quota: LeaseQuota | None = None,
     limits: HttpLimits | None = None,
+    index: MemoryIndex | None = None,
     **settings: Any,
 ) -> World:
     clock = Clock()
-    index = MemoryIndex()
+    index = index or MemoryIndex()
     publisher = RecordPublisher(index, clock=clock, withdraw_s=0.2)
     holder = Holder(
         tiers if tiers is not None else [(HostTier(), 10 * OCTETS)],

@@ -99,8 +99,8 @@ async def test_a_holder_of_some_layers_says_which_and_serves_those() -> None:
     writer = await tier.create()
     await writer.write(octets(part))
     await writer.commit(block_id(1), info, some)
-    world.holder.store.reserve(HOST, some.octets, 0.0)
-    world.holder.store.commit(block_id(1), HOST, info, some)
+    room, _ = world.holder.store.reserve(HOST, some.octets, 0.0)
+    world.holder.store.commit(block_id(1), room, info, some)
     assert (await world.get(1)).json["available"] == [[2, 3]]
     assert (await world.get(1, "?layers=1-2")).problem == "kvsp-layers-unavailable"
     assert (await world.get(1, "?layers=3-3")).body == octets(made.select(range(3, 4)))

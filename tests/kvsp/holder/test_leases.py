@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -11,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvsp.holder.leases import LeaseQuota, LeaseQuotaError, LeaseTable
-from kvsp.holder.store import NoRoomError, Step, Store
+from kvsp.holder.rooms import NoRoomError, Reservation
+from kvsp.holder.store import Step, Store
 from kvsp.holder.tiers.tiers import HostTier
 from tests.kvsp.holder.support import (
     DISK,
@@ -196,7 +196,7 @@ class LeasesAndEvictions(RuleBasedStateMachine):
         self.store = Store({HOST: 3 * PART.octets, DISK: 4 * PART.octets}, self.table.is_leased)
         self.model: dict[str, tuple[str, set[int], float]] = {}
         self.steps: list[Step] = []
-        self.reserved: Counter[str] = Counter()
+        self.reserved: list[Reservation] = []
 
     blocks = st.integers(0, 7)
     clients = st.sampled_from(["a", "b"])
@@ -209,20 +209,21 @@ class LeasesAndEvictions(RuleBasedStateMachine):
         if block_id(number) in self.store:
             return
         try:
-            steps = self.store.reserve(tier, PART.octets, self.now)  # type: ignore[arg-type]
+            room, steps = self.store.reserve(tier, PART.octets, self.now)  # type: ignore[arg-type]
         except NoRoomError:
             return
         for step in steps:
             self.perform(step)
-        self.store.commit(block_id(number), tier, INFO, PART)  # type: ignore[arg-type]
+        self.store.commit(block_id(number), room, INFO, PART)
 
     @rule(tier=st.sampled_from([HOST, DISK]))
     def begin_to_make_room(self, tier: object) -> None:
         try:
-            self.steps += self.store.reserve(tier, PART.octets, self.now)  # type: ignore[arg-type]
+            room, steps = self.store.reserve(tier, PART.octets, self.now)  # type: ignore[arg-type]
         except NoRoomError:
             return
-        self.reserved[tier] += 1  # type: ignore[index]
+        self.steps += steps
+        self.reserved.append(room)
 
     @precondition(lambda self: self.steps)
     @rule(done=st.booleans())
@@ -232,13 +233,17 @@ class LeasesAndEvictions(RuleBasedStateMachine):
             self.perform(step)
         else:
             self.store.stays(step)
-            self.store.release(step.tier, PART.octets)
-            self.reserved[step.tier] -= 1
+            room = next(each for each in self.reserved if each.tier is step.tier)
+            room.release()
+            self.reserved.remove(room)
 
     def perform(self, step: Step) -> None:
-        if step.demote_to is not None:
-            self.store.moved(step.block, step.demote_to, PART)
-        elif step.withdraw:
+        if not self.store.applies(step):
+            self.store.stays(step)
+            return
+        if step.demotion is not None:
+            assert self.store.moved(step.block, step.demotion, step.part)
+        elif self.store.only_here(step):
             assert not self.covered(step.block), "a leased block was to be evicted"
         self.store.dropped(step)
 
@@ -304,9 +309,8 @@ class LeasesAndEvictions(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.steps:
             self.end_making_room(True)
-        for tier, count in self.reserved.items():
-            for _ in range(count):
-                self.store.release(tier, PART.octets)  # type: ignore[arg-type]
+        for room in self.reserved:
+            room.release()
         assert all(not room.reserved and not room.leaving for room in rooms_of(self.store).values())
 
 

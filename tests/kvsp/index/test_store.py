@@ -178,9 +178,10 @@ def test_a_killed_process_leaves_a_whole_sqlite_file(tmp_path: Path) -> None:
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def test_a_file_that_is_no_index_is_refused_with_advice(tmp_path: Path) -> None:
+def test_the_file_of_another_version_is_refused_with_advice(tmp_path: Path) -> None:
     path = tmp_path / "index.db"
-    path.write_bytes(b"not a database, but long enough to be looked at" * 10)
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA user_version = 999")
     with pytest.raises(StoreError, match=r"index\.db.*can be removed"):
         SqliteStore(path)
 
@@ -260,3 +261,43 @@ def test_a_server_that_restarts_empty_is_used_again_without_a_restart_of_the_ind
         assert store.put([entry(2)], NOW) == [True]
         assert store.delete_holder(H1, None) == 1
         store.close()
+
+
+def _sqlite(path: Path) -> SqliteStore:
+    return SqliteStore(path, StoreLimits())
+
+
+@pytest.mark.parametrize("size", [100, 5000, 40_000])
+def test_a_damaged_file_is_set_aside_and_the_index_starts_empty(
+    tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "index.db"
+    with closing(_sqlite(path)) as store:
+        store.put([entry(number) for number in range(100)], NOW)
+    path.write_bytes(b"rotten octets!" * (size // 14))
+    with closing(_sqlite(path)) as store:
+        assert store.damaged == 1 and store.counts().records == 0
+        assert store.put([entry(1)], NOW) == [True]
+    assert (tmp_path / "index.db.damaged").read_bytes().startswith(b"rotten")
+    assert "starts empty" in caplog.text
+    with closing(_sqlite(path)) as store:
+        assert store.damaged == 0 and store.counts().records == 1
+
+
+def test_damage_that_is_found_later_costs_one_request_and_the_records(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    with closing(_sqlite(path)) as store:
+        store.put([entry(number) for number in range(3000)], NOW)
+    octets = bytearray(path.read_bytes())
+    for at in range(8192 * 8, len(octets), 8192):  # the pages, not the first ones of the schema
+        octets[at : at + 200] = bytes([0x55]) * 200
+    path.write_bytes(octets)
+    with closing(_sqlite(path)) as store:
+        keys = [key(number) for number in range(3000)]
+        if not store.damaged:
+            with pytest.raises(StoreError, match="started empty"):
+                store.get(SCOPE, COMPAT, keys, NOW)
+        assert store.damaged == 1
+        assert store.get(SCOPE, COMPAT, keys[:1], NOW) == [[]]
+        assert store.put([entry(1)], NOW) == [True]
+        assert len(store.get(SCOPE, COMPAT, [key(1)], NOW)[0]) == 1

@@ -119,7 +119,7 @@ async def test_the_ready_line_names_roles_as_the_option_does(capsys):
 
 def test_the_table_names_of_the_settings_and_an_example_are_in_the_help():
     help_text = " ".join(CliRunner().invoke(program, ["--help"]).output.split())
-    assert "listen, peers, holder, index, controller, instance" in help_text
+    assert "listen, peers, http, holder, index, controller, instance" in help_text
     assert "kvsp-server --dev --roles index,controller,holder" in help_text
     assert "Exit code: 0 ended by SIGTERM" in help_text
 

@@ -533,7 +533,7 @@ def test_a_data_stream_whose_header_does_not_come_is_stopped_after_a_while(data)
     client.session.tick(4)
     assert stream not in client.stopped
     client.session.tick(6)
-    assert stream in client.stopped and client.session.data_streams.dropped == 1
+    assert stream in client.stopped and client.session.counters.streams_dropped == 1
     assert client.session.state is SessionState.ESTABLISHED and len(client.session.clock) == 0
 
 

@@ -133,14 +133,6 @@ def test_a_peer_that_stays_after_goaway_is_closed_with_goaway_timeout():
     assert 5 <= simulation.now - 100 <= 6.5
 
 
-def test_a_path_that_carries_less_than_configured_fails_with_a_reason():
-    simulation = Simulation(path=Path(mtu=1400))
-    server = simulation.serve("publisher", Publisher(), max_datagram_size=1452)
-    client = simulation.connect("subscriber", server, wait=False, max_datagram_size=1452)
-    assert simulation.run(lambda: client.session.closed is not None)
-    assert "handshake" in client.session.closed.reason
-
-
 def test_requests_cancelled_while_everything_is_in_flight_leave_nothing():
     store = track(40, 4, size=1500, ended=False)
     path = Path(latency=0.05, bandwidth=150_000, loss=0.05, reorder=0.2)
@@ -225,23 +217,6 @@ def test_every_request_is_answered_when_each_datagram_is_repeated_and_late():
     assert len(refused) == 20 and all(refused)
     assert_clean(client.session)
     assert_clean(server.session)
-
-
-@pytest.mark.parametrize("alpn", [("moqt-22",), ("h3",)])
-@pytest.mark.parametrize(("size", "mtu"), [(1452, 1300), (8952, 1452), (8952, 1200)])
-def test_a_path_that_begins_to_carry_less_is_noticed(alpn, size, mtu, caplog):
-    """Small packets still pass, so that no time-out ends the connection."""
-    simulation, server, client = served(track(20, 4, size=5000), alpn=alpn, max_datagram_size=size)
-    simulation.path = Path(mtu=mtu)
-    got = Collector()
-    client.session.fetch(NAME, got)
-    assert simulation.run(lambda: len(got.locations) == 80, limit=5)
-    assert server.end.transport.counters.paths_narrowed == 1
-    host, port = client.address
-    assert [r.getMessage() for r in caplog.records] == [
-        f"the path to {host}:{port} no longer carries packets of {size} octets "
-        "(max_datagram_size): the connection goes on with 1200"
-    ]
 
 
 def test_the_event_log_of_a_connection_has_the_events_of_quic_and_of_moqt_in_their_order(tmp_path):

@@ -601,7 +601,7 @@ def test_what_is_held_for_unknown_aliases_is_bounded_in_octets():
     for alias in range(5):
         client.send_uni(subgroup(alias, 0, b"x" * 400))
     assert client.session.data_streams.held_octets <= 1000
-    assert client.session.data_streams.dropped == 3
+    assert client.session.counters.streams_dropped == 3
     assert client.session.state is SessionState.ESTABLISHED
 
 

@@ -22,6 +22,7 @@ class Account:
     def __init__(self, budget=1 << 60):
         self.left = budget
         self.intervals = 0
+        self.refused = []
 
     def room(self, octets):
         return self.left - self.intervals * octets >= octets
@@ -30,6 +31,11 @@ class Account:
 
     def count_intervals(self, more):
         self.intervals += more
+
+    def count_properties(self, more): ...
+
+    def count_refused(self, limit):
+        self.refused.append(limit)
 
 
 def held(limit=8, account=None):
@@ -132,15 +138,18 @@ def test_declared_gaps_are_bounded_and_a_forgotten_one_makes_no_track_malformed(
     for n in range(100):
         put(store, 0, 4 * n + 2, with_gaps(b"", Gaps(objects=1)))
     assert len(store.knowledge.gaps) == 8 and account.intervals == store.knowledge.billed == 8
+    assert account.refused == [8] * 92
     put(store, 0, 4 * 50 + 1)  # what was forgotten may come
     assert Location(0, 4 * 50 + 1) in store.known
 
 
 def test_without_room_nothing_is_learned_but_where_the_track_ends():
-    store = held(account=Account(0))
+    account = Account(0)
+    store = held(account=account)
     assert not store.mark_nonexistent(Location(0, 0), Location(0, 5))
     store.set_end_of_group(Location(1, 3))
     assert len(store.known) == 0 and store.knowledge.refused == 2
+    assert account.refused == [0, 0], "for want of room, not at the limit of the track"
     store.set_end_of_track(Location(2, 0))
     assert Location(2, 0) in store.known
 

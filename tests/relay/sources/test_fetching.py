@@ -472,3 +472,35 @@ def test_what_a_fetch_brings_puts_no_live_subscriber_too_far_behind():
     assert reader.payloads == everything(50)
     assert star.relay.numbers().deliveries.too_far_behind == 0
     assert live.done is None and not live.normal
+
+
+def test_a_range_that_is_full_of_holes_is_fetched_a_few_at_a_time_and_all_of_it_comes():
+    star = Star(linger=100)
+    star.publisher(track(1, objects=400, ended=True))
+    pair = star.connect()
+    for n in range(0, 400, 2):
+        star.fetch(pair, (0, n), (0, n))
+    track_, wanted = star.relay.tracks[NAME], (Location(0, 0), Location(0, 399))
+    assert track_.ranges.want(*wanted)
+    assert len(track_.ranges.queue) <= relay.sources.missing.MAX_WANTED
+    while track_.store.first_unknown(*wanted) is not None:
+        star.run()
+        assert track_.ranges.want(*wanted)
+    assert star.fetch(pair, (0, 0), (0, 399)).payloads == everything(1, objects=400)
+
+
+def test_readers_of_more_than_may_wait_to_be_fetched_all_get_theirs(monkeypatch):
+    monkeypatch.setattr(relay.sources.missing, "MAX_QUEUED", 5)
+    star = Star(max_fetches_per_track=1)
+    star.publisher(track(1, objects=40, ended=True))
+    pair, collectors = star.connect(), []
+    for n in range(40):
+        collectors.append(Collector())
+        chosen = Parameters(location_filter=LocationFilter.range(Location(0, n), Location(0, n)))
+        pair.client.fetch(NAME, collectors[-1], chosen)
+    waiting = []
+    while star.step():
+        waiting += [len(each.ranges.queue) for each in star.relay.tracks.values()]
+    assert max(waiting) == 5
+    for n, collector in enumerate(collectors):
+        assert collector.payloads == {Location(0, n): payload(0, n)}

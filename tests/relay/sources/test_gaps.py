@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.track.knowledge import INTERVAL_OCTETS
+from moqt.track.knowledge import INTERVAL_OCTETS, PROPERTY_OCTETS
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, RequestErrorCode
 from moqt.values.messages import KeyValue, LocationFilter, Parameters
@@ -39,7 +39,7 @@ def test_a_growing_object_past_its_duration_goes_on_to_who_reads_it_and_is_begun
     assert reader.payloads == late.payloads == {Location(0, 0): b"a" * 1000}
     assert reader.repeated == late.repeated == []
     [fresh] = relay.tracks[NAME].store.objects()
-    assert relay.cache.billed == 1000 + OBJECT_OVERHEAD and fresh.complete
+    assert relay.cache.billed == relay.cache.properties + 1000 + OBJECT_OVERHEAD and fresh.complete
     assert not relay.tracks[NAME].filling.bringing and relay.tracks[NAME].store.octets == 1000
 
 
@@ -52,7 +52,8 @@ def test_a_growing_object_past_its_duration_that_is_cut_leaves_nothing_behind():
     star.pass_time(3)
     star.kill(publisher)
     assert reader.parts == 400 and reader.payloads == {}
-    assert star.relay.cache.billed == 0 and star.relay.cache.octets == 0
+    cache = star.relay.cache
+    assert cache.billed == cache.properties == PROPERTY_OCTETS and cache.octets == 0
 
 
 def test_an_object_that_comes_after_it_was_declared_non_existent_is_dropped_and_counted():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from moqt.track.knowledge import INTERVAL_OCTETS
@@ -40,7 +42,7 @@ def alternating(count):
     return store
 
 
-def test_an_answer_of_markers_costs_no_more_than_its_track_may():
+def test_an_answer_of_markers_costs_no_more_than_its_track_may(caplog):
     star = Star(max_intervals_per_track=50, linger=0, cache_octets=100_000)
     star.publisher(alternating(2000))
     pair = star.connect()
@@ -50,6 +52,10 @@ def test_an_answer_of_markers_costs_no_more_than_its_track_may():
     cache, held = star.relay.cache, star.relay.tracks[NAME].store
     assert len(held.known) <= 50 + 1 and held.knowledge.refused > 900
     assert cache.intervals == held.knowledge.billed <= 50
+    assert cache.intervals_refused == held.knowledge.refused
+    assert [r.levelno for r in caplog.records if "max_intervals_per_track" in r.getMessage()] == [
+        logging.WARNING
+    ]
     assert cache.intervals * INTERVAL_OCTETS < cache.billed <= cache.budget
     # Nothing is said not to exist that may, nothing to be unknown that came.
     assert collector.payloads == {Location(0, 2000): payload(0, 2000)}

@@ -99,6 +99,11 @@ async def test_blocks_survive_a_restart(tmp_path: Path) -> None:
     assert again.index.lists(block_id(1)) and again.index.lists(block_id(2))
 
 
+def quarantined(root: Path) -> list[str]:
+    """The files that were damaged."""
+    return [name for name in files_below(root) if name.startswith("quarantine/")]
+
+
 async def _kill_at(root: Path, at: int, during: bool) -> bool:
     """Store block 2 beside block 1, dying at a step; whether it died at all."""
     files = Mortal(0, during=during)
@@ -206,7 +211,7 @@ Damage = Callable[[Path], Any]
         lambda path: path.write_bytes(path.read_bytes()[1:]),
     ],
 )
-async def test_partial_and_garbage_files_are_removed_at_start_up(
+async def test_damaged_files_are_quarantined_and_what_a_crash_left_removed_at_start_up(
     tmp_path: Path, damage: Damage
 ) -> None:
     world = await world_on(tmp_path)
@@ -216,7 +221,8 @@ async def test_partial_and_garbage_files_are_removed_at_start_up(
     (tmp_path / "incoming" / "left").write_bytes(b"half")
     (tmp_path / "blocks" / "notes.txt").write_text("x")
     again = await world_on(tmp_path)
-    assert files_below(tmp_path) == [part_name(block_id(2))]
+    (kept,) = quarantined(tmp_path)
+    assert files_below(tmp_path) == sorted([part_name(block_id(2)), kept])
     assert (await again.get(1)).status == 404
     assert (await again.get(2)).status == 200
 
@@ -243,12 +249,31 @@ async def test_what_no_longer_fits_the_budget_is_removed_at_start_up(tmp_path: P
     assert len(files_below(tmp_path)) == 2
 
 
+class Unreadable(Files):
+    """A disk on which some files, `names` below its root, cannot be opened."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+        self.names: set[str] = set()
+
+    def open(self, path: Path) -> int:
+        if any(path.as_posix().endswith(name) for name in self.names):
+            raise OSError(self.error, os.strerror(self.error))
+        return super().open(path)
+
+
 class Full(Files):
-    """A disk with room for `octets` more."""
+    """A disk with room for `octets` more; what is removed below `root` makes room."""
 
     def __init__(self, octets: int, error: int = errno.ENOSPC) -> None:
         self.octets = octets
         self.error = error
+        self.root: Path | None = None
+
+    def unlink(self, path: Path) -> None:
+        if self.root is not None and path.exists():
+            self.octets += path.stat().st_size
+        super().unlink(path)
 
     def write(self, descriptor: int, octets: memoryview) -> int:
         written = super().write(descriptor, octets[: max(0, self.octets)] or b"")  # type: ignore[arg-type]
@@ -284,6 +309,124 @@ async def test_a_full_or_broken_disk_is_507_or_503_with_retry_after_and_nothing_
     assert (await world.put(1)).status == 201
 
 
+async def test_a_disk_that_is_full_before_its_budget_loses_the_oldest_and_goes_on_storing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Full(1 << 20)
+    world = await world_on(tmp_path, files)
+    trailers = 700
+    files.octets = 3 * (OCTETS + trailers)
+    files.root = tmp_path
+    for number in range(8):
+        assert (await world.put(number)).status == 201
+        assert (await world.get(number)).status == 200
+    store = world.holder.store
+    assert {*store.blocks()} < {block_id(number) for number in range(4, 8)}
+    assert store.counters.shrunk[DISK] >= 1 and store.counters.stores_rejected == {}
+    limit = store.limit(DISK)
+    assert limit is not None and limit < 4 * OCTETS and store.budget(DISK) == 10 * OCTETS
+    warnings = [each for each in caplog.records if "full before its budget" in each.message]
+    assert [each.levelname for each in warnings].count("WARNING") == 1
+    # room comes back: the budget is whole again after some time
+    files.octets = 1 << 30
+    for number in range(8, 60):
+        world.clock.now += 11
+        assert (await world.put(number)).status == 201
+    assert store.limit(DISK) == 10 * OCTETS and len(store) == 10
+    assert "has room for its whole budget again" in caplog.text
+
+
+async def test_a_full_disk_starts_serves_what_is_there_and_takes_new_blocks(
+    tmp_path: Path,
+) -> None:
+    world = await world_on(tmp_path)
+    for number in range(3):
+        assert (await world.put(number)).status == 201
+    files = Full(0)
+    files.root = tmp_path
+    again = await world_on(tmp_path, files)
+    for number in range(3):
+        assert (await again.get(number)).body == octets(container(number))
+    assert (await again.put(3)).status == 201
+    assert len(again.holder.store) < 4 and block_id(3) in again.holder.store
+
+
+async def test_a_disk_that_is_smaller_than_the_budget_is_not_filled_to_the_brim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = os.statvfs(tmp_path)
+    values = list(about)
+    values[0], values[1], values[4] = 1, 1, 2 * OCTETS + 10  # f_bsize, f_frsize, f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    world = await world_on(tmp_path)
+    assert world.holder.store.limit(DISK) == 2 * OCTETS + 10
+    for number in range(4):
+        assert (await world.put(number)).status == 201
+    assert len(world.holder.store) == 2
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EISDIR])
+async def test_a_file_that_cannot_be_read_is_a_miss_and_its_record_withdrawn(
+    tmp_path: Path, error: int
+) -> None:
+    files = Unreadable(error)
+    world = await world_on(tmp_path, files)
+    for number in (1, 2):
+        await world.put(number)
+    await world.publisher.step()
+    files.names = {part_name(block_id(1))}
+    answer = await world.get(1)
+    assert (answer.status, answer.json["reason"]) == (404, "lost")
+    assert not world.index.lists(block_id(1)) and world.index.lists(block_id(2))
+    assert world.holder.store.counters.lost == world.holder.store.counters.quarantined == 1
+    assert (await world.get(2)).status == 200
+    files.names = set()
+    assert (await world.put(1)).status == 201
+    assert (await world.get(1)).body == octets(container(1))
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EISDIR])
+async def test_a_file_that_cannot_be_read_stops_no_start(tmp_path: Path, error: int) -> None:
+    world = await world_on(tmp_path)
+    for number in (1, 2):
+        await world.put(number)
+    files = Unreadable(error)
+    files.names = {part_name(block_id(1))}
+    disk = DiskTier(tmp_path, files=files)
+    again = make_world([(disk, 10 * OCTETS)])
+    await again.holder.start()
+    assert list(again.holder.store.blocks()) == [block_id(2)]
+    assert disk.damaged == 1 and len(quarantined(tmp_path)) == 1
+
+
+async def test_too_few_descriptors_are_no_fault_of_the_file(tmp_path: Path) -> None:
+    files = Unreadable(errno.EMFILE)
+    world = await world_on(tmp_path, files)
+    await world.put(1)
+    files.names = {part_name(block_id(1))}
+    answer = await world.get(1)
+    assert (answer.status, "retry-after" in answer.headers) == (503, True)
+    files.names = set()
+    assert (await world.get(1)).status == 200
+
+
+async def test_the_quarantine_keeps_the_newest_and_no_more_than_its_octets(tmp_path: Path) -> None:
+    world = await world_on(tmp_path, quarantine_octets=3 * OCTETS)
+    names = []
+    for number in range(6):
+        await world.put(number)
+        os.truncate(tmp_path / part_name(block_id(number)), OCTETS - 1)
+        assert (await world.get(number)).status == 404
+        names.append(block_id(number).block_key.hex())
+    kept = {Path(name).name.partition(".")[0] for name in quarantined(tmp_path)}
+    assert kept == set(names[3:])
+    small = await world_on(tmp_path / "small", quarantine_octets=0)
+    await small.put(1)
+    os.truncate(tmp_path / "small" / part_name(block_id(1)), OCTETS - 1)
+    assert (await small.get(1)).status == 404
+    assert files_below(tmp_path / "small") == []
+
+
 async def test_a_holder_that_loses_leased_data_to_a_fault_must_withdraw_the_record_first(
     tmp_path: Path,
 ) -> None:
@@ -306,7 +449,8 @@ async def test_a_file_cut_short_under_the_holder_is_404_too(tmp_path: Path) -> N
         await world.put(number)
         os.truncate(tmp_path / part_name(block_id(number)), size)
         assert (await world.get(number)).status == 404
-    assert files_below(tmp_path) == []
+    assert files_below(tmp_path) == quarantined(tmp_path)
+    assert world.holder.store.counters.quarantined == 2
 
 
 async def test_a_read_that_began_ends_well_although_the_block_is_evicted(tmp_path: Path) -> None:

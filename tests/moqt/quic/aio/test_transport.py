@@ -242,7 +242,7 @@ def test_data_that_nobody_reads_leaves_the_credit_that_messages_need() -> None:
 
 def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aioquic_connection, "KEY_UPDATE_PACKETS", 500)
-    pair = Pair()
+    pair = Pair(quic_config(max_datagram_size=1200))
     transfer(pair, 4 * MIB)
     assert pair.client.probe.connection.key_updates >= 3
     assert not pair.client.record.closed and not pair.server.record.closed

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 
-ROUNDS = 3
+ROUNDS = 2
 """Round trips in which large packets were lost and none arrived ..."""
 PACKETS = 6
 """... and how many of them, before it is no accident."""
@@ -30,9 +30,12 @@ class BlackHole:
         """Whether acknowledgements matter."""
         return self._packets > 0
 
-    def lost(self, packets: Iterable[tuple[float, int]], now: float) -> bool:
-        """Take the (time of sending, octets) of packets found lost; whether it is a black hole."""
-        large = [packet for packet in packets if packet[1] > MIN_DATAGRAM_SIZE]
+    def lost(self, packets: Iterable[tuple[float, int]], now: float, size: int) -> bool:
+        """Take the (time of sending, octets) of packets found lost; whether it is a black hole.
+
+        Packets larger than `size`, which packets have now, are of an earlier time: no evidence.
+        """
+        large = [packet for packet in packets if MIN_DATAGRAM_SIZE < packet[1] <= size]
         if not large:
             return False
         smallest = min(size for _, size in large)

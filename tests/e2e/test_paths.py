@@ -1,0 +1,66 @@
+"""A KV cache comes over networks: real programs, with `python -m tools.path` between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import Process, Relay, relay
+
+
+@contextmanager
+def path_to(hub: Relay, directory: Path, *options: str) -> Iterator[Process]:
+    """From here on, whoever uses `hub` does it through a network; its statistics at the end."""
+    to = hub.url.removeprefix("moqt://")
+    command = [sys.executable, "-m", "tools.path", "--listen", "127.0.0.1:0", "--to", to, "--json"]
+    process = Process(directory, "path", *command, *options)
+    hub.url = "moqt://" + process.wait_for(r"ready on (\S+:\d+)\n")[1]
+    yield process
+    process.popen.terminate()
+    process.finish()
+
+
+def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_changes(
+    cache, tmp_path
+):
+    vices = "--delay 10ms --jitter 5ms --loss 2% --burst 0.1%x4 --reorder 5% --duplicate 2%"
+    with relay(tmp_path) as hub:
+        producer = hub.produce(cache)
+        with path_to(hub, tmp_path, *vices.split(), "--rebind", "500ms") as network:
+            consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50")
+            hub.reaches(downstream_subscriptions=3)
+            time.sleep(0.5)  # its next datagram, an acknowledgment, comes from another address
+            producer.say(cache.objects)
+            consumer.finish()
+        cache.check(tmp_path / "out")
+        assert hub.metric("quic_path_changes_total") >= 1
+        told = network.json()
+        assert told["rebound"] >= 1
+        assert told["down"]["forwarded"] > 0
+
+
+@pytest.mark.parametrize("mtu", ["1200", "1300"])
+def test_programs_at_their_defaults_work_where_no_longer_datagram_passes(mtu, cache, tmp_path):
+    with relay(tmp_path) as hub:
+        producer = hub.produce(cache)
+        producer.say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "5ms", "--mtu", mtu) as network:
+            hub.subscribe(cache, tmp_path / "out", "--timeout", "50").finish()
+        cache.check(tmp_path / "out")
+        assert network.json()["down"]["forwarded"] > 0
+
+
+def test_the_bench_of_paths_measures_a_path(tmp_path):
+    command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "2"]
+    process = Process(tmp_path, "bench", *command, "--paths", "lan", "--again", "--seconds", "40")
+    (row,) = json.loads(process.finish(deadline=110).stdout)
+    assert row["path"] == "lan" and "failed" not in row["kvcs"]
+    assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
+    assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
+    assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)

@@ -1,0 +1,259 @@
+"""`make bench-paths`: what networks cost, with a UDP proxy for the network, in one run.
+
+For each path: a KV cache through our relay to a consumer behind the path, every check made
+(publisher and relay are on this side of it); raw QUIC streams of ours; and, where it is installed,
+aiomoqt's publisher server to its subscriber, without a relay and without checks, for as long as our
+retrieval took, and at least 3 s. MB are 10^6 octets of payload. Connections stand before the clock
+starts, but for aiomoqt's subscriber. What is not done within --seconds counts with what came until
+then.
+
+aiomoqt is looked for where `python -m interop.peers` installs it, or in --aiomoqt FOLDER.
+
+    python -m tools.bench_paths
+    python -m tools.bench_paths --quick --paths "100 ms;lte"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path as FilePath
+from typing import Any
+
+from interop.peers import AIOMOQT
+from interop.processes import LOOPBACK, Program, ProgramFailed, free_port
+from moqt.quic.certificates import make_self_signed
+from tools import bench, bench_raw
+from tools.path.link import Link, Path
+from tools.path.profiles import PROFILES
+from tools.path.proxy import Proxy, Route
+
+LONG = 0.05
+"""Seconds one way of the paths of 100 ms."""
+NARROW = Path(latency=LONG, bandwidth=20e6, queue=4_000_000, loss=0.01)
+PATHS: dict[str, tuple[Path, Path]] = {
+    "no delay": (Path(latency=0.0),) * 2,
+    "100 ms": (Path(latency=LONG),) * 2,
+    "100 ms, 0.1 %": (Path(latency=LONG, loss=0.001),) * 2,
+    "100 ms, 1 %": (Path(latency=LONG, loss=0.01),) * 2,
+    "20 ms, 2 %": (Path(latency=0.01, loss=0.02),) * 2,
+    "20 ms, reordering": (Path(latency=0.01, reorder=0.3, reorder_by=0.01),) * 2,
+    "20 MB/s, 100 ms, 1 %": (NARROW,) * 2,
+    **PROFILES,
+}
+"""Up from the consumer and down to it."""
+COLUMNS = ("kvcs", "raw", "aiomoqt")
+LEAST_PEER_SECONDS = 3
+BUSY = 0.01
+"""Seconds: with a proxy that was later than that, the host was too busy for the figures."""
+
+
+@contextmanager
+def through(port: int, up: Path, down: Path, seed: int) -> Iterator[tuple[Proxy, Route]]:
+    """A proxy before `port`, whose clients are at the upper end of `up`."""
+    proxy = Proxy()
+    route = proxy.add((LOOPBACK, 0), (LOOPBACK, port), up, down, seed=seed)
+    with proxy:
+        yield proxy, route
+
+
+def told(proxy: Proxy, link: Link) -> dict[str, Any]:
+    """What is to be said of a run's network: `link` carried the data."""
+    (statistics_of,) = proxy.statistics()
+    bandwidth, latency = link.path.bandwidth, link.path.latency
+    found: dict[str, Any] = {
+        "dropped": link.lost,
+        "late_max_ms": statistics_of["late_max_ms"],
+        "lost_by_host": sum(statistics_of["proxy_dropped"].values()),
+    }
+    if bandwidth is not None and latency:
+        found["queue_bdp"] = link.queue_max / (bandwidth * 2 * latency)
+    return found
+
+
+def run_kvcs(options: argparse.Namespace, up: Path, down: Path, seed: int) -> dict[str, Any]:
+    """Through a relay that has nothing cached; with `--again`, its cache to the same site."""
+    with bench.relay(options) as (_, url), bench.role(options, "publish", url) as publisher:
+        publisher.line()
+        with through(int(url.rpartition(":")[2]), up, down, seed) as (proxy, route):
+            far = f"moqt://{LOOPBACK}:{route.address[1]}"
+            (run,) = bench.consume(options, far, 1)
+            found = {
+                "mb_s": run["octets"] / run["seconds"] / 1e6,
+                "seconds": run["seconds"],
+                "layers": run["layers"],
+                "first_layer": run["first_layer"],
+                **told(proxy, route.down),
+            }
+            if options.again and not run["failed"]:
+                (again,) = bench.consume(options, far, 1)
+                found["first_layer_again"] = again["first_layer"]
+    if run["failed"]:
+        found["failed"] = f"{run['layers']} of {bench.LAYERS} layers: {run['failed']}"
+    return found
+
+
+def run_raw(options: argparse.Namespace, up: Path, down: Path, seed: int) -> dict[str, Any]:
+    """Here the sender is the client: the data goes up, over the path that leads down."""
+    with ExitStack() as stack:
+        proxies: list[tuple[Proxy, Route]] = []
+
+        def via(port: int) -> int:
+            proxies.append(stack.enter_context(through(port, down, up, seed)))
+            return int(proxies[0][1].address[1])
+
+        try:
+            run = bench_raw.measure(
+                "ours", options.size, options.megabytes, via=via, limit=options.limit
+            )
+            found = {"mb_s": run["mb_s"]}
+        except subprocess.TimeoutExpired:
+            octets = proxies[0][1].up.octets
+            found = {
+                "mb_s": octets / options.limit / 1e6,
+                "failed": f"not done in {options.limit:g} s",
+            }
+        proxy, route = proxies[0]
+        return found | told(proxy, route.up)
+
+
+def run_aiomoqt(
+    options: argparse.Namespace, up: Path, down: Path, seed: int, seconds: float
+) -> dict[str, Any]:
+    """Its publisher server and subscriber, with its BBR and no bound on what it queues."""
+    programs, port = options.aiomoqt / "bin", free_port()
+    server: list[str | FilePath] = [programs / "moq-pub-server", "--bind", LOOPBACK, "-Q"]
+    server += ["-p", str(port), "--draft", "22", "-T", "track", "--cc-algo", "bbr"]
+    server += ["-s", str(bench.OBJECT), "-g", "128", "-P", "4"]
+    server += ["--max-inflight-bytes", "0", "--max-queued-bytes", "0"]
+    server += ["--cert", options.certs / "cert.pem", "--key", options.certs / "key.pem"]
+    lasts = round(min(max(seconds, LEAST_PEER_SECONDS), options.limit))
+    with Program("aiomoqt-publisher", server, options.certs) as publisher:
+        publisher.wait_for("ready on")
+        with through(port, up, down, seed) as (proxy, route):
+            client: list[str | FilePath] = [programs / "moq-sub-bench", "-k", "--draft", "22"]
+            client += ["-T", "track", "-t", str(lasts), "--no-stats"]
+            client.append(f"moqt://{LOOPBACK}:{route.address[1]}")
+            with Program("aiomoqt-subscriber", client, options.certs) as subscriber:
+                subscriber.wait(lasts + 60)
+                active = subscriber.wait_for(r"\(([\d.]+)s active", 1)
+                octets = subscriber.wait_for(r"Bytes:\s+([\d,]+)", 1)
+            return {
+                "mb_s": int(octets[1].replace(",", "")) / float(active[1]) / 1e6,
+                **told(proxy, route.down),
+            }
+
+
+def attempt(run: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """A figure that cannot be had is told, and the others are measured."""
+    try:
+        return run(*arguments)
+    except (RuntimeError, ProgramFailed, OSError) as error:
+        return {"mb_s": 0.0, "failed": str(error)}
+
+
+def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """One row: the medians of `--repeat` runs of each column, one after the other."""
+    up, down = PATHS[name]
+    runs: dict[str, list[dict[str, Any]]] = {column: [] for column in COLUMNS}
+    for seed in range(1, options.repeat + 1):
+        kvcs = attempt(run_kvcs, options, up, down, seed)
+        runs["kvcs"].append(kvcs)
+        runs["raw"].append(attempt(run_raw, options, up, down, seed))
+        if options.aiomoqt is not None:
+            lasts = kvcs.get("seconds", 0.0)
+            runs["aiomoqt"].append(attempt(run_aiomoqt, options, up, down, seed, lasts))
+    row: dict[str, Any] = {"path": name}
+    for column, found in runs.items():
+        if found:
+            row[column] = sorted(found, key=lambda run: float(run["mb_s"]))[len(found) // 2] | {
+                "mb_s": statistics.median(run["mb_s"] for run in found)
+            }
+    if down.bandwidth is not None:
+        row["filled"] = row["kvcs"]["mb_s"] * 1e6 / down.bandwidth
+    return row
+
+
+def ratio(row: dict[str, Any], of: str) -> str:
+    theirs = row.get(of, {}).get("mb_s")
+    return f"{row['kvcs']['mb_s'] / theirs:.2f}x" if theirs else "-"
+
+
+def show(row: dict[str, Any]) -> None:
+    kvcs = row["kvcs"]
+    cells = [f"{row[column]['mb_s']:.1f}" if column in row else "-" for column in COLUMNS]
+    first, again = kvcs.get("first_layer"), kvcs.get("first_layer_again")
+    cells += [ratio(row, "aiomoqt"), ratio(row, "raw")]
+    cells += ["-" if each is None else f"{each:.2f} s" for each in (first, again)]
+    cells.append(f"{row['filled']:.0%}" if "filled" in row else "-")
+    cells.append(f"{kvcs['queue_bdp']:.2f}" if "queue_bdp" in kvcs else "-")
+    print(f"{row['path']:22}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    for column in COLUMNS:
+        run = row.get(column, {})
+        if "failed" in run:
+            print(f"    {column}: {run['failed']}")
+        if run.get("lost_by_host") or run.get("late_max_ms", 0) > 1000 * BUSY:
+            print(
+                f"    {column}: the host was busy: the proxy was up to {run['late_max_ms']:.0f} ms "
+                f"late and its sockets lost {run['lost_by_host']} datagrams"
+            )
+
+
+def find_aiomoqt(folder: FilePath | None) -> FilePath | None:
+    found = folder or AIOMOQT.folder
+    return found if (found / "bin" / "moq-pub-server").exists() else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--paths", default=";".join(PATHS), help="which rows, by ';'")
+    parser.add_argument("--size", type=int, default=1452, help="datagram size")
+    parser.add_argument("--megabytes", type=int, help="payload of each run (134)")
+    parser.add_argument("--seconds", type=float, help="that a run may take (90)")
+    parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
+    parser.add_argument("--again", action="store_true", help="a second retrieval for each path")
+    parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
+    parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
+    options = parser.parse_args()
+    names = [name.strip() for name in options.paths.split(";") if name.strip()]
+    if unknown := [name for name in names if name not in PATHS]:
+        parser.error(f"no such path: {'; '.join(unknown)} (there are {'; '.join(PATHS)})")
+    options.megabytes = options.megabytes or (16 if options.quick else 134)
+    options.limit = options.seconds or (20.0 if options.quick else 90.0)
+    if options.aiomoqt is not None and find_aiomoqt(options.aiomoqt) is None:
+        parser.error(f"no aiomoqt in {options.aiomoqt} (bin/moq-pub-server is not there)")
+    options.aiomoqt = find_aiomoqt(options.aiomoqt)
+    if options.aiomoqt is None:
+        print(
+            f"{AIOMOQT.package} {AIOMOQT.version} is not installed: its column stays empty "
+            "(python -m interop.peers installs it)",
+            file=sys.stderr,
+        )
+    titles = ("kvcs MB/s", "raw MB/s", "aiomoqt", "vs aiomoqt", "vs raw", "1st layer", "again")
+    titles += ("of rate", "queue BDP")
+    if not options.json:
+        print(f"{options.megabytes} MB, datagrams of {options.size:,} octets")
+        print(f"{'':22}" + "".join(f"{title:>11}" for title in titles), flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        options.certs = FilePath(folder)
+        make_self_signed(options.certs)
+        for name in names:
+            rows.append(measure(options, name))
+            if not options.json:
+                show(rows[-1])
+    if options.json:
+        print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
