@@ -277,7 +277,11 @@ def test_what_is_retrieved_is_the_true_cache_of_the_longest_prefix_that_somebody
                 fallback=Fallback(client, after=5, relay=RELAY),
             )
             if wholes:
-                check((await collect(consumer))[-LAYERS:], max(wholes))
+                layers = (await collect(consumer))[-LAYERS:]
+                blocks = consumer.stats.blocks
+                check(layers, blocks)
+                # where many that are dead share a prefix, a shorter one may have its turn first
+                assert blocks in wholes if announced_many_times in wrongs else blocks == max(wholes)
             else:
                 # one that stands still for good ends with the time that is allowed
                 consumer = link.consumer(discovery=listing, patience=0.05, timeout=0.5)
