@@ -21,6 +21,7 @@ from kvcs.programs.common import (
     IDLE_TIMEOUT,
     Cafile,
     Compat,
+    Congestion,
     KeylogFile,
     Mtu,
     QlogDir,
@@ -59,6 +60,7 @@ from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 
@@ -111,6 +113,7 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
+    congestion: Congestion = Algorithm.BBR,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -147,6 +150,7 @@ def command(
         quic = QuicConfig(
             cafile=cafile,
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

@@ -323,7 +323,7 @@ class Consumer:
                 if self._path is not None:
                     self._path.stop()
                 retrieval.close()
-                self.stats.packet_octets = entrant.dialled.result().packet_sizes[1]
+                self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
 
     async def _choose(self) -> Entrant:

