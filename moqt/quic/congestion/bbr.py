@@ -107,7 +107,6 @@ class Bbr:
         # A round ends with the ACK of a packet that left after it began: octets delivered.
         self._round_ends = 0
         self._round_started = False
-        self._rounds = 0
         self._loss_round_ends = 0
         self._lost_in_round = 0
         self._acked_in_round = 0
@@ -203,7 +202,6 @@ class Bbr:
         self._round_started = departure.delivered >= self._round_ends
         if self._round_started:
             self._start_round(sample)
-            self._rounds += 1
             self._rounds_since_probe += 1
             self._limited_in_round, self._window_limited = self._window_limited, False
         if rate is not None and (not departure.app_limited or rate >= self._max_bandwidth.value):
