@@ -78,6 +78,13 @@ class QuicConfig:
     retry_threshold: int = 64
     """Handshakes under way from which on a server makes new clients prove their address with
     a Retry packet (RFC 9000 section 8.1.2) before it keeps anything for them; 0 for always."""
+    reset_key_file: str | Path | None = None
+    """Where a server keeps the key of its stateless resets (RFC 9000 section 10.3), made unless it
+    is there: clients of one that was restarted with the same key learn so at once. None is a key
+    of this process alone: they wait for their idle time-out. Each server needs its own."""
+    max_resets: int = 50
+    """Stateless resets a server sends in a second to peers whose addresses share one of 64
+    buckets; 0 sends none."""
     max_reassembly: int | None = None
     """Octets held over all streams because something before them is missing, 128 more for each
     piece: a connection with more is closed. None is one and a half session windows, which only
@@ -149,6 +156,7 @@ class QuicConfig:
             self.max_reassembly is None or self.max_reassembly > 0,
             "max_reassembly must be positive",
         )
+        check(self.max_resets >= 0, "max_resets must not be negative")
         check(self.max_pieces > 0, "max_pieces must be positive")
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")

@@ -20,6 +20,8 @@ class TransportCounters:
     """For no connection there is, and beginning none."""
     retries_sent: int = 0
     """Handshakes that had to prove their address first."""
+    resets_sent: int = 0
+    """Of the datagrams ignored, those answered with a Stateless Reset."""
     connections_over_budget: int = 0
     """Closed because they held too much out of order."""
     path_changes: int = 0

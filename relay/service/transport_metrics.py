@@ -29,6 +29,7 @@ COUNTERS = {
     "versions_refused": "Clients of a QUIC version that is not spoken.",
     "datagrams_ignored": "Datagrams of no connection, which began none.",
     "retries_sent": "Clients asked to prove their address.",
+    "resets_sent": "Of the datagrams ignored, those answered with a stateless reset.",
     "connections_over_budget": "Connections closed because they held too much out of order.",
     "path_changes": "Connections that went on from another address.",
     "paths_narrowed": "Connections whose path ceased to carry packets of the size it had.",

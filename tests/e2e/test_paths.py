@@ -48,17 +48,6 @@ def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_chan
         assert told["down"]["forwarded"] > 0
 
 
-@pytest.mark.parametrize("mtu", ["1200", "1300"])
-def test_programs_at_their_defaults_work_where_no_longer_datagram_passes(mtu, cache, tmp_path):
-    with relay(tmp_path) as hub:
-        producer = hub.produce(cache)
-        producer.say(cache.objects)
-        with path_to(hub, tmp_path, "--delay", "5ms", "--mtu", mtu) as network:
-            hub.subscribe(cache, tmp_path / "out", "--timeout", "50").finish()
-        cache.check(tmp_path / "out")
-        assert network.json()["down"]["forwarded"] > 0
-
-
 def test_the_bench_of_paths_measures_a_path(tmp_path):
     command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "2"]
     process = Process(tmp_path, "bench", *command, "--paths", "lan", "--again", "--seconds", "40")

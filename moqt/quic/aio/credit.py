@@ -6,6 +6,7 @@ by the highest offset received, so a receiver can never push back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioquic.quic import events
@@ -14,6 +15,7 @@ from aioquic.quic.connection import (
     Limit,
     QuicConnection,
     QuicConnectionError,
+    QuicConnectionId,
     QuicConnectionState,
     stream_is_client_initiated,
     stream_is_unidirectional,
@@ -58,13 +60,17 @@ class StreamTable(QuicConnection):
         config: QuicConfig,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
+        reset_token: Callable[[bytes], bytes] | None = None,
     ) -> None:
+        """`reset_token`: a server's, of each of its connection ids."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
         )
         self._logger.logger = AIOQUIC_LOG
+        self._reset_token = reset_token
+        self._name_resets(self._host_cids)
         self.config = config
         self.unsent = 0
         self.consumed = 0  # octets the application is done with, over all streams
@@ -119,6 +125,16 @@ class StreamTable(QuicConnection):
         self._max_held = config.max_reassembly or config.session_window * 3 // 2
         trace = self._quic_logger
         self.trace = trace if isinstance(trace, StreamingTrace) else None
+
+    def _replenish_connection_ids(self) -> None:
+        before = len(self._host_cids)
+        super()._replenish_connection_ids()
+        self._name_resets(self._host_cids[before:])
+
+    def _name_resets(self, cids: Iterable[QuicConnectionId]) -> None:
+        if self._reset_token is not None:
+            for each in cids:
+                each.stateless_reset_token = self._reset_token(each.cid)
 
     # ---- what the transport asks
 

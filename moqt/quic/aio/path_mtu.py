@@ -85,7 +85,7 @@ class ProbingConnection(ReceivingConnection):
         datagrams: list[Datagram] = []
         recovery = self.recovery
         recovery.reserved = 0
-        if self.over or not path.is_validated:
+        if self.over:
             return datagrams
         while self.mtu.probe_at <= now:
             number = self._packet_number

@@ -403,6 +403,13 @@ class AioquicTransport:
         finally:
             self._busy = False
 
+    def takes_reset(self, data: bytes, addr: Address, now: float) -> bool:
+        """Whether a datagram of no connection is a Stateless Reset of this one, which then ends."""
+        reset = self._connection.is_reset(data, addr)
+        if reset:
+            self._connection.take_reset(now)
+        return reset
+
     def abort(self, reason: str) -> None:
         """Report the connection closed without a word to the peer (the socket is gone)."""
         if self._connection.close_event is None:
