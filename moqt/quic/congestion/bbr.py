@@ -31,6 +31,7 @@ from moqt.quic.congestion.controller import (
     ControllerState,
     Departure,
     Sample,
+    at_once,
     quantum,
 )
 
@@ -87,7 +88,7 @@ class Bbr:
 
     def __init__(self, size: int, random: Callable[[], float] = system_random) -> None:
         self.size = size
-        self.window = INITIAL_WINDOW * size
+        self.window = at_once(INITIAL_WINDOW, size)
         self.pacing_rate: float | None = None
         self.quantum = self.window
         self.phase = Phase.STARTUP
@@ -106,7 +107,6 @@ class Bbr:
         # A round ends with the ACK of a packet that left after it began: octets delivered.
         self._round_ends = 0
         self._round_started = False
-        self._rounds = 0
         self._loss_round_ends = 0
         self._lost_in_round = 0
         self._acked_in_round = 0
@@ -163,13 +163,13 @@ class Bbr:
 
     def on_persistent_congestion(self, now: float) -> None:
         """Nothing came for long: begin with little, and believe the model again as ACKs come."""
-        self.window = MINIMUM_WINDOW * self.size
+        self.window = at_once(MINIMUM_WINDOW, self.size)
 
     def on_new_size(self, size: int) -> None:
         if not self._pipe_was_full:
-            self.window = max(self.window, INITIAL_WINDOW * size)
+            self.window = max(self.window, at_once(INITIAL_WINDOW, size))
         self.size = size
-        self.window = max(self.window, MINIMUM_WINDOW * size)
+        self.window = max(self.window, at_once(MINIMUM_WINDOW, size))
 
     @property
     def wants_app_limited(self) -> bool:
@@ -202,7 +202,6 @@ class Bbr:
         self._round_started = departure.delivered >= self._round_ends
         if self._round_started:
             self._start_round(sample)
-            self._rounds += 1
             self._rounds_since_probe += 1
             self._limited_in_round, self._window_limited = self._window_limited, False
         if rate is not None and (not departure.app_limited or rate >= self._max_bandwidth.value):
@@ -436,7 +435,7 @@ class Bbr:
         trip = self._round_trips.shortest
         bandwidth = self.bandwidth
         if trip == inf or not bandwidth:
-            return gain * INITIAL_WINDOW * self.size
+            return gain * at_once(INITIAL_WINDOW, self.size)
         return gain * bandwidth * trip
 
     def _inflight(self, gain: float, more: float = 0.0) -> float:
@@ -444,7 +443,7 @@ class Bbr:
         octets = max(
             self._bdp(gain) + more,
             TRAINS * int((self.pacing_rate or 0.0) * PACING_TICK),
-            MINIMUM_WINDOW * self.size,
+            at_once(MINIMUM_WINDOW, self.size),
         )
         return octets + 2 * self.size if self.phase is Phase.PROBE_UP else octets
 
@@ -452,10 +451,10 @@ class Bbr:
         high = self._inflight_high
         if high == inf:
             return inf
-        return max(high - max(self.size, HEADROOM * high), MINIMUM_WINDOW * self.size)
+        return max(high - max(self.size, HEADROOM * high), at_once(MINIMUM_WINDOW, self.size))
 
     def _probe_rtt_window(self) -> float:
-        return max(self._bdp(WINDOW_GAINS[Phase.PROBE_RTT]), MINIMUM_WINDOW * self.size)
+        return max(self._bdp(WINDOW_GAINS[Phase.PROBE_RTT]), at_once(MINIMUM_WINDOW, self.size))
 
     def _set_pace(self, gain: float | None = None) -> None:
         if gain is None:
@@ -475,7 +474,7 @@ class Bbr:
         most = self._inflight(WINDOW_GAINS[self.phase], self._extra_acked.value)
         if self._pipe_was_full:
             window = min(self.window + sample.acked, most)
-        elif self.window < most or sample.delivered < INITIAL_WINDOW * self.size:
+        elif self.window < most or sample.delivered < at_once(INITIAL_WINDOW, self.size):
             window = self.window + sample.acked
         else:
             window = self.window
@@ -488,4 +487,4 @@ class Bbr:
         elif self.phase in PROBING:
             bound = self._inflight_high
         bound = min(bound, self._inflight_low)
-        self.window = int(max(min(window, bound), MINIMUM_WINDOW * self.size))
+        self.window = int(max(min(window, bound), at_once(MINIMUM_WINDOW, self.size)))

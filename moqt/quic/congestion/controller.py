@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 INITIAL_WINDOW = 10
-"""Packets (RFC 9002 section 7.2)."""
+"""Packets (RFC 9002 section 7.2): `at_once` has the octets."""
 
 MINIMUM_WINDOW = 2
 """Packets (RFC 9002 section 7.2)."""
 
+ETHERNET = 1472
+"""Octets of UDP payload in a packet as most networks have it."""
+
 PACING_TICK = 0.002
 """Seconds. Event loops wake at best every millisecond: what is due in two may go at once."""
+
+
+def at_once(packets: int, size: int) -> int:
+    """Octets of so many packets of `size`; large ones count as few, as in RFC 9002 section 7.2."""
+    return min(packets * size, max(2 * size, packets * ETHERNET))
 
 
 def quantum(rate: float, size: int) -> int:
@@ -22,7 +30,7 @@ def quantum(rate: float, size: int) -> int:
     worth the wait. It is only what a pause may save up: under way all the time, each train has
     what became due since the one before.
     """
-    return max(INITIAL_WINDOW * size, int(rate * PACING_TICK))
+    return max(at_once(INITIAL_WINDOW, size), int(rate * PACING_TICK))
 
 
 class Departure:

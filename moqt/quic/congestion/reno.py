@@ -7,6 +7,7 @@ from moqt.quic.congestion.controller import (
     MINIMUM_WINDOW,
     ControllerState,
     Sample,
+    at_once,
     quantum,
 )
 from moqt.quic.congestion.slow_start import SlowStartExit
@@ -25,9 +26,9 @@ class Reno:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.window = INITIAL_WINDOW * size
+        self.window = at_once(INITIAL_WINDOW, size)
         self.pacing_rate: float | None = None
-        self.quantum = INITIAL_WINDOW * size
+        self.quantum = at_once(INITIAL_WINDOW, size)
         self.threshold: int | None = None
         self._recovery_since = 0.0
         self._acked = 0  # octets that have not grown the window yet
@@ -89,7 +90,7 @@ class Reno:
 
     def on_new_size(self, size: int) -> None:
         if self.threshold is None:
-            self.window = max(self.window, INITIAL_WINDOW * size)
+            self.window = max(self.window, at_once(INITIAL_WINDOW, size))
         self.size = size
         self.window = max(self.window, MINIMUM_WINDOW * size)
 

@@ -242,10 +242,11 @@ def test_the_window_grows_again_after_a_loss(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-def test_a_larger_packet_size_makes_the_first_window_larger_with_it(algorithm: str) -> None:
-    controller = create_controller(algorithm, SIZE)
-    controller.on_new_size(8000)
-    assert controller.window == 80_000
+def test_the_first_window_grows_with_the_packets_up_to_those_of_ethernet(algorithm: str) -> None:
+    for size, window in ((1452, 14_520), (8952, 17_904)):
+        controller = create_controller(algorithm, SIZE)
+        controller.on_new_size(size)
+        assert controller.window == window
 
 
 def test_bbr_takes_a_few_losses_for_chance_and_many_for_too_many() -> None:
