@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -19,11 +20,13 @@ from kvsp.blocks.container import (
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import (
     BusyError,
+    ClientBusyError,
     CodecUnavailableError,
     Holder,
     Records,
 )
-from kvsp.holder.leases import Lease, LeaseQuotaError
+from kvsp.holder.leases.journal import LeaseJournalError
+from kvsp.holder.leases.table import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
 from kvsp.holder.parts import LeasedError
 from kvsp.holder.reading import Body
@@ -56,10 +59,13 @@ from kvsp.principals import READ, WRITE, Right
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
 
+logger = logging.getLogger("kvsp.holder")
+
 MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0
 _BUSY_RETRY_S: Final = 1.0
 _BLOCK_PATH: Final = "blocks/{compat}/{scope}/{block_key}"
+_DOUBT_PATH: Final = _BLOCK_PATH + "/verification"
 _LEASE_PATH: Final = "leases/{lease}"
 
 
@@ -168,6 +174,14 @@ class HolderService(Service):
             ),
             Operation(
                 method="POST",
+                handler=self._verify,
+                summary="Read a block's copies again: an answer failed verification",
+                success=(204,),
+                problems=(ProblemName.UNKNOWN_RESOURCE,),
+                **(block | {"path": _DOUBT_PATH}),
+            ),
+            Operation(
+                method="POST",
                 path="leases",
                 handler=self._acquire,
                 summary="Lease blocks",
@@ -229,7 +243,7 @@ class HolderService(Service):
 
     async def stop(self) -> None:
         await self._records.stop()
-        await self.holder.stop()
+        await self.holder.close()
         if self._index is not None:
             await self._index.close()
 
@@ -297,7 +311,9 @@ class HolderService(Service):
         chunks = call.stream_body(limit)
         try:
             async with contextlib.aclosing(chunks):
-                info = await self.holder.put(block, descriptor, chunks, repr_digest)
+                info = await self.holder.put(
+                    block, descriptor, chunks, repr_digest, client=call.principal.name
+                )
         except BlockExistsError:
             raise _exists() from None
         except NoRoomError:
@@ -311,6 +327,8 @@ class HolderService(Service):
             raise Problem(
                 ProblemName.STORAGE_FULL, str(error), retry_after=_FULL_RETRY_S
             ) from error
+        except ClientBusyError as error:
+            raise Problem.http(429, str(error), retry_after=_BUSY_RETRY_S) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
         except ContainerTooLargeError:
@@ -336,6 +354,19 @@ class HolderService(Service):
             ) from None
         except TierUnavailableError as error:
             raise _not_now(error) from error
+        return no_content()
+
+    async def _verify(self, call: Call) -> Response:
+        """204 for a block whose copies are sound; 404 for one that is not here (any more)."""
+        block = self._authorized(call, READ)
+        try:
+            sound = await self.holder.doubted(block)
+        except MissError as error:
+            raise _miss(error, None) from None
+        except (TierUnavailableError, BusyError) as error:
+            raise _not_now(error) from error
+        if not sound and block not in self.holder.store:
+            raise _miss(MissError(MissReason.LOST), None)
         return no_content()
 
     def _authorized(self, call: Call, right: Right) -> BlockId:
@@ -394,9 +425,11 @@ class HolderService(Service):
             for key in dict.fromkeys(request.block_keys)
         ]
         try:
-            lease = self.holder.lease(call.principal.name, blocks, request.ttl_ms)
+            lease = await self.holder.lease(call.principal.name, blocks, request.ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise Problem(ProblemName.UNKNOWN_RESOURCE, "none of the blocks is held")
         location = call.base_uri + lease_path(lease.lease_id)
@@ -406,11 +439,11 @@ class HolderService(Service):
         lease_id = _lease_id(call)
         ttl_ms = (await call.read_record(TtlAnswer)).ttl_ms
         try:
-            lease = self.holder.leases.renew(
-                call.principal.name, lease_id, ttl_ms, self.holder.clock()
-            )
+            lease = await self.holder.renew(call.principal.name, lease_id, ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise _no_lease()
         return _grant(lease, lease.ttl_ms)
@@ -503,6 +536,13 @@ def _invalid_container(error: DecodeError) -> Problem:
 
 def _lease_id(call: Call) -> str:
     return check_uuid(call.path_params["lease"])
+
+
+def _not_kept(error: LeaseJournalError) -> Problem:
+    logger.error("a lease cannot be kept: %s", error)
+    return Problem.http(
+        503, "the holder cannot keep a lease now; its log says why", retry_after=_FULL_RETRY_S
+    )
 
 
 def _no_lease() -> Problem:

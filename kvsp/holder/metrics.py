@@ -65,6 +65,13 @@ class HolderMetrics(Collector):
             "parts_quarantined", "Damaged files kept to be looked at.", counters.quarantined
         )
         yield _labelled(
+            "copies_verified", "Copies read again, by what came of it.", "result", counters.verified
+        )
+        yield _total("octets_verified", "Octets of copies read again.", counters.octets_verified)
+        yield _total(
+            "scrubs", "Times all blocks on disk were verified.", self._holder.scrubber.rounds
+        )
+        yield _labelled(
             "media_full", "Times a medium was full before its budget.", "tier", counters.shrunk
         )
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moqt.quic.congestion.algorithms import Algorithm
+
 MIN_DATAGRAM_SIZE = 1200
 """RFC 9000 section 14: no path may carry less."""
 
@@ -92,7 +94,9 @@ class QuicConfig:
     socket_buffer: int = 4 << 20
     """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
 
-    congestion_control_algorithm: str = "reno"
+    congestion_control_algorithm: str = Algorithm.BBR
+    """How much is sent at a time and how fast: `bbr` keeps a model of the path and fills it in
+    spite of losses that are not its own, `cubic` and `reno` halve or so at any loss."""
     keylog_file: str | Path | None = None
     """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
     traffic. For debugging only; no environment variable sets it."""
@@ -157,8 +161,8 @@ class QuicConfig:
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")
         check(
-            self.congestion_control_algorithm in ("reno", "cubic"),
-            "congestion_control_algorithm must be 'reno' or 'cubic'",
+            self.congestion_control_algorithm in list(Algorithm),
+            f"congestion_control_algorithm must be one of {', '.join(Algorithm)}",
         )
         check(
             (self.certfile is None) == (self.keyfile is None),

@@ -28,6 +28,10 @@ class TransportCounters:
     """Connections that went on from another address."""
     paths_narrowed: int = 0
     """Connections whose path ceased to carry `max_datagram_size`, which go on with 1,200."""
+    packets_lost: int = 0
+    """Found lost, of those sent."""
+    packets_spurious: int = 0
+    """Of these, those that came after all."""
     webtransport_sessions: int = 0
     webtransport_sessions_refused: int = 0
     webtransport_streams_refused: int = 0

@@ -18,6 +18,7 @@ import typer
 
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.quic.packets.reset import load_key
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
@@ -131,6 +132,9 @@ def relay_command(
             "is found out.",
         ),
     ] = MAX_DATAGRAM_SIZE,
+    congestion: Annotated[
+        Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
+    ] = Algorithm.BBR,
     webtransport: Annotated[
         bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,
@@ -219,6 +223,7 @@ def relay_command(
     try:
         quic = QuicConfig(
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

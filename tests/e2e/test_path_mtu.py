@@ -11,46 +11,55 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.e2e.support import make_cache, relay
+from tests.e2e.support import eventually, make_cache, relay
 
 NARROW = 1300
 
 
-@contextmanager
-def narrow_path(url: str, most: int = NARROW) -> Iterator[str]:
-    """The URL of a path to the relay at `url` that carries `most` octets of UDP payload."""
-    port = int(url.rpartition(":")[2])
-    front = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    front.bind(("127.0.0.1", 0))
-    behind: dict[tuple[str, int], socket.socket] = {}
-    clients: dict[socket.socket, tuple[str, int]] = {}
-    stop = threading.Event()
+class NarrowPath:
+    """A path to a relay: it carries datagrams of up to `most` octets, both ways."""
 
-    def forward() -> None:
-        while not stop.is_set():
-            for ready in select.select([front, *clients], [], [], 0.1)[0]:
-                if ready is front:
-                    data, client = front.recvfrom(1 << 16)
-                    if client not in behind:
-                        behind[client] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-                        behind[client].connect(("127.0.0.1", port))
-                        clients[behind[client]] = client
-                    if len(data) <= most:
-                        behind[client].send(data)
-                else:
-                    data = ready.recv(1 << 16)
-                    if len(data) <= most:
-                        front.sendto(data, clients[ready])
+    def __init__(self, url: str, most: int) -> None:
+        self.most = most
+        self._relay = ("127.0.0.1", int(url.rpartition(":")[2]))
+        self._front = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._front.bind(("127.0.0.1", 0))
+        self.url = f"moqt://127.0.0.1:{self._front.getsockname()[1]}"
+        self._behind: dict[tuple[str, int], socket.socket] = {}
+        self._clients: dict[socket.socket, tuple[str, int]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
 
-    thread = threading.Thread(target=forward)
-    thread.start()
-    try:
-        yield f"moqt://127.0.0.1:{front.getsockname()[1]}"
-    finally:
-        stop.set()
-        thread.join()
-        for each in (front, *clients):
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for each in (self._front, *self._clients):
             each.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            for ready in select.select([self._front, *self._clients], [], [], 0.1)[0]:
+                data, sender = ready.recvfrom(1 << 16)
+                if ready is self._front and sender not in self._behind:
+                    socket_of = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                    self._behind[sender] = socket_of
+                    self._clients[socket_of] = sender
+                if len(data) > self.most:
+                    continue
+                if ready is self._front:
+                    self._behind[sender].sendto(data, self._relay)
+                else:
+                    self._front.sendto(data, self._clients[ready])
+
+
+@contextmanager
+def narrow_path(url: str, most: int = NARROW) -> Iterator[NarrowPath]:
+    path = NarrowPath(url, most)
+    try:
+        yield path
+    finally:
+        path.close()
 
 
 @pytest.fixture
@@ -66,7 +75,7 @@ def test_one_relay_serves_consumers_behind_a_narrow_path_and_on_loopback(
     with relay(tmp_path, *options) as hub, narrow_path(hub.url) as narrow:
         hub.publish(wide_cache).wait_for("publishing")
         wide_url, sizes = hub.url, {}
-        for name, url in (("wide", wide_url), ("narrow", narrow)):
+        for name, url in (("wide", wide_url), ("narrow", narrow.url)):
             hub.url = url
             out = tmp_path / name
             result = hub.subscribe(wide_cache, out, "--json", name=name).finish().json()
@@ -80,7 +89,7 @@ def test_one_relay_serves_consumers_behind_a_narrow_path_and_on_loopback(
 def test_a_publisher_behind_a_narrow_path_sends_packets_that_fit(wide_cache, tmp_path):
     with relay(tmp_path) as hub, narrow_path(hub.url) as narrow:
         wide_url = hub.url
-        hub.url = narrow
+        hub.url = narrow.url
         hub.publish(wide_cache).wait_for("publishing")
         hub.url = wide_url
         hub.subscribe(wide_cache, tmp_path / "out", "--json").finish()
@@ -90,3 +99,21 @@ def test_a_publisher_behind_a_narrow_path_sends_packets_that_fit(wide_cache, tmp
         sizes = dict(re.findall(r'connections_by_packet_octets\{up_to="(\d+)"\} (\S+)', text))
         assert {"1200", "1280", "1452"} <= sizes.keys()
         assert sizes["1452"] == "1.0"  # the publisher's: 1,280 to 1,300
+
+
+def test_a_path_that_shrinks_in_a_transfer_costs_neither_the_session_nor_an_object(
+    wide_cache, tmp_path
+):
+    with relay(tmp_path) as hub, narrow_path(hub.url, 1 << 16) as path:
+        publisher = hub.publish(wide_cache, "--live-delay", "400")
+        publisher.wait_for("publishing")
+        hub.url = path.url
+        consumer = hub.subscribe(wide_cache, tmp_path / "out", "--json", "--mode", "live")
+        eventually(lambda: hub.metric("objects_out_total") > 0, "a first Object")
+        path.most = NARROW
+        result = consumer.finish().json()
+        wide_cache.check(tmp_path / "out")
+        assert result["packet_octets"] == 16383  # from before
+        assert result["recoveries"] == 0
+        assert hub.metric("quic_paths_narrowed_total") == 1
+        assert "no longer carries packets of 16383 octets" in hub.process.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 
@@ -152,6 +153,13 @@ async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(
 async def test_nobody_listening_is_a_connect_error_within_the_timeout():
     with pytest.raises(moqt.ConnectError):
         await moqt.connect("moqt://127.0.0.1:9", timeout=2)
+
+
+async def test_a_relay_that_does_not_answer_may_be_behind_a_path_that_is_too_narrow():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        with pytest.raises(moqt.ConnectError, match=r"answer within 0\.3 s: .* MTU of 1248"):
+            await moqt.connect(f"moqt://127.0.0.1:{silent.getsockname()[1]}", timeout=0.3)
 
 
 async def test_a_certificate_nobody_trusts_is_refused_in_words(certificate, tmp_path):

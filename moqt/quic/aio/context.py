@@ -88,7 +88,6 @@ class QuicContext:
         return QuicConfiguration(
             alpn_protocols=list(config.alpn),
             is_client=self.is_client,
-            congestion_control_algorithm=config.congestion_control_algorithm,
             connection_id_length=CID_LENGTH,
             idle_timeout=config.idle_timeout,
             max_data=config.session_window,

@@ -7,6 +7,7 @@ by the highest offset received, so a receiver can never push back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
@@ -50,6 +51,8 @@ messages: data that nobody reads must not keep the message that explains it from
 class StreamTable(QuicConnection):
     """aioquic's connection with our streams, their queues and credit by consumption."""
 
+    _loss: Any  # ours, where aioquic has its `QuicPacketRecovery`
+
     def __init__(
         self,
         *,
@@ -80,8 +83,8 @@ class StreamTable(QuicConnection):
                 self._local_max_streams_uni, config.max_streams_uni, config.max_open_streams_uni
             ),
         )
-        self._recovery = self._loss = Recovery(
-            algorithm=configuration.congestion_control_algorithm,
+        self.recovery = self._loss = Recovery(
+            algorithm=config.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
             initial_rtt=configuration.initial_rtt,
             peer_completed_address_validation=not self._is_client,
@@ -89,7 +92,7 @@ class StreamTable(QuicConnection):
             send_probe=self._send_probe,
             logger=self._logger,
         )
-        self._pacer = self._recovery.pacer
+        self._pacer = self.recovery.pacer
         # Streams with something to send, by rank and in the order in which they get their turn:
         # those of which data was lost, and those with new data.
         self._lost_queues: tuple[Queue, ...] = tuple({} for _ in Rank)

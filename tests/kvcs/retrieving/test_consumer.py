@@ -313,7 +313,9 @@ async def test_a_prefix_far_shorter_than_the_prompt_is_found_with_bounded_concur
     for store in produced(tokens=tokens[: 7 * BLOCK], cache=cache).tracks:
         handler.add_track(store)
     async with Link(handler) as link:
-        layers = await collect(link.consumer(tokens=tokens, probes=probes, grace=0.005))
+        layers = await collect(
+            link.consumer(tokens=tokens, discovery="probe", probes=probes, grace=0.005)
+        )
         check(layers, cache, tokens=7 * BLOCK)
         assert most <= probes
         await link.assert_clean()
@@ -441,11 +443,11 @@ async def test_publications_known_already_need_no_discovery():
     async with Link(publisher(publication)) as link:
         consumer = link.consumer(publications=[publication.namespace])
         check(await collect(consumer), cache)
-        # one that goes beyond our tokens is found by an index, never by its anchor
-        consumer = link.consumer(
-            tokens=TOKENS[: 2 * BLOCK], publications=[publication.namespace], layers=range(2)
-        )
-        check(await collect(consumer), cache, tokens=2 * BLOCK)
+        # one that goes beyond our tokens may be of any tokens: only an index can tell
+        consumer = link.consumer(tokens=TOKENS[: 2 * BLOCK], publications=[publication.namespace])
+        with pytest.raises(VerificationFailed, match="no record of an index"):
+            await collect(consumer)
+        assert consumer.stats.layers == 0
         with pytest.raises(ValueError, match="another scope"):
             link.consumer(scope=Scope(bytes(32)), publications=[publication.namespace])
 

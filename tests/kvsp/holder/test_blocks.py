@@ -20,6 +20,7 @@ from tests.kvsp.holder.support import (
     DISK,
     HOST,
     OCTETS,
+    OTHER_SCOPE,
     World,
     block_id,
     container,
@@ -407,6 +408,32 @@ async def test_more_uploads_than_allowed_are_503_with_retry_after() -> None:
     await started.wait()
     answer = await world.put(2)
     assert answer.status == 503 and "retry-after" in answer.headers
+    release.set()
+    await first
+    assert (await world.put(2)).status == 201
+
+
+async def test_a_client_has_its_share_of_the_uploads_and_others_have_theirs() -> None:
+    world = make_world(uploads=3, uploads_per_client=1)
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Any:
+        data = octets(container(1))
+        yield data[:100]
+        started.set()
+        await release.wait()
+        yield data[100:]
+
+    first = asyncio.ensure_future(
+        world.holder.put(block_id(1), DESCRIPTOR, slow(), client="writer")
+    )
+    await started.wait()
+    answer = await world.put(2)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert world.holder.store.counters.stores_rejected == {"client-busy": 1}
+    path = f"blocks/{block_id(2, scope=OTHER_SCOPE).path}"
+    other = await world.client.as_("tenant").request("PUT", path, octets(container(2)), STORE)
+    assert other.status == 201
     release.set()
     await first
     assert (await world.put(2)).status == 201

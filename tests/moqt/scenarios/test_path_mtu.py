@@ -9,6 +9,7 @@ import pytest
 from moqt.publisher import Publisher
 from tests.moqt.peers import NAME, Collector, track
 from tests.moqt.probe import Probe
+from tests.moqt.quic_pair import Pair, Source, quic_config
 from tests.moqt.scenarios.support import served, world
 from tests.moqt.simulator import Host, Path, Simulation
 
@@ -41,6 +42,39 @@ def test_the_usual_sizes_are_in_use_a_round_trip_or_two_after_the_handshake(mtu,
     simulation.advance((rounds + 1) * ROUND_TRIP)  # it is confirmed to the client a trip later
     found = max(size for size in (1200, 1452, 8952, 16383) if size <= mtu)
     assert sizes(client, server) == [found, found]
+    for host in (client, server):  # RFC 9002 section 7.2: ten packets
+        assert Probe(host.end.transport).window >= 10 * found
+
+
+def test_a_sender_that_has_always_more_to_send_leaves_room_for_probes():
+    pair = Pair(*[quic_config(max_datagram_size=8952)] * 2, latency=ROUND_TRIP / 2, connect=False)
+    assert pair.run(lambda: pair.client.handler is not None and pair.client.connected)
+    client, began = pair.client.live, pair.now
+    stream = client.open_stream(bidirectional=False)
+    pair.client.record.on_ready = Source(client, stream, bytes(8 << 20))
+    client.wake()
+    assert pair.run(lambda: client.packet_size == 8952, limit=1)
+    # One round trip until the handshake is confirmed to the client, one for the probe.
+    assert pair.now - began < 2.5 * ROUND_TRIP
+
+
+def test_what_a_probe_timeout_sends_again_is_no_probe():
+    pair = Pair(latency=ROUND_TRIP / 2, connect=False)
+    pair.drop = lambda side, data: len(data) > 1200
+    assert pair.run(lambda: pair.client.handler is not None and pair.client.probe.confirmed)
+    client, left = pair.client.live, []
+
+    def first_is_lost(side, data):
+        if side is pair.client:
+            left.append(len(data))
+        return len(data) > 1200 or (side is pair.client and len(left) == 1)
+
+    pair.drop = first_is_lost
+    stream = client.open_stream(bidirectional=False)
+    client.send(stream, b"asked", True)
+    assert pair.run(lambda: len(left) > 1, limit=1)
+    assert pair.client.probe.probe_timeouts == 1
+    assert pair.run(lambda: stream in pair.server.record.finished, limit=ROUND_TRIP * 0.6)
 
 
 @pytest.mark.parametrize("mtu", [1300, 2000])
@@ -229,8 +263,14 @@ def test_a_client_that_moves_to_a_narrow_path_proves_its_new_address_with_small_
     assert sizes(client, server) == [16383, 16383]
     client.seen_as = ("192.0.2.99", 5555)
     simulation.path = on(1300)
+    peer = server.end.transport
+    assert simulation.run(lambda: peer.remote_address == client.seen_as, limit=1)
+    simulation.trace.clear()
     assert simulation.run(lambda: len(got.locations) == 400, limit=10)
-    assert server.end.transport.remote_address == client.seen_as
+    assert peer.remote_address == client.seen_as
+    large = [(source, octets) for _, source, _, octets, fate in simulation.trace if fate != "sent"]
+    assert {source for source, _ in large} == {"publisher"}  # the client has answered with 1,200
+    assert len(large) <= 12  # the probes of the server, who began anew
     assert server.end.transport.counters.paths_narrowed == 0  # it began anew, with 1,200
 
 

@@ -137,8 +137,9 @@ def test_a_path_that_carries_all_that_may_be_is_searched_no_more() -> None:
     assert searched.mtu.done and searched.mtu.probe_at == NEVER
 
 
-def test_after_a_black_hole_the_search_begins_below_the_size_that_was_lost() -> None:
-    searched = Searched(8952, 8952)
+@pytest.mark.parametrize("before", [1452, 8952])
+def test_after_a_black_hole_the_search_begins_below_the_size_that_was_lost(before: int) -> None:
+    searched = Searched(before, before)
     searched.finish()
     searched.carries = 1400
     searched.probes.clear()
@@ -146,7 +147,7 @@ def test_after_a_black_hole_the_search_begins_below_the_size_that_was_lost() -> 
     assert searched.mtu.size == 1200
     searched.finish()
     assert 1380 <= searched.mtu.size <= 1400
-    assert max(map(max, searched.probes)) < 8952
+    assert max(map(max, searched.probes)) < before
 
 
 def test_what_became_of_a_probe_of_another_path_says_nothing_of_this_one() -> None:

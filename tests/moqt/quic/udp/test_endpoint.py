@@ -149,7 +149,7 @@ async def test_a_silent_peer_is_given_up_within_the_deadline() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         async with asyncio.timeout(30):
-            with pytest.raises(QuicConnectError, match="no answer within"):
+            with pytest.raises(QuicConnectError, match=r"no answer within .* 1200 octets"):
                 port = sock.getsockname()[1]
                 await connect("127.0.0.1", port, quic_config(), Recorder, within=0.5)
 
