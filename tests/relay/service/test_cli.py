@@ -359,6 +359,16 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
             2,
             ["x/y", "No such file"],
         ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--reset-key", "{junk}"],
+            2,
+            ["--reset-key", "junk", "chmod 600"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--reset-key", "{dir}/x/y"],
+            2,
+            ["--reset-key", "x/y", "No such file"],
+        ),
     ],
 )
 def test_errors_are_one_sentence_with_the_right_exit_status(tmp_path, arguments, code, words):
