@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcs.finding.candidates import DiscoveryMode
+    from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
     from kvcs.names.errors import (
         KvcsError,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         PublisherLost,
         RetrievalError,
         RetrievalTimeout,
+        Unsupported,
         VerificationFailed,
     )
     from kvcs.names.namespace import PublicationNamespace
@@ -47,6 +50,8 @@ _WHERE = {
     "DecodeError": "kvsp.names.errors",
     "Descriptor": "kvsp.names.identity",
     "Destination": "kvcs.retrieving.destinations",
+    "Directory": "kvcs.finding.listing",
+    "DiscoveryMode": "kvcs.finding.candidates",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvsp.names.errors",
@@ -67,6 +72,7 @@ _WHERE = {
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
+    "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
@@ -88,6 +94,8 @@ __all__ = [
     "DecodeError",
     "Descriptor",
     "Destination",
+    "Directory",
+    "DiscoveryMode",
     "Fallback",
     "FileDestination",
     "FileError",
@@ -108,6 +116,7 @@ __all__ = [
     "RetrievalTimeout",
     "Scope",
     "Stats",
+    "Unsupported",
     "VerificationFailed",
     "block_keys",
     "load_descriptor",

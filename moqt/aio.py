@@ -33,7 +33,14 @@ from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.values.codes import GroupOrder, RequestErrorCode, SessionErrorCode
 from moqt.values.errors import MisuseError, MoqtError, RequestError, SessionClosed
-from moqt.values.messages import Goaway, LocationFilter, Parameters, Properties, RangeFilter
+from moqt.values.messages import (
+    AuthorizationToken,
+    Goaway,
+    LocationFilter,
+    Parameters,
+    Properties,
+    RangeFilter,
+)
 from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 __all__ = [
@@ -115,6 +122,10 @@ class MoqtSession:
 
     def close(self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = "") -> None:
         self.session.close(code, reason)
+
+    def retire_token(self, token: AuthorizationToken) -> None:
+        """It will not be sent again: the peer need not keep it any longer."""
+        self.session.rules.sent_tokens.retire(token)
 
     # -- publishing ----------------------------------------------------------------------
 

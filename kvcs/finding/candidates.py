@@ -1,33 +1,61 @@
 """Which publication to try next, and on which session (KVCS "Discovering Publications").
 
-Publications that the application names replace all others. Else they are discovered on the
-consumer's own relay, and named by an index service, which may know of other relays, too.
+Publications that the application names replace all others. Else they are found at the
+consumer's own relay, and named by an index service, which may know of other relays, too. All
+of them are candidates, those with most of our blocks first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from heapq import merge
+from typing import TYPE_CHECKING, Final, Protocol
 
-from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES, Discovery
+from kvcs.finding import listing as listings
+from kvcs.finding import probing
+from kvcs.finding.listing import Found, Listing, listing, release
+from kvcs.finding.probing import DEFAULT_PROBES, Probing
 from kvcs.finding.relays import Sessions
-from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, VerificationFailed
+from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, tells_more
 from kvcs.names.namespace import PublicationNamespace
+from kvsp.names.codes import Codec
 from moqt.aio import MoqtSession
+from moqt.session import Session
 from moqt.values.errors import MoqtError
 
 if TYPE_CHECKING:
-    from kvsp.records.records import LookupResponse
+    from kvsp.records.records import LookupResponse, ReplicaRecord
+
+OF_ONE_PREFIX: Final = 3
+"""Publications of one prefix that are tried before those of shorter ones have their turn: who
+announces many that are dead hides nothing."""
 
 
-class Candidate(NamedTuple):
+class DiscoveryMode(StrEnum):
+    """How publications are found."""
+
+    LISTING = "listing"
+    """All of the scope and model in one listing; prefix by prefix where a peer refuses that."""
+    PROBE = "probe"
+    """Prefix by prefix, which shows the relay where prompts part."""
+    INDEX = "index"
+    """Those that an index service names, and no others: the relay is asked for nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """A publication, and the relay to ask: None for the consumer's own."""
 
     url: str | None
     namespace: PublicationNamespace
-    shared: int | None = None
-    """How many of our blocks it has, when that is all that is known of its tokens."""
+    blocks: int = field(default=0, compare=False)
+    """How many of our blocks it is said to have; 0 when nothing tells."""
+    records: tuple[ReplicaRecord, ...] = field(default=(), compare=False, repr=False)
+    """What the index service has recorded of our leading blocks in it."""
 
 
 class Index(Protocol):
@@ -46,24 +74,32 @@ class Index(Protocol):
 
 def named_by(found: LookupResponse) -> list[Candidate]:
     """The publications in an answer of the index service, those with most blocks first."""
-    counts: dict[tuple[str, str], int] = {}
+    recorded: dict[tuple[str, str], list[ReplicaRecord]] = {}
     for number, block in enumerate(found.blocks):
         for record in block.replicas:
             if record.moqt_namespace is None:
                 continue
             place = record.holder, record.moqt_namespace
+            known = recorded.get(place, [])
             # one that lacks an earlier block is of no use for this one
-            if counts.get(place, 0) == number:
-                counts[place] = number + 1
-    most_first = sorted(counts.items(), key=lambda each: -each[1])
+            if len(known) == number:
+                recorded.setdefault(place, known).append(record)
+            elif len(known) == number + 1 and record.codec == Codec.RAW:
+                known[number] = record  # in several codecs: the one that can be compared
+    most_first = sorted(recorded.items(), key=lambda each: -len(each[1]))
     return [
-        Candidate(url, PublicationNamespace.from_text(text), blocks)
-        for (url, text), blocks in most_first
+        Candidate(url, PublicationNamespace.from_text(text), len(records), tuple(records))
+        for (url, text), records in most_first
     ]
 
 
 class Candidates:
-    """The publications that may be tried, each once: `next` gives them, the best first."""
+    """The publications that may be tried, each once, the best first.
+
+    `poll` at once, whenever `changed` was called, and when the time it returned has come, as
+    long as another one is wanted: then `best` is the one to try, if there is one yet, and
+    `searching` whether waiting may bring a better one.
+    """
 
     def __init__(
         self,
@@ -72,182 +108,226 @@ class Candidates:
         compat_id: bytes,
         keys: Sequence[bytes],
         *,
-        changed: asyncio.Event,
-        wait: Callable[[float | None], Awaitable[None]],
+        changed: Callable[[], None],
         given: Sequence[PublicationNamespace] | None = None,
         index: Index | None = None,
+        discovery: DiscoveryMode = DiscoveryMode.LISTING,
         min_blocks: int = 1,
-        grace: float = DEFAULT_GRACE,
+        grace: float | None = None,
         probes: int = DEFAULT_PROBES,
     ) -> None:
-        """`given` are known already, in order of preference, and replace discovery.
-        `min_blocks`, `grace` and `probes` are those of `Discovery`. `wait` waits for `changed`,
-        until a time at the latest, and raises what ends the search.
+        """`given` are known already, in order of preference, and replace the search.
+        `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
+        `Listing` and `Probing`, which each have their own `grace` without one.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
         self.longest = 0
-        """Blocks of the longest publication known of."""
+        """Blocks of the longest publication known of, tried or not."""
         self._sessions = sessions
         self._scope_id = scope_id
         self._compat_id = compat_id
         self._keys = keys
         self._changed = changed
-        self._wait = wait
         self._given = given
         self._index = index
+        self._discovery = discovery
         self._min_blocks = min_blocks
         self._grace = grace
         self._probes = probes
-        self._discoveries: dict[int, Discovery] = {}
+        self._own: Session | None = None
+        self._listing: Listing | None = None
+        self._probing: Probing | None = None
+        self._lost = False
+        """Our own relay tells of nothing."""
         self._tried: set[Candidate] = set()
+        self._of_prefix: Counter[int] = Counter()
+        self._stalled: list[Candidate] = []
+        self._known: tuple[object, Candidate | None] = (None, None)
 
-    async def next(self, index_by: float) -> tuple[Candidate, MoqtSession]:
-        """The next publication to try, and the session to its relay.
+    # -- the search ----------------------------------------------------------------------
 
-        The index service is waited for until `index_by`. Raises why there is none.
-        """
-        while True:
-            candidate = await self._next(index_by)
-            session = await self._session_at(candidate.url)
-            self._tried.add(candidate)
-            if session is not None:
-                return candidate, session
-
-    def known(self) -> Candidate | None:
-        """A publication that is known already and was not tried."""
-        if self._given is not None:
-            given = (Candidate(None, namespace) for namespace in self._given)
-            return next((each for each in given if each not in self._tried), None)
-        for discovery in self._discoveries.values():
-            chosen = self._discovered(discovery)
-            if chosen is not None:
-                return chosen
-        if self._index is None or not self._searched_longer:
+    def poll(self, now: float) -> float | None:
+        """Go on with the search. Returns when to come back at the latest."""
+        if self._given is not None or self._discovery is DiscoveryMode.INDEX or self._lost:
             return None
-        for named in self._index.named:
-            self.longest = max(self.longest, named.shared or 0)
-            # our own relay may lead there, too, and is nearer
-            for each in (named._replace(url=None), named):
-                if each not in self._tried and self._sessions.reaches(each.url):
-                    return each
-        return None
+        if self._own is None and not self._dialled():
+            return None
+        due = None
+        if self._listing is not None:
+            due = self._listing.poll(now, _or(self._grace, listings.DEFAULT_GRACE))
+            if self._listing.error is not None:
+                self._give_up(self._listing.error)
+            elif self._listing.refused is not None:
+                self._let_go()
+        if self._listing is None and not self._lost:
+            due = self._probe(now)
+        return due
+
+    @property
+    def open(self) -> int:
+        """Publications of so many of our blocks, and of fewer, may yet be found."""
+        if self._given is not None:
+            return 0
+        if self._index is not None and not self._index.looked_up:
+            return len(self._keys)
+        if self._discovery is DiscoveryMode.INDEX or self._lost:
+            return 0
+        if self._probing is not None:
+            return self._probing.open
+        if self._listing is not None and self._listing.settled:
+            return 0
+        return len(self._keys)
+
+    @property
+    def searching(self) -> bool:
+        """Whether more may yet be found."""
+        return self.open >= max(self._min_blocks, 1)
+
+    # -- the choice ----------------------------------------------------------------------
+
+    def best(self) -> Candidate | None:
+        """The best of those known that was not tried."""
+        state = (
+            len(self._tried),
+            self._listing.changes if self._listing is not None else -1,
+            self._index.looked_up if self._index is not None else None,
+            self._lost,
+        )
+        # looked for again only when there is something new
+        if self._probing is not None or self._known[0] != state:
+            self._known = (state, self._best())
+        return self._known[1]
+
+    def take(self, candidate: Candidate) -> asyncio.Task[MoqtSession]:
+        """It is tried now: the session to its relay, which may take its time."""
+        self._tried.add(candidate)
+        self._of_prefix[candidate.blocks] += 1
+        return self._sessions.dial(candidate.url)
 
     def allow_again(self, candidate: Candidate) -> None:
         """It was given up for no fault of its own: it may be tried again."""
         self._tried.discard(candidate)
+        self._of_prefix[candidate.blocks] -= 1
+        self._known = (None, None)
 
     def failed(self, error: RetrievalError) -> None:
-        """Why the last one was given up."""
+        """Why one that was tried is given up."""
         # that a cache is bad is worth knowing, even when the next one is only gone
-        if not isinstance(self.failure, VerificationFailed):
+        if tells_more(error, self.failure):
             self.failure = error
+
+    def stalled(self, candidate: Candidate, error: RetrievalError) -> None:
+        """It brings nothing for now: it may be tried again, once, after all others."""
+        self.failed(error)
+        self._stalled.append(candidate)
+
+    def retry_stalled(self) -> bool:
+        """Allow those again that were stalled; whether there are any."""
+        stalled, self._stalled = self._stalled, []
+        for candidate in stalled:
+            self.allow_again(candidate)
+        return bool(stalled)
+
+    def why(self) -> RetrievalError:
+        """Why there is none."""
+        return self.failure or _not_found()
 
     def close(self) -> None:
         """Cancel every request; harmless when repeated."""
-        for discovery in self._discoveries.values():
-            discovery.close()
+        self._let_go()
+        if self._probing is not None:
+            self._probing.close()
 
     # -- inside --------------------------------------------------------------------------
 
-    async def _next(self, index_by: float) -> Candidate:
-        if self._given is None and self._index is not None:
-            while not self._index.looked_up and _now() < index_by:
-                self._changed.clear()
-                await self._wait(index_by)
-        known = self.known()
-        if known is not None:
-            return known
-        if self._given is None:
-            named = self._named_blocks
-            # the index service need not know of all, and of none that is longer than it says
-            for least, keys in ((named + 1, self._keys), (self._min_blocks, self._keys[:named])):
-                found = await self._discover(max(least, self._min_blocks), keys)
-                if found is not None:
-                    return found
-                known = self.known()
-                if known is not None:
-                    return known
-        raise self.failure or _not_found()
-
-    @property
-    def _named_blocks(self) -> int:
-        """Blocks of the longest publication that the index service names."""
-        named = self._index.named if self._index is not None else ()
-        return min(named[0].shared or 0, len(self._keys)) if named else 0
-
-    async def _session_at(self, url: str | None) -> MoqtSession | None:
-        """The session to a relay, or None when there is none; `failure` says why."""
-        task = self._sessions.dial(url)
-        while not task.done():
-            self._changed.clear()
-            await self._wait(None)
+    def _dialled(self) -> bool:
+        """Whether there is a session to our own relay; a listing is begun on it."""
+        task = self._sessions.dial(None)
+        if not task.done():
+            return False
         try:
-            return task.result()
+            session = task.result()
         except MoqtError as error:
             lost = PublisherLost(str(error))
             lost.__cause__ = error
-            self.failure = self.failure or lost
-            return None
+            self._give_up(lost)
+            return False
+        self._own = session.session
+        if self._discovery is DiscoveryMode.LISTING:
+            self._listing = listing(self._own, self._scope_id, self._compat_id)
+            self._listing.watchers.add(self._changed)
+        return True
 
-    async def _discover(self, least: int, keys: Sequence[bytes]) -> Candidate | None:
-        """Look for a publication of at least `least` of `keys` on our own relay."""
-        if least > len(keys):
-            return None
-        session = await self._session_at(None)
-        if session is None or (self.failure is not None and session.closed is not None):
-            return None
-        discovery = self._discoveries.get(least)
-        if discovery is None:
-            discovery = self._discoveries[least] = Discovery(
-                session.session,
+    def _probe(self, now: float) -> float | None:
+        if self._probing is None:
+            assert self._own is not None
+            self._probing = Probing(
+                self._own,
                 self._scope_id,
                 self._compat_id,
-                keys,
-                min_blocks=least,
-                grace=self._grace,
+                self._keys,
+                min_blocks=self._min_blocks,
+                grace=_or(self._grace, probing.DEFAULT_GRACE),
                 probes=self._probes,
-                changed=self._changed.set,
+                changed=self._changed,
             )
-        while True:
-            self._changed.clear()
-            due = discovery.poll(_now())
-            if discovery.done:
-                self.longest = max(self.longest, discovery.found)
-                chosen = self._discovered(discovery)
-                if chosen is not None:
-                    return chosen
-                # others of the same prefix may be about to be told of
-                due = discovery.settled_at()
-                if self.failure is None or due is None or due <= _now():
-                    return None
-            elif discovery.error is not None:
-                if self._index is None:
-                    raise discovery.error
-                self.failure = self.failure or discovery.error
-                return None
-            await self._wait(due)
+        due = self._probing.poll(now)
+        if self._probing.error is not None:
+            self._give_up(self._probing.error)
+        return due
 
-    def _discovered(self, discovery: Discovery) -> Candidate | None:
-        chosen = discovery.choose({c.namespace for c in self._tried if c.url is None})
-        return None if chosen is None else Candidate(None, chosen)
+    def _give_up(self, error: RetrievalError) -> None:
+        """Our own relay cannot be searched; an index service may know of others."""
+        self._lost = True
+        self.failed(error)
+        self._let_go()
 
-    @property
-    def _searched_longer(self) -> bool:
-        """Whether there is nothing longer than what the index service names."""
-        least = max(self._named_blocks + 1, self._min_blocks)
-        discovery = self._discoveries.get(least)
-        own = self._sessions.dial(None)
-        lost = own.done() and (own.cancelled() or own.exception() is not None)
-        return (
-            least > len(self._keys)
-            or lost
-            or (discovery is not None and (discovery.done or discovery.error is not None))
-        )
+    def _let_go(self) -> None:
+        held, self._listing = self._listing, None
+        if held is not None:
+            assert self._own is not None
+            held.watchers.discard(self._changed)
+            release(self._own, held)
+
+    def _best(self) -> Candidate | None:
+        later = None
+        for each in self._all():
+            self.longest = max(self.longest, each.blocks)
+            if each in self._tried:
+                continue
+            if self._given is not None or self._of_prefix[each.blocks] < OF_ONE_PREFIX:
+                return each
+            later = later or each
+        return later
+
+    def _all(self) -> Iterator[Candidate]:
+        """Every candidate, those with most of our blocks first."""
+        if self._given is not None:
+            return iter([Candidate(None, namespace) for namespace in self._given])
+        return merge(self._found(), self._named(), key=lambda each: -each.blocks)
+
+    def _found(self) -> Iterator[Candidate]:
+        """What our own relay has told of."""
+        found: Iterator[Found] = iter(())
+        if self._listing is not None:
+            found = self._listing.find(self._keys, self._min_blocks)
+        elif self._probing is not None:
+            found = self._probing.find()
+        for blocks, namespace in found:
+            yield Candidate(None, namespace, blocks)
+
+    def _named(self) -> Iterator[Candidate]:
+        """What the index service names."""
+        for named in self._index.named if self._index is not None else ():
+            # our own relay may lead there, too, and is nearer
+            for each in (replace(named, url=None), named):
+                if named.blocks >= self._min_blocks and self._sessions.reaches(each.url):
+                    yield each
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _not_found() -> NotFound:

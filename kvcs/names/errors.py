@@ -36,6 +36,10 @@ class VerificationFailed(RetrievalError):
     """What came is not what the publication must hold, and no other publication was left."""
 
 
+class Unsupported(RetrievalError):
+    """The publication is offered only in codecs or components that are not known here."""
+
+
 class PublisherLost(RetrievalError):
     """The publication cannot be had whole: its publisher, the session or Objects are gone."""
 
@@ -49,6 +53,7 @@ _RANKS: Final = (
     RetrievalError,
     PublisherLost,
     RetrievalTimeout,
+    Unsupported,
     NotAuthorized,
     VerificationFailed,
 )
@@ -63,6 +68,11 @@ def worse_of(moqt: RetrievalError, http: RetrievalError) -> RetrievalError:
     error = type(worse)(f"{moqt}; over HTTP: {http}")
     error.__cause__ = worse.__cause__
     return error
+
+
+def tells_more(new: RetrievalError, known: RetrievalError | None) -> bool:
+    """Whether `new` is of a kind that tells more than what is known already."""
+    return known is None or _rank(new) > _rank(known)
 
 
 def _rank(error: RetrievalError) -> int:

@@ -24,7 +24,7 @@ from kvcs.names.codes import (
 )
 from kvcs.names.errors import KvcsError
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.tracks import DataTrack, parse_track_name
+from kvcs.names.tracks import DataTrack, of_unknown_component, parse_track_name
 from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -58,6 +58,14 @@ class SegmentEntry:
     object_digests: Mapping[DataTrack, tuple[bytes, ...]] | None
     """Per data track, per completed Group from 0: its Objects' digests, 32 octets each,
     in Object order, as one string of octets. None when the manifest lists none."""
+
+    other_tracks: tuple[str, ...] = ()
+    """Tracks of components that are not known here."""
+
+    @property
+    def track_names(self) -> str:
+        """All of its tracks, for people."""
+        return ", ".join((*map(str, self.tracks), *self.other_tracks))
 
     def listed_groups(self, track: DataTrack) -> int:
         """How many Groups of `track`, from 0, have their digests listed."""
@@ -133,6 +141,7 @@ class Manifest:
                     tracks=tracks[index],
                     complete=entry["complete"],
                     object_digests=digests_by_track[index],
+                    other_tracks=tuple(filter(of_unknown_component, entry["tracks"])),
                 )
                 for index, entry in enumerate(tree["segments"])
             ),
@@ -234,7 +243,7 @@ class Manifest:
         if not ranked:
             raise DecodeError(
                 DecodeErrorName.CODEC_UNSUPPORTED,
-                f"segment {segment} is offered only as {', '.join(map(str, entry.tracks))}",
+                f"segment {segment} is offered only as {entry.track_names}",
             )
         return choices[min(ranked)[1]]
 
@@ -391,6 +400,7 @@ def _parse_digests(digests: Any) -> dict[str, tuple[bytes, ...]] | None:
             for index, group in enumerate(groups)
         )
         for name, groups in digests.items()
+        if not of_unknown_component(name)
     }
 
 
@@ -408,6 +418,8 @@ def _group_octets(group: list[str], where: str) -> bytes:
 def _parse_tracks(names: Iterable[str]) -> tuple[DataTrack, ...]:
     tracks = []
     for name in names:
+        if of_unknown_component(name):
+            continue
         track = parse_track_name(name)
         if isinstance(track, ManifestTrack):
             raise DecodeError(DecodeErrorName.BAD_TRACK_NAME, f"{track.value} is no data track")
@@ -438,7 +450,7 @@ def check_consistency(manifest: Manifest) -> None:
             raise _bad_manifest(f"{where} lists a track of another segment")
         if len(set(entry.tracks)) != len(entry.tracks):
             raise _bad_manifest(f"{where} lists a track twice")
-        if not selections(entry.tracks):
+        if not selections(entry.tracks) and not entry.other_tracks:
             raise _bad_manifest(f"{where} has neither a kv track nor k and v of one codec")
         _check_digests(entry, manifest.compat.layers, where)
 
@@ -479,7 +491,7 @@ def _segment_tree(entry: SegmentEntry) -> dict[str, Any]:
         "first_block": entry.first_block,
         "blocks": entry.blocks,
         "block_keys_sha256": entry.block_keys_sha256.hex(),
-        "tracks": [str(track) for track in entry.tracks],
+        "tracks": [*map(str, entry.tracks), *entry.other_tracks],
         "complete": entry.complete,
     }
     if entry.object_digests is not None:

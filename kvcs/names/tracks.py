@@ -11,6 +11,7 @@ from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
+_ANY_DATA_TRACK = re.compile(r"[a-z0-9-]{1,32}\.[a-z0-9-]{1,32}\.s(0|[1-9][0-9]{0,9})")
 _CODEC_NAME = re.compile(r"[a-z0-9-]{1,32}")
 _COMPONENTS = {component.label: component for component in Component}
 
@@ -63,6 +64,12 @@ def parse_track_name(name: bytes | str) -> DataTrack | ManifestTrack:
         raise _bad_track_name("neither a manifest track nor component.codec.s<segment>")
     component, codec, segment = (part.decode("ascii") for part in match.groups())
     return DataTrack(_COMPONENTS[component], codec, int(segment))
+
+
+def of_unknown_component(name: str) -> bool:
+    """Whether a name is a data track's but for its component, one registered after this was
+    written ("KVCS Components"): whoever does not know it does without the track."""
+    return _ANY_DATA_TRACK.fullmatch(name) is not None and name.partition(".")[0] not in _COMPONENTS
 
 
 def publisher_priority(group: int, layers: int) -> int:

@@ -24,6 +24,7 @@ from kvsp.cli.common import ExitCode, InputError, note
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.codes import SessionErrorCode
@@ -50,6 +51,9 @@ Mtu = Annotated[
         max=MAX_DATAGRAM_SIZE,
         help="The most UDP payload a packet may have; what the path carries is found out.",
     ),
+]
+Congestion = Annotated[
+    Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
 ]
 QlogDir = Annotated[
     Path | None,

@@ -17,6 +17,7 @@ from kvcs.programs.common import (
     IDLE_TIMEOUT,
     Cafile,
     Compat,
+    Congestion,
     KeylogFile,
     Mtu,
     QlogDir,
@@ -50,6 +51,7 @@ from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
 from moqt.values.config import SessionConfig
@@ -151,6 +153,7 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long connecting may take.")
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
+    congestion: Congestion = Algorithm.BBR,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -186,6 +189,7 @@ def command(
         quic = QuicConfig(
             cafile=cafile,
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             # a relay that vanished is noticed within this time, and then looked for again
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, Fallback
 from kvcs.names.errors import KvcsError, RetrievalTimeout
 from kvcs.programs.common import (
@@ -20,6 +21,7 @@ from kvcs.programs.common import (
     IDLE_TIMEOUT,
     Cafile,
     Compat,
+    Congestion,
     KeylogFile,
     Mtu,
     QlogDir,
@@ -51,13 +53,14 @@ from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Mode
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import load_tokens
-from kvsp.cli.common import check_cafile, check_output, note, parse_layers, print_json
+from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
 from kvsp.cli.plain import PlainCommand
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 
@@ -99,11 +102,18 @@ def command(
     blocks: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N blocks.")
     ] = None,
+    discovery: Annotated[
+        DiscoveryMode,
+        typer.Option(
+            help="How publications are found; index needs --kvsp and asks the relay nothing."
+        ),
+    ] = DiscoveryMode.LISTING,
     mode: Annotated[Mode, typer.Option(help="How to ask for the layers.")] = Mode.AUTO,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
+    congestion: Congestion = Algorithm.BBR,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -130,6 +140,8 @@ def command(
         check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file)
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
+        if discovery is DiscoveryMode.INDEX and kvsp is None:
+            raise InputError("--discovery index finds what an index service names: give --kvsp URI")
         with inputs():
             scope = Scope.load(scope_key_file)
             descriptor = readable_descriptor(compat)
@@ -138,6 +150,7 @@ def command(
         quic = QuicConfig(
             cafile=cafile,
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
@@ -174,6 +187,7 @@ def command(
                     layers=wanted,
                     blocks=blocks,
                     mode=mode,
+                    discovery=discovery,
                     timeout=left,
                     destination=destination,
                     source=url,

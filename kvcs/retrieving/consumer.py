@@ -4,7 +4,7 @@
         async for layer in consumer.layers():
             use(layer.index, layer.k, layer.v)
 
-The asyncio face of `kvcs.finding.candidates`, `retrieval` and, with a `Fallback`, of
+The asyncio face of `kvcs.finding.candidates`, `contest`, `retrieval` and, with a `Fallback`, of
 `fallback`: every wait ends with the timeout at the latest.
 
 With a fallback there are two ways, side by side. As long as a publication is retrieved,
@@ -20,8 +20,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kvcs.finding.candidates import Candidate, Candidates
-from kvcs.finding.discovery import DEFAULT_GRACE, DEFAULT_PROBES
+from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
+from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.names.errors import (
     MisuseError,
@@ -35,6 +35,7 @@ from kvcs.names.errors import (
 )
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly, Kept
+from kvcs.retrieving.contest import Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination
 from kvcs.retrieving.layers import Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
@@ -54,6 +55,10 @@ DEFAULT_TIMEOUT = 60.0
 
 class _LateError(RetrievalError):
     """No publication has come in time, and holders have what there is."""
+
+
+class _StalledError(PublisherLost):
+    """Nothing comes of a publication, and there are others."""
 
 
 class _ShorterError(RetrievalError):
@@ -82,8 +87,9 @@ class Consumer:
         destination: Destination | None = None,
         publications: Sequence[PublicationNamespace] | None = None,
         require_listed: bool = False,
+        discovery: DiscoveryMode | str = DiscoveryMode.LISTING,
         min_blocks: int = 1,
-        grace: float = DEFAULT_GRACE,
+        grace: float | None = None,
         probes: int = DEFAULT_PROBES,
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
@@ -93,15 +99,18 @@ class Consumer:
         wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
         written (new arrays by default). `publications` are known already, in order of
         preference, and replace discovery. With `require_listed` no layer is handed over
-        before the manifest lists its digests. `min_blocks` is the shortest prefix worth
-        having; `grace` and `probes` are those of `kvcs.finding.discovery`. After `patience` seconds
-        without anything arriving another publication is tried, if one is known. `source` is
-        what `stats` calls the peer. With `fallback` blocks come from holders over HTTP, too;
-        `session` may then be None, and the consumer opens it itself.
+        before the manifest lists its digests. `discovery` says how publications are found;
+        `min_blocks` is the shortest prefix worth having, `grace` how long, in seconds, a
+        relay's listing must pause to count as whole, `probes` how many prefixes are asked for
+        at a time where it lists nothing. After `patience` seconds
+        without anything arriving another publication is tried, if there is one, also a shorter
+        one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
+        over HTTP, too; `session` may then be None, and the consumer opens it itself.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
-        not exist, no blocks, an unknown mode, a publication of another scope or
-        Compatibility ID, or neither a session nor a way to open one.
+        not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
+        publication of another scope or Compatibility ID, or neither a session nor a way to
+        open one.
         """
         layers = range(descriptor.layers) if layers is None else layers
         if layers.step != 1 or not layers or layers.start < 0 or layers.stop > descriptor.layers:
@@ -111,7 +120,7 @@ class Consumer:
             )
         if blocks is not None and blocks < 1:
             raise ValueError("at least one block is needed")
-        if timeout <= 0 or grace < 0 or probes < 1 or patience <= 0:
+        if timeout <= 0 or (grace or 0) < 0 or probes < 1 or patience <= 0:
             raise ValueError("timeout, probes and patience are positive, grace is not negative")
         for publication in publications or ():
             if (publication.scope_id, publication.compat_id) != (
@@ -119,6 +128,9 @@ class Consumer:
                 descriptor.compat_id,
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
+        discovery = DiscoveryMode(discovery)
+        if discovery is DiscoveryMode.INDEX and fallback is None and publications is None:
+            raise ValueError("discovery by an index service needs a fallback that reaches one")
         descriptor.section_octets()
         self.stats = Stats(source=source or (fallback.relay if fallback is not None else None))
         self._source = self.stats.source
@@ -153,14 +165,15 @@ class Consumer:
             self._scope_id,
             descriptor.compat_id,
             self._keys,
-            changed=self._event,
-            wait=self._wait,
+            changed=self._event.set,
             given=publications,
             index=self._path,
+            discovery=discovery,
             min_blocks=min_blocks,
             grace=grace,
             probes=probes,
         )
+        self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
@@ -219,6 +232,8 @@ class Consumer:
         """Cancel every request and let go of the arrays; harmless when repeated."""
         if self._path is not None:
             self._path.stop()
+        if self._contest is not None:
+            self._contest.close()
         if self._retrieval is not None:
             self._retrieval.close()
         if self._buffer is not None:
@@ -262,7 +277,7 @@ class Consumer:
             except RetrievalError as error:
                 failure = error
             finally:
-                self.stats.note = str(path.error) if path.error is not None else None
+                self.stats.note = path.note
             late = isinstance(failure, _LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
@@ -278,8 +293,12 @@ class Consumer:
 
     async def _over_moqt(self) -> AsyncGenerator[Layer, None]:
         while True:
-            candidate, session = await self._candidates.next(self._since + self._after)
-            retrieval = self._begin(candidate, session)
+            entrant = await self._choose()
+            candidate, retrieval = entrant.candidate, entrant.retrieval
+            assert retrieval is not None
+            self._retrieval = retrieval
+            self.stats.begin(candidate.namespace)
+            self.stats.source = candidate.url or self._source
             try:
                 async with aclosing(self._follow(retrieval)) as run:
                     async for layer in run:
@@ -290,8 +309,13 @@ class Consumer:
                 raise
             except _ShorterError:
                 self._candidates.allow_again(candidate)
-            except (VerificationFailed, PublisherLost) as error:
-                self._candidates.failed(error)
+            except RetrievalTimeout:
+                raise
+            except RetrievalError as error:
+                if isinstance(error, _StalledError):
+                    self._candidates.stalled(candidate, error)
+                else:
+                    self._candidates.failed(error)
                 # of a publication that failed verification nothing is kept
                 bad = isinstance(error, VerificationFailed)
                 self._kept = None if bad else retrieval.assembly.keep()
@@ -299,13 +323,34 @@ class Consumer:
                 if self._path is not None:
                     self._path.stop()
                 retrieval.close()
-                self.stats.packet_octets = session.packet_sizes[1]
+                self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
 
-    def _begin(self, candidate: Candidate, session: MoqtSession) -> Retrieval:
-        self.stats.begin(candidate.namespace)
-        self.stats.source = candidate.url or self._source
-        path = self._path
+    async def _choose(self) -> Entrant:
+        """The publication to retrieve next. Raises why there is none."""
+        contest = self._contest = Contest(
+            self._candidates,
+            self._held,
+            wanted=min(len(self._keys), self._blocks or len(self._keys)),
+            patience=self._patience,
+            settle_by=self._since + (self._after or self._patience),
+        )
+        try:
+            while True:
+                self._event.clear()
+                due = contest.poll(self._now())
+                if contest.error is not None:
+                    raise contest.error
+                if contest.winner is not None:
+                    return contest.winner
+                await self._wait(due)
+        finally:
+            contest.close()
+            self._contest = None
+
+    def _held(self, candidate: Candidate, session: MoqtSession) -> Retrieval:
+        """The retrieval of a candidate, before its data is asked for."""
+        self.stats.publications_tried += 1
         assembly = Assembly(
             candidate.namespace,
             self._descriptor,
@@ -315,29 +360,27 @@ class Consumer:
             self.stats,
             blocks=self._blocks,
             require_listed=self._require_listed,
-            kept=self._kept,
-            shared=candidate.shared,
-            over_http=path.blocks if path is not None else 0,
-            elsewhere=path.has if path is not None else None,
+            records=candidate.records,
+            elsewhere=self._path.has if self._path is not None else None,
         )
-        retrieval = self._retrieval = Retrieval(
+        return Retrieval(
             session.session,
             assembly,
             self.stats,
             mode=self._mode,
             require_listed=self._require_listed,
             changed=self._event.set,
+            hold=True,
         )
-        retrieval.start()
-        return retrieval
 
     async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
         """The layers of one publication, with the help of holders."""
         assembly = retrieval.assembly
+        retrieval.go(self._path.blocks if self._path is not None else 0, self._kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
         patient_until = self._now() + self._patience
         while True:
-            due = retrieval.poll(self._now())
+            times = [retrieval.poll(self._now())]
             if isinstance(retrieval.error, VerificationFailed):
                 raise retrieval.error
             while retrieval.ready:
@@ -356,23 +399,26 @@ class Consumer:
             now = self._now()
             if retrieval.arrivals != arrivals:
                 arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
-            elif now >= patient_until:
-                if self._candidates.known() is not None:
-                    raise PublisherLost(
+            if self.stats.layers != layers:
+                layers, moved, patient_until = self.stats.layers, now, now + self._patience
+            if now >= patient_until and not (self._path is not None and self._path.busy):
+                times.append(self._candidates.poll(now))
+                if self._candidates.best() is not None:
+                    raise _StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s"
                     )
-                patient_until = now + self._patience
-            if self.stats.layers != layers:
-                layers, moved = self.stats.layers, now
-            due = patient_until if due is None else min(due, patient_until)
+                if not self._candidates.searching:
+                    patient_until = now + self._patience
+            if now < patient_until:
+                times.append(patient_until)
             if self._path is not None and assembly.manifest is not None:
                 late_at = min(arrived, moved) + self._after
                 self._assist(self._path, retrieval, late=now >= late_at)
                 if now < late_at:
-                    due = min(due, late_at)
+                    times.append(late_at)
             if not self._event.is_set():
-                await self._wait(due)
+                await self._wait(min((at for at in times if at is not None), default=None))
             self._event.clear()
 
     # -- over HTTP -----------------------------------------------------------------------
@@ -390,15 +436,20 @@ class Consumer:
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer)
-        path.begin_round(assembly, self._wanted(assembly, late), self._left())
+        begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
+        if late and not begun and assembly.foreign and self._hasty and path.blocks:
+            raise _LateError("what holders have is of another production than the publication")
 
-    def _wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
+    def _wanted(self, path: HttpPath, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
         if not late and not assembly.promised and assembly.total == assembly.blocks:
+            return
+        if late:
+            yield from assembly.from_holders(path.has)
             return
         for layer, block in assembly.lacking():
             if block in assembly.foreign:
                 continue
-            if late or block >= assembly.blocks or (layer, block) in assembly.promised:
+            if block >= assembly.blocks or (layer, block) in assembly.promised:
                 yield layer, block
 
     def _holders_can_complete(self, retrieval: Retrieval) -> bool:
@@ -419,8 +470,7 @@ class Consumer:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
         path = self._path
         assert path is not None
-        # what was handed over and never listed shows whether theirs is the same production
-        proof, foreign = list(buffer.unproven_blocks()), len(buffer.foreign)
+        foreign = len(buffer.foreign)
         while True:
             while buffer.ready:
                 yield buffer.ready.popleft()
@@ -430,7 +480,7 @@ class Consumer:
                 return
             self._event.clear()
             if not path.busy:
-                wanted, proof = [*proof, *buffer.lacking()], []
+                wanted = buffer.from_holders(path.has)
                 if not path.begin_round(buffer, wanted, self._left()):
                     return
             await self._wait(None, late=False)

@@ -89,6 +89,13 @@ class HttpPath:
         self._under_way: asyncio.Task[None] | None = None
 
     @property
+    def note(self) -> str | None:
+        """What is to be said of the index service, when it was of no help."""
+        if self.error is not None:
+            return str(self.error)
+        return None if self.looked_up else "the index service has not answered so far"
+
+    @property
     def busy(self) -> bool:
         """Whether a round is under way."""
         return self._into is not None

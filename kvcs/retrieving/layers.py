@@ -7,7 +7,7 @@ them; `kvcs.retrieving.assembly` adds what a publication has to say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -101,9 +101,9 @@ class LayerBuffer:
             for block in blocks:
                 yield layer, block
 
-    def unproven_blocks(self) -> Iterator[tuple[int, int]]:
-        """(layer, block) whose production nothing proves."""
-        return iter(())
+    def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
+        """(layer, block) to ask holders for, in order of need; `has` says what they have."""
+        return self.lacking()
 
     def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Verdict:
         """K and V of a block's layer, from a holder over HTTP; what is there already stays."""

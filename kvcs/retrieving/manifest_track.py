@@ -12,8 +12,14 @@ from typing import Final, Protocol
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import not_authorized, retry_delay
-from kvcs.retrieving.assembly import SEGMENT, Assembly
-from moqt.receiving.receiver import IncomingStream, ObjectReceiver, ReceivedObject, Via
+from kvcs.retrieving.assembly import Assembly
+from moqt.receiving.receiver import (
+    AcceptedSubscribe,
+    IncomingStream,
+    ObjectReceiver,
+    ReceivedObject,
+    Via,
+)
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
@@ -62,6 +68,8 @@ class ManifestVersions:
         self._live = False
         self._fetching = False
         self._fetches = 0
+        self.arrivals = 0
+        """Answers and parts of Objects that have come."""
 
     def ask(self) -> None:
         """Subscribe, with a fill of the latest version."""
@@ -125,7 +133,7 @@ class ManifestVersions:
         manifest = self._assembly.manifest
         if self._retrieval.over or self._fetching or (self._live and manifest is not None):
             return
-        if manifest is not None and manifest.is_segment_complete(SEGMENT):
+        if self._assembly.complete:
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
             self._fetching = True
@@ -180,6 +188,13 @@ class ManifestReceiver(ObjectReceiver):
     def __init__(self, versions: ManifestVersions, *, fetched: bool) -> None:
         self.versions = versions
         self.fetched = fetched
+
+    def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
+        self.versions.arrivals += 1
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        super().object_part(stream, part)
+        self.versions.arrivals += 1
 
     def object_received(self, received: ReceivedObject) -> None:
         if received.status is ObjectStatus.NORMAL:

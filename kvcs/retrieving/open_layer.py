@@ -84,9 +84,16 @@ class OpenLayer:
             return bool(self._written[component][block])
         return all(self._written[half][block] for half in halves(component))
 
-    def missing(self, component: Component) -> list[int]:
-        """The blocks still to be written: of K, of V, or of either for `kv`."""
-        return [block for block in range(self.blocks) if not self.has(component, block)]
+    def missing(self, component: Component, within: range | None = None) -> list[int]:
+        """The blocks, of all or of those `within`, still to be written: of K, of V, or of either
+        for `kv`."""
+        blocks = range(self.blocks) if within is None else within
+        return [block for block in blocks if not self.has(component, block)]
+
+    def sections(self, block: int) -> tuple[memoryview, memoryview]:
+        """The raw K and V of block `block`, as far as they are written."""
+        at = slice(block * self._section, (block + 1) * self._section)
+        return self._views[Component.K][at], self._views[Component.V][at]
 
     def take_back(self, component: Component, block: int) -> None:
         """Block `block` turned out to be wrong: it is to be written again."""

@@ -17,7 +17,7 @@ from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
-from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.assembly import Assembly, Kept
 from kvcs.retrieving.layers import Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
@@ -95,7 +95,9 @@ class Retrieval:
         mode: Mode = Mode.AUTO,
         require_listed: bool = False,
         changed: Callable[[], None] = lambda: None,
+        hold: bool = False,
     ) -> None:
+        """With `hold` nothing but the manifest is asked for before `go`."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -118,6 +120,7 @@ class Retrieval:
         """No further version of the manifest will come, or be waited for."""
         self._confirm_due: float | None = None
         self._filters_refused = False
+        self._hold = hold
 
     # -- for the shell -------------------------------------------------------------------
 
@@ -132,21 +135,31 @@ class Retrieval:
         return sum(state.arrivals for state in self._tracks.values())
 
     @property
+    def manifest_arrivals(self) -> int:
+        """Answers and parts of manifests that have come."""
+        return self._versions.arrivals
+
+    @property
     def finished(self) -> bool:
         """Every layer has been handed over, and the manifest has confirmed what it can."""
         if self.error is not None or not self.assembly.whole:
             return False
-        entry = self.assembly.entry
-        return (
-            self.assembly.confirmed
-            or self._versions_over
-            or entry.complete
-            or entry.object_digests is None
-        )
+        return self.assembly.confirmed or self._versions_over or self.assembly.settled
 
     def start(self) -> None:
         """Ask for the manifest; all else follows from it."""
         self._versions.ask()
+
+    def go(self, over_http: int = 0, kept: Kept | None = None) -> None:
+        """Ask for the data, now that there is a manifest; the arguments are those of
+        `Assembly.prepare`."""
+        self._hold = False
+        try:
+            self.assembly.prepare(over_http, kept)
+        except _LOCAL_ERRORS as error:
+            self.fail(error)
+            return
+        self._ask_for_data()
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
@@ -230,11 +243,11 @@ class Retrieval:
                 request.cancel()
         requests.clear()
 
-    def _filters(self) -> tuple[RangeFilter, ...]:
+    def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
-        blocks = self.assembly.blocks
+        blocks = self.assembly.needed(track)
         if (
-            blocks == self.assembly.entry.blocks
+            blocks == self.assembly.entry(track).blocks
             or self._filters_refused
             or not self.session.peer_max_filter_ranges
         ):
@@ -258,8 +271,8 @@ class Retrieval:
             return
         for track, refused in self.assembly.take_back():
             self._lost(self._tracks[track], refused)
-        if first and self.assembly.manifest is not None:
-            self._ask_for_data()
+        if first and self.assembly.manifest is not None and not self._hold:
+            self.go()
         self._changed()
 
     def versions_over(self) -> None:
@@ -274,17 +287,17 @@ class Retrieval:
         if assembly.whole:
             return
         needed = [layer for layer in assembly.layers if assembly.needs(layer)]
-        complete = assembly.entry.complete
-        fetch = self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete)
-        self.stats.mode = (Mode.FETCH if fetch else Mode.LIVE).value
+        self.stats.mode = Mode.FETCH.value
         for track in assembly.tracks:
             name = FullTrackName(assembly.namespace.fields, track.name)
             octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
             state = self._tracks[track] = TrackState(track, name, needed[0], octets)
-            if fetch:
-                end = Location(needed[-1], assembly.blocks - 1)
+            complete = assembly.entry(track).complete
+            if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+                end = Location(needed[-1], assembly.needed(track) - 1)
                 self._fetch(state, state.first, end, again=False)
             else:
+                self.stats.mode = Mode.LIVE.value
                 self._subscribe(state)
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
@@ -301,7 +314,7 @@ class Retrieval:
                             location_filter=LocationFilter.absolute_start(*state.first)
                         ),
                         group_order=GroupOrder.ASCENDING,
-                        range_filters=self._filters(),
+                        range_filters=self._filters(state.track),
                     ),
                 )
             )
@@ -312,7 +325,7 @@ class Retrieval:
         self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
     ) -> None:
         receiver = state.fetch = FetchReceiver(self, state, start, end, again=again)
-        whole_groups = start.object == 0 and end.object == self.assembly.blocks - 1
+        whole_groups = start.object == 0 and end.object == self.assembly.needed(state.track) - 1
 
         def make() -> None:
             if state.fetch is not receiver or self.assembly.whole:
@@ -329,7 +342,7 @@ class Retrieval:
                         if whole_groups
                         else LocationFilter.range(start, end),
                         group_order=GroupOrder.ASCENDING,
-                        range_filters=self._filters(),
+                        range_filters=self._filters(state.track),
                     ),
                 )
             )
@@ -363,7 +376,9 @@ class Retrieval:
         if self.over:
             return
         try:
-            refused = self.assembly.object_refused(location, DecodeErrorName.TRAILING_OCTETS)
+            refused = self.assembly.object_refused(
+                state.track, location, DecodeErrorName.TRAILING_OCTETS
+            )
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -409,7 +424,7 @@ class Retrieval:
 
     def live_failed(self, state: TrackState, error: MoqtError) -> None:
         if not self._refused(error):
-            delay = self._delay_again(error)
+            delay = self._delay_again(state, error)
             if delay is not None:
                 self._subscribe(state, delay)
             else:
@@ -422,7 +437,7 @@ class Retrieval:
         if self._refused(error):
             return
         state = receiver.state
-        delay = self._delay_again(error)
+        delay = self._delay_again(state, error)
         if delay is None:
             self.fetch_over(receiver, str(error))
         elif state.fetch is receiver:
@@ -483,7 +498,7 @@ class Retrieval:
         else:
             filling = state.answered and not state.fill_over and not state.fill_open
             owed = state.subscribed and state.silent is None and state.answered
-            owed = owed and (filling or self.assembly.entry.complete)
+            owed = owed and (filling or self.assembly.entry(state.track).complete)
         if not owed:
             return None
         if now < self._quiet + STALL:
@@ -491,7 +506,7 @@ class Retrieval:
         why = f"nothing came for {STALL:g} s"
         if fetch is not None:
             self.fetch_over(fetch, why)
-        elif self.assembly.entry.complete:
+        elif self.assembly.entry(state.track).complete:
             state.silent = now
             state.cause = why
             self._suspect(state, self.assembly.layers)
@@ -524,7 +539,7 @@ class Retrieval:
         if self.assembly.bad:
             self.fail(VerificationFailed(self.assembly.describe_bad()))
             return
-        if self.assembly.entry.complete:
+        if self.assembly.entry(state.track).complete:
             why = "no publisher is left to bring what the relay does not have"
         elif self._mode is Mode.FETCH:
             why = "it is still being produced: retrieve it live"
@@ -551,13 +566,13 @@ class Retrieval:
             self.fail(VerificationFailed(f"{self._publication}: {error}"))
         return self.error is not None
 
-    def _delay_again(self, error: MoqtError) -> float | None:
+    def _delay_again(self, state: TrackState, error: MoqtError) -> float | None:
         """Seconds before a refused request is made again; None when it is not."""
         delay = retry_delay(error)
         if (
             isinstance(error, RequestError)
             and error.code == RequestErrorCode.INVALID_FILTER
-            and self._filters()
+            and self._filters(state.track)
         ):
             self._filters_refused = True
             return NO_STREAM_DELAY if delay is None else delay

@@ -45,6 +45,8 @@ class Stats:
     """FETCH requests for missing Objects, over all publications."""
 
     publications_tried: int = 0
+    """Publications whose manifest was asked for."""
+
     publication: str | None = None
     """Publication ID, hexadecimal."""
 
@@ -73,8 +75,7 @@ class Stats:
         return self.octets / self.seconds / 1e6 if self.seconds else 0.0
 
     def begin(self, namespace: PublicationNamespace) -> None:
-        """Another publication is tried."""
-        self.publications_tried += 1
+        """A publication is retrieved."""
         self.publication = namespace.publication_id.hex()
         self._reset()
 

@@ -167,7 +167,7 @@ class Client(ServiceClient):
             ordered=True,
             now=now(),
         )
-        retrieval = Retrieval(self._caller, planner, described, self.limits)
+        retrieval = Retrieval(self._caller, planner, described, self.limits, self._tell)
         while not planner.done and not planner.missing():
             for action in planner.poll(now()):
                 if isinstance(action, Cancel):
@@ -259,7 +259,7 @@ class Client(ServiceClient):
             budget_octets=budget_octets,
             now=asyncio.get_running_loop().time(),
         )
-        retrieval = Retrieval(self._caller, planner, descriptor, self.limits)
+        retrieval = Retrieval(self._caller, planner, descriptor, self.limits, self._tell)
         try:
             return await retrieval.run(destination, len(blocks), deadline_s)
         finally:

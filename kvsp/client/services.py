@@ -15,6 +15,7 @@ from kvsp.client.caller import Caller, Token
 from kvsp.client.errors import BadAnswerError, ClientError, NotFoundError, VerificationError
 from kvsp.client.leases import Lease
 from kvsp.client.limits import ClientLimits
+from kvsp.client.retrieving.doubts import Doubts
 from kvsp.client.tls import tls_context
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
@@ -64,6 +65,7 @@ class ServiceClient:
         self._token = token
         self._tls = tls_context(cafile, client_cert)
         self._open: Caller | None = None
+        self._doubts: Doubts | None = None
         self._descriptors: OrderedDict[bytes, Descriptor] = OrderedDict()
         self._links: OrderedDict[str, Link] = OrderedDict()
 
@@ -74,6 +76,7 @@ class ServiceClient:
             http_loopback=self.http_loopback,
             limits=self.limits,
         )
+        self._doubts = Doubts(self._open, self.limits.release_s)
         return self
 
     async def __aexit__(
@@ -86,6 +89,9 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Close every connection; harmless when closed."""
+        doubts, self._doubts = self._doubts, None
+        if doubts is not None:
+            await doubts.close()
         caller, self._open = self._open, None
         if caller is not None:
             await caller.close()
@@ -95,6 +101,11 @@ class ServiceClient:
         if self._open is None:
             raise RuntimeError("the client is closed: use it inside `async with Client(...)`")
         return self._open
+
+    def _tell(self, holder: str, block: BlockId) -> None:
+        """A holder's octets of a block fail verification."""
+        if self._doubts is not None:
+            self._doubts.tell(holder, block)
 
     @property
     def _index(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -23,7 +24,8 @@ from kvsp.holder.holder import (
     Holder,
     Records,
 )
-from kvsp.holder.leases import Lease, LeaseQuotaError
+from kvsp.holder.leases.journal import LeaseJournalError
+from kvsp.holder.leases.table import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
 from kvsp.holder.parts import LeasedError
 from kvsp.holder.reading import Body
@@ -34,7 +36,7 @@ from kvsp.holder.records.publishing import (
     IndexUnavailableError,
 )
 from kvsp.holder.response import BlockResponse
-from kvsp.holder.rooms import NoRoomError
+from kvsp.holder.rooms import ClientBusyError, NoRoomError
 from kvsp.holder.store import BlockExistsError, MissError, MissReason
 from kvsp.holder.tiers.tiers import TierFullError, TierUnavailableError
 from kvsp.holder.upload import ContainerTooLargeError
@@ -56,10 +58,13 @@ from kvsp.principals import READ, WRITE, Right
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswer
 
+logger = logging.getLogger("kvsp.holder")
+
 MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0
 _BUSY_RETRY_S: Final = 1.0
 _BLOCK_PATH: Final = "blocks/{compat}/{scope}/{block_key}"
+_DOUBT_PATH: Final = _BLOCK_PATH + "/verification"
 _LEASE_PATH: Final = "leases/{lease}"
 
 
@@ -168,6 +173,14 @@ class HolderService(Service):
             ),
             Operation(
                 method="POST",
+                handler=self._verify,
+                summary="Read a block's copies again: an answer failed verification",
+                success=(204,),
+                problems=(ProblemName.UNKNOWN_RESOURCE,),
+                **(block | {"path": _DOUBT_PATH}),
+            ),
+            Operation(
+                method="POST",
                 path="leases",
                 handler=self._acquire,
                 summary="Lease blocks",
@@ -229,7 +242,7 @@ class HolderService(Service):
 
     async def stop(self) -> None:
         await self._records.stop()
-        await self.holder.stop()
+        await self.holder.close()
         if self._index is not None:
             await self._index.close()
 
@@ -238,7 +251,7 @@ class HolderService(Service):
     async def _get(self, call: Call) -> Response:
         block = self._authorized(call, READ)
         layers, codec = _selection(call)
-        body = await self._open(block, layers, codec)
+        body = await self._open(call, block, layers, codec)
         headers = self._representation(block, body)
         if _matches(call.headers.get("if-none-match"), headers["ETag"]):
             body.close()
@@ -249,9 +262,13 @@ class HolderService(Service):
             return Response(headers=headers, media_type=BLOCK_MEDIA_TYPE)
         return BlockResponse(self.holder, block, body, headers)
 
-    async def _open(self, block: BlockId, layers: range | None, codec: int | None) -> Body:
+    async def _open(
+        self, call: Call, block: BlockId, layers: range | None, codec: int | None
+    ) -> Body:
         try:
-            return await self.holder.open(block, layers, codec, self._descriptor)
+            return await self.holder.open(
+                block, layers, codec, self._descriptor, client=call.principal.name
+            )
         except MissError as error:
             raise _miss(error, layers) from None
         except CodecUnavailableError as error:
@@ -266,6 +283,8 @@ class HolderService(Service):
                 f"the block has no form in this codec ({error.detail})",
                 codecs=[],
             ) from None
+        except ClientBusyError as error:
+            raise _wait(error) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
 
@@ -297,7 +316,9 @@ class HolderService(Service):
         chunks = call.stream_body(limit)
         try:
             async with contextlib.aclosing(chunks):
-                info = await self.holder.put(block, descriptor, chunks, repr_digest)
+                info = await self.holder.put(
+                    block, descriptor, chunks, repr_digest, client=call.principal.name
+                )
         except BlockExistsError:
             raise _exists() from None
         except NoRoomError:
@@ -311,6 +332,8 @@ class HolderService(Service):
             raise Problem(
                 ProblemName.STORAGE_FULL, str(error), retry_after=_FULL_RETRY_S
             ) from error
+        except ClientBusyError as error:
+            raise _wait(error) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
         except ContainerTooLargeError:
@@ -336,6 +359,19 @@ class HolderService(Service):
             ) from None
         except TierUnavailableError as error:
             raise _not_now(error) from error
+        return no_content()
+
+    async def _verify(self, call: Call) -> Response:
+        """204 for a block whose copies are sound; 404 for one that is not here (any more)."""
+        block = self._authorized(call, READ)
+        try:
+            sound = await self.holder.doubted(block)
+        except MissError as error:
+            raise _miss(error, None) from None
+        except (TierUnavailableError, BusyError) as error:
+            raise _not_now(error) from error
+        if not sound and block not in self.holder.store:
+            raise _miss(MissError(MissReason.LOST), None)
         return no_content()
 
     def _authorized(self, call: Call, right: Right) -> BlockId:
@@ -394,9 +430,11 @@ class HolderService(Service):
             for key in dict.fromkeys(request.block_keys)
         ]
         try:
-            lease = self.holder.lease(call.principal.name, blocks, request.ttl_ms)
+            lease = await self.holder.lease(call.principal.name, blocks, request.ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise Problem(ProblemName.UNKNOWN_RESOURCE, "none of the blocks is held")
         location = call.base_uri + lease_path(lease.lease_id)
@@ -406,11 +444,11 @@ class HolderService(Service):
         lease_id = _lease_id(call)
         ttl_ms = (await call.read_record(TtlAnswer)).ttl_ms
         try:
-            lease = self.holder.leases.renew(
-                call.principal.name, lease_id, ttl_ms, self.holder.clock()
-            )
+            lease = await self.holder.renew(call.principal.name, lease_id, ttl_ms)
         except LeaseQuotaError as error:
             raise self._over_quota(error) from None
+        except LeaseJournalError as error:
+            raise _not_kept(error) from error
         if lease is None:
             raise _no_lease()
         return _grant(lease, lease.ttl_ms)
@@ -489,6 +527,10 @@ def _not_now(error: Exception) -> Problem:
     return Problem.http(503, str(error), retry_after=_BUSY_RETRY_S)
 
 
+def _wait(error: ClientBusyError) -> Problem:
+    return Problem.http(429, str(error), retry_after=_BUSY_RETRY_S)
+
+
 def _invalid_container(error: DecodeError) -> Problem:
     if error.name is DecodeErrorName.CODEC_UNSUPPORTED:
         codecs = [int(codec) for codec in Codec]
@@ -503,6 +545,13 @@ def _invalid_container(error: DecodeError) -> Problem:
 
 def _lease_id(call: Call) -> str:
     return check_uuid(call.path_params["lease"])
+
+
+def _not_kept(error: LeaseJournalError) -> Problem:
+    logger.error("a lease cannot be kept: %s", error)
+    return Problem.http(
+        503, "the holder cannot keep a lease now; its log says why", retry_after=_FULL_RETRY_S
+    )
 
 
 def _no_lease() -> Problem:

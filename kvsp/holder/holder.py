@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvsp.holder.leases import Lease, LeaseQuota, LeaseTable
+from kvsp.holder.leases.journal import LeaseJournal
+from kvsp.holder.leases.table import Lease, LeaseQuota, LeaseTable
 from kvsp.holder.parts import Parts
 from kvsp.holder.reading import Body, Sections, StoredBody, transcode
 from kvsp.holder.records.publishing import RecordSource
-from kvsp.holder.rooms import NoRoomError, Reservation
+from kvsp.holder.rooms import NoRoomError, Reservation, Shares
 from kvsp.holder.store import (
     BlockExistsError,
     BlockInfo,
@@ -26,6 +27,7 @@ from kvsp.holder.store import (
     Part,
     Store,
 )
+from kvsp.holder.tiers.scrubbing import Scrubber
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartReader,
@@ -48,6 +50,7 @@ Describe = Callable[[bytes], Awaitable[Descriptor]]
 """The descriptor of a Compatibility ID."""
 
 _RANGE_DIGESTS: Final = 4096
+_SOUND_KEPT: Final = 4096
 _OPENINGS: Final = 16
 """Times that a block is looked up again because it changed while it was being opened."""
 
@@ -95,8 +98,19 @@ class HolderSettings:
     base_uri: str
     max_container_octets: int = MAX_CONTAINER_OCTETS
     uploads: int = 64
+    uploads_per_client: int = 32
     transcodings: int = 2
+    transcodings_per_client: int = 1
     lossy_transcoding: bool = False
+    scrub_octets_per_s: float = 0.0
+    """Blocks on disk are read and verified at this rate; 0 for never."""
+
+    verified_s: float = 60.0
+    """A copy that was found sound is not read again for somebody who doubts it for so long."""
+
+    lease_file: Path | None = None
+    """Keeps leases beyond the process, as the disk tier does blocks; None: they end with it."""
+
     scratch: Path | None = None
     """Folder for temporary files of transcodings; the system's when None."""
 
@@ -115,7 +129,7 @@ class Holder:
     ) -> None:
         """`tiers` with their budgets in octets; new blocks go to the first one that
         outlives the process, or to the first one when none does. The default quota is a
-        quarter of all budgets."""
+        quarter of what they hold."""
         self.settings = settings
         self.records = records
         records.attach(self.record)
@@ -125,14 +139,32 @@ class Holder:
             {each.tier: budget for each, budget in tiers},
             lambda block, now: self.leases.is_leased(block, now),
         )
-        self.leases = LeaseTable(quota or LeaseQuota(octets=self.store.capacity // 4))
+        self._quota_by_capacity = quota is None
+        self._journal = LeaseJournal(settings.lease_file)
+        self.leases = LeaseTable(
+            quota or LeaseQuota(octets=self.store.capacity // 4), on_ended=self._journal.ended
+        )
         self._home = next(
             (tier for tier in self.store.tiers if tier is not Tier.HOST), self.store.tiers[0]
         )
         self._uploads = asyncio.Semaphore(settings.uploads)
+        self._uploads_of = Shares(
+            "blocks being stored",
+            settings.uploads_per_client,
+            lambda: self.store.rejected("client-busy"),
+        )
+        self._transcodings_of = Shares(
+            "blocks being transcoded", settings.transcodings_per_client, self.store.refused
+        )
         self._transcodings = asyncio.Semaphore(settings.transcodings)
         self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._doubting = asyncio.Semaphore(1)
+        self._sound: OrderedDict[BlockId, tuple[Mapping[Tier, Part], float]] = OrderedDict()
+        self.scrubber = Scrubber(
+            self.store, Tier.DISK, self.parts.verify, settings.scrub_octets_per_s
+        )
+        self._scrubbing: asyncio.Task[None] | None = None
         self._promoting = False
         self._started = False
         self._range_digests: OrderedDict[tuple[BlockId, bytes, int, int], bytes] = OrderedDict()
@@ -142,6 +174,8 @@ class Holder:
         if self._started:
             return
         self._started = True
+        leases = await self._journal.start()
+        leased = {block for lease in leases for block in lease.blocks}
         for tier in reversed(self.store.tiers):
             found = await self._storage[tier].start()
             octets = sum(part.octets for _, _, part in found)
@@ -149,13 +183,24 @@ class Holder:
             limit = self.store.limit(tier)
             excess = 0 if limit is None else octets - limit
             for block, info, part in found:
-                if excess > 0:  # the oldest go first
+                if excess > 0 and block not in leased:  # the oldest go first
                     excess -= part.octets
                     await self.parts.discard(tier, block)
-                elif self.store.recovered(block, tier, info, part):
+                elif self.store.recovered(block, tier, info, part, leased=block in leased):
                     self.records.changed(block)
                 else:
                     await self.parts.discard(tier, block)
+        if self._quota_by_capacity:
+            self.leases.quota = LeaseQuota(octets=self.store.capacity // 4)
+        sizes = {
+            block: entry.info.size
+            for block in leased
+            if (entry := self.store.entry(block)) is not None
+        }
+        for lease in leases:
+            self.leases.restore(lease, sizes, self.clock())
+        if self.settings.scrub_octets_per_s > 0 and Tier.DISK in self.store.tiers:
+            self._scrubbing = asyncio.create_task(self.scrubber.run())
 
     async def _fit(self, tier: Tier, octets: int) -> None:
         """Bound a tier by what its medium has room for, beside the `octets` that are there."""
@@ -172,9 +217,17 @@ class Holder:
             )
 
     async def stop(self) -> None:
-        """Wait for what runs in the background."""
+        """End the verification of what is stored, and wait for what else runs."""
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait([self._scrubbing])
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let go of everything; leases are there again after the next start."""
+        await self.stop()
+        await self._journal.stop()
 
     # --- blocks ----------------------------------------------------------------------
 
@@ -184,11 +237,14 @@ class Holder:
         descriptor: Descriptor,
         chunks: AsyncIterator[bytes],
         repr_digest: bytes | None = None,
+        *,
+        client: str | None = None,
     ) -> BlockInfo:
         """Store a whole block; afterwards it is there, or nothing of it is.
 
-        Raises BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError,
-        TierFullError, TierUnavailableError, and what `chunks` raises.
+        `client` has its share of the uploads at once; None is this process itself. Raises
+        BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError, BusyError,
+        ClientBusyError, TierFullError, TierUnavailableError, and what `chunks` raises.
         """
         if block in self.store:
             self.store.rejected("exists")
@@ -197,6 +253,7 @@ class Holder:
             self.store.rejected("busy")
             raise BusyError(f"{self.settings.uploads} blocks are being stored already")
         with contextlib.ExitStack() as reserved:
+            reserved.enter_context(self._uploads_of.of(client))
 
             async def make_room(octets: int) -> PartWriter:
                 room = reserved.enter_context(await self.parts.make_room(self._home, octets))
@@ -246,12 +303,15 @@ class Holder:
         layers: range | None = None,
         codec: int | None = None,
         describe: Describe | None = None,
+        *,
+        client: str | None = None,
     ) -> Body:
         """What a GET sends. The caller closes it.
 
-        `describe` is asked when the block has to be transcoded. Raises MissError,
-        CodecUnavailableError, TierUnavailableError, DecodeError when a section cannot be
-        transcoded, and what `describe` raises.
+        `describe` is asked when the block has to be transcoded, of which `client` has its
+        share at once. Raises MissError, CodecUnavailableError, BusyError, ClientBusyError,
+        TierUnavailableError, DecodeError when a section cannot be transcoded, and what
+        `describe` raises.
         """
         descriptor: Descriptor | None = None
         for _ in range(_OPENINGS):
@@ -269,7 +329,7 @@ class Holder:
                 await self.parts.lost(block, error)
                 continue
             if sections is not None:
-                return await self._body(block, found, sections, target, descriptor)
+                return await self._body(block, found, sections, target, descriptor, client)
         raise BusyError("the block is being moved all the time")
 
     async def _body(
@@ -279,11 +339,13 @@ class Holder:
         sections: Sections,
         target: int,
         descriptor: Descriptor | None,
+        client: str | None,
     ) -> Body:
         try:
             if target == found.info.codec:
                 return StoredBody(sections, await self._container_digest(block, found, sections))
-            return await self._transcode(sections, found.info.codec, target, descriptor)
+            with self._transcodings_of.of(client):
+                return await self._transcode(sections, found.info.codec, target, descriptor)
         except PartLostError as error:
             sections.close()
             await self.parts.lost(block, error)
@@ -306,16 +368,62 @@ class Holder:
         """Withdraw and evict a block. Raises MissError, LeasedError."""
         await self.parts.evict(block)
 
+    async def doubted(self, block: BlockId) -> bool:
+        """Somebody got octets of a block that fail verification: read every copy. False when
+        one was damaged, which is lost then.
+
+        One block at a time; one that was found sound just now is not read again. Raises
+        MissError, BusyError, TierUnavailableError.
+        """
+        entry = self.store.entry(block)
+        if entry is None:
+            raise self.store.miss(block)
+        parts = dict(entry.parts)
+        known = self._sound.get(block)
+        if known is not None and known[0] == parts and self.clock() < known[1]:
+            return True
+        if self._doubting.locked():
+            raise BusyError("another block is being verified")
+        async with self._doubting:
+            sound = all([await self.parts.verify(block, tier) for tier in parts])
+        if sound:
+            self._sound[block] = (parts, self.clock() + self.settings.verified_s)
+            while len(self._sound) > _SOUND_KEPT:
+                self._sound.popitem(last=False)
+        return sound
+
     # --- leases ----------------------------------------------------------------------
 
-    def lease(self, client: str, blocks: Sequence[BlockId], ttl_ms: int) -> Lease | None:
-        """Lease what is held of `blocks`; None when nothing is. Raises LeaseQuotaError."""
+    async def lease(self, client: str, blocks: Sequence[BlockId], ttl_ms: int) -> Lease | None:
+        """Lease what is held of `blocks`; None when nothing is.
+
+        Raises LeaseQuotaError, LeaseJournalError.
+        """
         sizes = {block: self.store.leasable(block) for block in blocks}
         held = {block: size for block, size in sizes.items() if size is not None}
         if not held:
             return None
         missing = tuple(block for block, size in sizes.items() if size is None)
-        return self.leases.acquire(client, held, ttl_ms, self.clock(), missing)
+        lease = self.leases.acquire(client, held, ttl_ms, self.clock(), missing)
+        try:
+            await self._journal.keep(lease)
+        except BaseException:  # what was not granted holds nothing
+            self.leases.release(client, lease.lease_id, self.clock())
+            raise
+        return lease
+
+    async def renew(self, client: str, lease_id: str, ttl_ms: int) -> Lease | None:
+        """Start the time of a lease again; None for one that is not `client`'s or is gone.
+
+        Raises LeaseQuotaError, LeaseJournalError.
+        """
+        now = self.clock()
+        known = self.leases.get(client, lease_id, now)
+        same = known is not None and known.ttl_ms == ttl_ms
+        lease = self.leases.renew(client, lease_id, ttl_ms, now)
+        if lease is not None and not same:  # its whole time is what it gets after a restart
+            await self._journal.keep(lease)
+        return lease
 
     # --- records ---------------------------------------------------------------------
 

@@ -57,12 +57,24 @@ class HolderMetrics(Collector):
         )
         yield _labelled("evictions", "Parts evicted, by tier.", "tier", counters.evictions)
         yield _labelled("octets_read", "Octets read, by tier.", "tier", counters.octets_read)
+        yield _total(
+            "reads_refused",
+            "Reads refused for what their client transcodes already.",
+            counters.reads_refused,
+        )
         yield _total("blocks_stored", "Blocks stored.", counters.stored)
         yield _total("demotions", "Parts moved to a slower tier.", counters.demotions)
         yield _total("promotions", "Parts copied to a faster tier.", counters.promotions)
         yield _total("parts_lost", "Parts a fault took away.", counters.lost)
         yield _total(
             "parts_quarantined", "Damaged files kept to be looked at.", counters.quarantined
+        )
+        yield _labelled(
+            "copies_verified", "Copies read again, by what came of it.", "result", counters.verified
+        )
+        yield _total("octets_verified", "Octets of copies read again.", counters.octets_verified)
+        yield _total(
+            "scrubs", "Times all blocks on disk were verified.", self._holder.scrubber.rounds
         )
         yield _labelled(
             "media_full", "Times a medium was full before its budget.", "tier", counters.shrunk

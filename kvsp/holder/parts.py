@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from kvsp.blocks.layout import Octets
-from kvsp.holder.leases import LeaseTable
+from kvsp.holder.leases.table import LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import BlockInfo, Part, Step, Store
+from kvsp.holder.tiers.scrubbing import Pace
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartWriter,
@@ -34,6 +35,9 @@ logger = logging.getLogger("kvsp.holder")
 
 _LOOK_S: Final = 10.0
 """So often a medium that was full is asked for room."""
+
+_SETTLE_S: Final = 1.0
+"""Longest time to wait for the room that others make."""
 
 _TRIES: Final = 4
 """Times that a full medium is given room for one write."""
@@ -55,6 +59,10 @@ class Told(Protocol):
     async def withdraw(self, block: BlockId) -> None: ...
 
 
+async def _at_once(_octets: int) -> None:
+    """Nobody else needs the medium so much."""
+
+
 class Parts:
     """The stored parts of a holder."""
 
@@ -72,7 +80,9 @@ class Parts:
         self._records = records
         self._clock = clock
         self.locks = Locks()
-        self._shrinking = asyncio.Lock()
+        self._shrinking = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._looks: dict[Tier, float] = {}
 
     # --- room ------------------------------------------------------------------------
@@ -113,21 +123,32 @@ class Parts:
         `limit` is what the tier could hold when the write began. Raises NoRoomError.
         """
         tier = reservation.tier
-        async with self._shrinking:
-            now_limit = self._store.limit(tier)
-            if limit is not None and now_limit is not None and now_limit < limit:
-                return  # room was made meanwhile for somebody who found the same
-            first = not self._store.is_shrunk(tier)
-            steps = self._store.shrink(tier, reservation.octets, self._clock())
-            self._looks[tier] = self._clock() + _LOOK_S
-            (logger.warning if first else logger.info)(
-                "%s is full before its budget is: it holds %s octets from now on instead of %s, "
-                "more when there is room again; make room there or lower the budget",
-                tier,
-                self._store.limit(tier),
-                self._store.budget(tier),
-            )
+        now_limit = self._store.limit(tier)
+        if limit is not None and now_limit is not None and now_limit < limit:
+            # somebody found the same; what leaves for them may do for both. Not for ever: the
+            # caller can be at a block that one of them waits for
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._settled.wait()
+            return
+        first = not self._store.is_shrunk(tier)
+        steps = self._store.shrink(tier, reservation.octets, self._clock())
+        self._looks[tier] = self._clock() + _LOOK_S
+        (logger.warning if first else logger.info)(
+            "%s is full before its budget is: it holds %s octets from now on instead of %s, "
+            "more when there is room again; make room there or lower the budget",
+            tier,
+            self._store.limit(tier),
+            self._store.budget(tier),
+        )
+        self._shrinking += 1
+        self._settled.clear()
+        try:
             await to_the_end(self._perform(steps))
+        finally:
+            self._shrinking -= 1
+            if not self._shrinking:
+                self._settled.set()
 
     async def _look_for_room(self, tier: Tier) -> None:
         self._looks[tier] = self._clock() + _LOOK_S
@@ -240,6 +261,38 @@ class Parts:
             return True
         await self.discard(target.tier, block)
         return False
+
+    # --- verifying -------------------------------------------------------------------
+
+    async def verify(self, block: BlockId, tier: Tier, pace: Pace = _at_once) -> bool:
+        """Read a block's copy in a tier, `pace` called between pieces, and compare its
+        digest: one that is damaged is lost. Whether it was sound, or has left meanwhile.
+
+        Raises TierUnavailableError.
+        """
+        entry = self._store.entry(block)
+        part = None if entry is None else entry.parts.get(tier)
+        if part is None:
+            return True
+        counters = self._store.counters
+        try:
+            with contextlib.closing(await self._storage[tier].open(block, part)) as reader:
+                async with contextlib.aclosing(verified_pieces(reader, part)) as arriving:
+                    async for piece in arriving:
+                        octets = len(memoryview(piece).cast("B"))
+                        counters.octets_verified += octets
+                        await pace(octets)
+                        if not self._store.holds(block, tier, part):
+                            return True
+        except PartLostError as error:
+            if not self._store.holds(block, tier, part):
+                return True
+            error.tier, error.part = tier, part
+            await self.lost(block, error)
+            counters.verified["lost"] += 1
+            return False
+        counters.verified["sound"] += 1
+        return True
 
     # --- faults ----------------------------------------------------------------------
 

@@ -1,11 +1,17 @@
-"""The octets of one tier: what it has, what is promised, what is about to go. No I/O."""
+"""What is shared out: the octets of a tier, and what each client may do at once. No I/O."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from kvsp.names.codes import Tier
 from kvsp.names.errors import KvspError
+
+logger = logging.getLogger("kvsp.holder")
 
 
 class NoRoomError(KvspError):
@@ -104,3 +110,42 @@ class Reservation:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class ClientBusyError(KvspError):
+    """As much of this is going on for one client as may; it is worth asking again."""
+
+
+class Shares:
+    """How many of something each client may have at once, so that no one has them all."""
+
+    def __init__(self, what: str, share: int, on_refused: Callable[[], None]) -> None:
+        """`what` is said in errors and in the log: "blocks being stored"."""
+        self._what = what
+        self._share = share
+        self._on_refused = on_refused
+        self._has: Counter[str] = Counter()
+        self._warned: set[str] = set()
+
+    @contextlib.contextmanager
+    def of(self, client: str | None) -> Iterator[None]:
+        """One of a client; None is this process itself. Raises ClientBusyError."""
+        if client is None:
+            yield
+            return
+        if self._has[client] >= self._share:
+            self._on_refused()
+            if client not in self._warned:
+                self._warned.add(client)
+                logger.warning(
+                    "%s has %d %s at once, which is its share", client, self._share, self._what
+                )
+            raise ClientBusyError(f"you have {self._share} {self._what} already; wait for one")
+        self._has[client] += 1
+        try:
+            yield
+        finally:
+            self._has[client] -= 1
+            if not self._has[client]:
+                del self._has[client]
+                self._warned.discard(client)

@@ -174,6 +174,7 @@ class StoreCounters:
 
     hits: Counter[str] = field(default_factory=Counter)
     misses: Counter[str] = field(default_factory=Counter)
+    reads_refused: int = 0
     stored: int = 0
     stores_rejected: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
@@ -242,8 +243,8 @@ class Store:
 
     @property
     def capacity(self) -> int:
-        """The budgets of all bounded tiers together."""
-        return sum(room.budget or 0 for room in self._rooms.values())
+        """What all bounded tiers hold together: their budgets, or what their media have."""
+        return sum(room.limit or 0 for room in self._rooms.values())
 
     # --- reading ---------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class Store:
         """
         entry = self._entries.get(block)
         if entry is None:
-            raise self._miss(self._why(block))
+            raise self.miss(block)
         wanted = layers if layers is not None else range(entry.info.layers)
         places: list[tuple[Tier, range]] = []
         for layer in wanted[: entry.info.layers + 1]:
@@ -309,6 +310,10 @@ class Store:
             if part is not None and layer in part.layers:
                 return tier
         return None
+
+    def miss(self, block: BlockId) -> MissError:
+        """Why a block is not here; counts as a miss."""
+        return self._miss(self._why(block))
 
     def _why(self, block: BlockId) -> MissReason:
         if (ghost := self._ghosts.get(block)) is not None:
@@ -380,7 +385,7 @@ class Store:
         """
         entry = self._entries.get(block)
         if entry is None:
-            raise self._miss(self._why(block))
+            raise self.miss(block)
         steps = [Step(block, tier, part) for tier, part in entry.parts.items()]
         for step in steps:
             self._leave(step)
@@ -478,11 +483,14 @@ class Store:
             self.counters.promotions += 1
         return True
 
-    def recovered(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> bool:
-        """A part was found at start-up. False when there is no room or it contradicts."""
+    def recovered(
+        self, block: BlockId, tier: Tier, info: BlockInfo, part: Part, *, leased: bool = False
+    ) -> bool:
+        """A part was found at start-up. False when it contradicts, or there is no room, which
+        one of a leased block needs not."""
         room = self._rooms[tier]
         entry = self._entries.get(block)
-        if room.lacks(part.octets) or (
+        if (room.lacks(part.octets) and not leased) or (
             entry is not None and (entry.info != info or tier in entry.parts)
         ):
             return False
@@ -505,6 +513,10 @@ class Store:
         if not entry.parts:
             self._forget(block, MissReason.LOST)
         return gone
+
+    def refused(self) -> None:
+        """A read was refused because its client has so many under way."""
+        self.counters.reads_refused += 1
 
     def rejected(self, reason: str) -> None:
         """A store was refused."""

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
 from kvsp.http.service import Health, Operation, Service
+from kvsp.index.arrivals import Arrivals
 from kvsp.index.service import IndexService, MissReason
 from kvsp.index.store import StoreCounts, StoreError
 from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
@@ -106,6 +107,7 @@ class IndexApp(Service):
         self._sweeper: asyncio.Task[None] | None = None
         self._failure: str | None = None
         self._metrics = _IndexMetrics(service)
+        self._arrivals = Arrivals()
 
     def operations(self) -> Sequence[Operation]:
         too_large = ProblemName.TOO_LARGE
@@ -250,26 +252,25 @@ class IndexApp(Service):
 
     async def _publish(self, call: Call) -> Response:
         block, replica = _block(call), _replica(call)
-        published = await self.run(
-            self.service.publish,
-            call.principal,
-            block,
-            replica,
-            await call.read_object(),
-            self.clock_ms(),
-        )
+        with self._arrivals.of(block, replica) as arrival:
+            tree = await call.read_object()
+            arrival.check(block.scope_id, tree.get("holder"))
+            published = await self.run(
+                self.service.publish, call.principal, block, replica, tree, self.clock_ms()
+            )
         return json_response({"ttl_ms": published.ttl_ms}, 201 if published.created else 200)
 
     async def _withdraw(self, call: Call) -> Response:
-        await self.run(
-            self.service.withdraw, call.principal, _block(call), _replica(call), self.clock_ms()
-        )
+        block, replica = _block(call), _replica(call)
+        self._arrivals.withdrawn(call.principal, block, replica)
+        await self.run(self.service.withdraw, call.principal, block, replica, self.clock_ms())
         return no_content()
 
     async def _withdraw_holder(self, call: Call) -> Response:
         holder = call.query("holder")
         if holder is None:
             raise Problem(ProblemName.INVALID_REQUEST, "say whose replicas: ?holder=<base URI>")
+        self._arrivals.holder_withdrawn(call.principal, holder)
         count = await self.run(self.service.withdraw_holder, call.principal, holder)
         return json_response({"withdrawn": count})
 

@@ -297,7 +297,10 @@ class BlockLoader:
                     if isinstance(event, LayerSections):
                         made.write(event.layer, event.k, event.v)
             reader.close()
-        except (DecodeError, PartLostError, TierUnavailableError):
+        except PartLostError as error:
+            await self.holder.part_lost(block, error)
+            return None
+        except (DecodeError, TierUnavailableError):
             return None
         finally:
             body.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -38,8 +39,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
+_CONTENT_KEYS: Final = "content_keys"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
 _BLOCK_LABEL: Final = b"KVSP-BLOCK-1\x00"
+_HMAC_BLOCK: Final = 64
+_INNER_PAD: Final = bytes(octet ^ 0x36 for octet in range(256))
+_OUTER_PAD: Final = bytes(octet ^ 0x5C for octet in range(256))
 _ELEMENT_TYPES: Final = {str(element): element for element in ElementType}
 
 _DIGEST = re.compile(r"sha-256:[0-9a-f]{64}")
@@ -344,10 +349,14 @@ class Scope:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Scope:
-        """Parse the text of a scope file, `{"scope_key": "<hex>"}`; other members are ignored.
+        """Parse the text of a scope file, `{"scope_key": "<hex>"}`.
+
+        Members that start with `x-` are for others. One that says how caches are to be
+        protected is refused where that cannot be done, never ignored.
 
         Raises DecodeError: `not-i-json`, `duplicate-member`, `not-an-object`,
-        `missing-member`, `wrong-type`, `bad-hex`, `short-scope-key`, `out-of-range`.
+        `missing-member`, `wrong-type`, `bad-hex`, `short-scope-key`, `out-of-range`;
+        ScopeFileError for content keys, and for a member that nobody here knows.
         """
         try:
             tree = ijson.loads(data)
@@ -361,14 +370,27 @@ class Scope:
         key = tree["scope_key"]
         if not isinstance(key, str):
             raise DecodeError(DecodeErrorName.WRONG_TYPE, "'scope_key' is a hexadecimal string")
-        return cls(parse_hex(key))
+        scope = cls(parse_hex(key))
+        if tree.pop(_CONTENT_KEYS, []) != []:
+            raise ScopeFileError(
+                f"{_CONTENT_KEYS!r}: caches of this scope are to be sealed, which is not "
+                "supported here; without sealing they would be published in clear"
+            )
+        unknown = [name for name in tree if name != "scope_key" and not name.startswith("x-")]
+        if unknown:
+            raise ScopeFileError(
+                f"a scope file has 'scope_key' and {_CONTENT_KEYS!r}; "
+                f"{len(unknown)} other members are unknown: take them out, or start them with x-"
+            )
+        return scope
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scope:
         """Read a scope file, which only its owner may be able to read.
 
-        Raises ScopeFileError when it cannot be read or others have any access to it,
-        DecodeError as `from_json` does, with the file's name in the detail.
+        Raises ScopeFileError when it cannot be read, others have any access to it, or it asks
+        for more than can be done; DecodeError as `from_json` does, with the file's name in the
+        detail.
         """
         try:
             data = read_private(path, MAX_SCOPE_FILE_OCTETS)
@@ -378,6 +400,8 @@ class Scope:
             return cls.from_json(data)
         except DecodeError as error:
             raise error.within(os.fspath(path)) from None
+        except ScopeFileError as error:
+            raise ScopeFileError(f"{os.fspath(path)}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new scope file with mode 0600, whole or not at all.
@@ -390,9 +414,23 @@ class Scope:
         except FileError as error:
             raise ScopeFileError(str(error)) from error
 
-    def mac(self, message: bytes) -> bytes:
-        """HMAC-SHA-256 of `message` under the Scope Key, 32 octets."""
-        return hmac.digest(self._key, message, "sha256")
+    def macs(self, prefix: bytes) -> Callable[[bytes], bytes]:
+        """HMAC-SHA-256 under the Scope Key, 32 octets, of `prefix` and what it is called with.
+
+        What is the same for all of them is done once (RFC 2104).
+        """
+        key = self._key if len(self._key) <= _HMAC_BLOCK else hashlib.sha256(self._key).digest()
+        key = key.ljust(_HMAC_BLOCK, b"\x00")
+        inner = hashlib.sha256(key.translate(_INNER_PAD) + prefix)
+        outer = hashlib.sha256(key.translate(_OUTER_PAD))
+
+        def mac(message: bytes) -> bytes:
+            inside, outside = inner.copy(), outer.copy()
+            inside.update(message)
+            outside.update(inside.digest())
+            return outside.digest()
+
+        return mac
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scope):
@@ -445,14 +483,14 @@ def block_keys(
         if block_tokens is None:
             raise ValueError("a Compatibility ID does not tell the block size: pass block_tokens")
     octets = _token_octets(tokens)
-    prefix = _BLOCK_LABEL + compat_id
+    mac = scope.macs(_BLOCK_LABEL + compat_id)
     step = 4 * block_tokens
     keys: list[bytes] = []
     key = bytes(HASH_OCTETS) if after is None else after
     if len(key) != HASH_OCTETS:
         raise ValueError(f"a Block Key has {HASH_OCTETS} octets")
     for block in range(complete_blocks(len(octets) // 4, block_tokens)):
-        key = scope.mac(prefix + key + octets[block * step : (block + 1) * step])
+        key = mac(key + octets[block * step : (block + 1) * step])
         keys.append(key)
     return keys
 
@@ -478,6 +516,10 @@ def _token_octets(tokens: Tokens) -> bytes:
             raise _bad_token(int(bad[0]))
         return tokens.astype(">u4").tobytes()
     ids = list(tokens)
+    if set(map(type, ids)) <= {int}:
+        # nearly always: one pass without a look at each
+        with contextlib.suppress(struct.error):
+            return struct.pack(f">{len(ids)}I", *ids)
     for position, token in enumerate(ids):
         if type(token) is not int and not isinstance(token, np.integer):
             raise _bad_token(position)

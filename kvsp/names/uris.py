@@ -274,6 +274,11 @@ def block_path(block: BlockId) -> str:
     return f"blocks/{block.path}"
 
 
+def verification_path(block: BlockId) -> str:
+    """Path at which a holder is told that a block's octets fail verification (ours)."""
+    return f"{block_path(block)}/verification"
+
+
 def replicas_path(block: BlockId) -> str:
     """Path of all replicas of a block at an index service."""
     return f"replicas/{block.path}"

@@ -43,6 +43,7 @@ logger = logging.getLogger("kvsp.server")
 
 _DEFAULT_HOST_MIB: Final = 1024
 _DEFAULT_DISK_MIB: Final = 16 * 1024
+_LEASES: Final = "leases.sqlite"
 _STARTING_OCTETS: Final = MIB
 """Room on a full disk in which the databases of the roles can be opened."""
 
@@ -89,9 +90,11 @@ class Assembly:
     @staticmethod
     def _free_some(folder: Path) -> None:
         """Let the oldest blocks go, so that what the other roles keep can be opened."""
+        from kvsp.holder.leases.journal import leased_blocks
         from kvsp.holder.tiers.disk import remove_oldest
 
-        removed = remove_oldest(folder / "blocks", _STARTING_OCTETS)
+        leased = leased_blocks(folder / _LEASES)
+        removed = remove_oldest(folder / "blocks", _STARTING_OCTETS, leased)
         gone = f"its {removed} oldest blocks are removed" if removed else "no block of it can go"
         logger.warning("%s is full: %s", folder, gone)
 
@@ -205,7 +208,17 @@ class Assembly:
         if uri is not None:
             client = HttpIndexClient(uri, self._to_peers().caller())
             records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
-        self._holder = Holder(tiers, HolderSettings(base_uri=self.base_uri), records=records)
+        holding = HolderSettings(
+            base_uri=self.base_uri,
+            uploads=table.uploads,
+            uploads_per_client=table.uploads_per_client,
+            transcodings=table.transcodings,
+            transcodings_per_client=table.transcodings_per_client,
+            scrub_octets_per_s=table.scrub_mib_per_s * MIB,
+            # leases are as lasting as the blocks they cover
+            lease_file=folder / _LEASES if folder and disk_mib is not None else None,
+        )
+        self._holder = Holder(tiers, holding, records=records)
         kept = None if folder is None else folder / "compat"
         descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
         return HolderService(self._holder, records, descriptors, client)

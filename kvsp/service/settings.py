@@ -63,6 +63,8 @@ class HolderTable(_Table, frozen=True, kw_only=True):
     """Budgets in MiB; the disk tier needs a data directory, and is there by default with one
     when no budget is given.
 
+    At most `uploads` blocks are being stored at once, and `uploads_per_client` of one client;
+    at most `transcodings` are being transcoded, and `transcodings_per_client` for one.
     Blocks on disk are read and verified at `scrub_mib_per_s`, 0 for never; up to
     `quarantine_mib` of damaged ones are kept to be looked at.
     """
@@ -70,6 +72,10 @@ class HolderTable(_Table, frozen=True, kw_only=True):
     host_mib: Count | None = None
     disk_mib: Count | None = None
     record_ttl_ms: Count = 600_000
+    uploads: Count = 64
+    uploads_per_client: Count = 32
+    transcodings: Count = 2
+    transcodings_per_client: Count = 1
     scrub_mib_per_s: Rate = 4.0
     quarantine_mib: Annotated[int, msgspec.Meta(ge=0)] = 256
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moqt.quic.congestion.algorithms import Algorithm
+
 MIN_DATAGRAM_SIZE = 1200
 """RFC 9000 section 14: no path may carry less."""
 
@@ -76,6 +78,13 @@ class QuicConfig:
     retry_threshold: int = 64
     """Handshakes under way from which on a server makes new clients prove their address with
     a Retry packet (RFC 9000 section 8.1.2) before it keeps anything for them; 0 for always."""
+    reset_key_file: str | Path | None = None
+    """Where a server keeps the key of its stateless resets (RFC 9000 section 10.3), made unless it
+    is there: clients of one that was restarted with the same key learn so at once. None is a key
+    of this process alone: they wait for their idle time-out. Each server needs its own."""
+    max_resets: int = 50
+    """Stateless resets a server sends in a second to peers whose addresses share one of 64
+    buckets; 0 sends none."""
     max_reassembly: int | None = None
     """Octets held over all streams because something before them is missing, 128 more for each
     piece: a connection with more is closed. None is one and a half session windows, which only
@@ -85,7 +94,9 @@ class QuicConfig:
     socket_buffer: int = 4 << 20
     """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
 
-    congestion_control_algorithm: str = "reno"
+    congestion_control_algorithm: str = Algorithm.BBR
+    """How much is sent at a time and how fast: `bbr` keeps a model of the path and fills it in
+    spite of losses that are not its own, `cubic` and `reno` halve or so at any loss."""
     keylog_file: str | Path | None = None
     """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
     traffic. For debugging only; no environment variable sets it."""
@@ -145,12 +156,13 @@ class QuicConfig:
             self.max_reassembly is None or self.max_reassembly > 0,
             "max_reassembly must be positive",
         )
+        check(self.max_resets >= 0, "max_resets must not be negative")
         check(self.max_pieces > 0, "max_pieces must be positive")
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")
         check(
-            self.congestion_control_algorithm in ("reno", "cubic"),
-            "congestion_control_algorithm must be 'reno' or 'cubic'",
+            self.congestion_control_algorithm in list(Algorithm),
+            f"congestion_control_algorithm must be one of {', '.join(Algorithm)}",
         )
         check(
             (self.certfile is None) == (self.keyfile is None),

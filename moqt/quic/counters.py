@@ -20,12 +20,18 @@ class TransportCounters:
     """For no connection there is, and beginning none."""
     retries_sent: int = 0
     """Handshakes that had to prove their address first."""
+    resets_sent: int = 0
+    """Of the datagrams ignored, those answered with a Stateless Reset."""
     connections_over_budget: int = 0
     """Closed because they held too much out of order."""
     path_changes: int = 0
     """Connections that went on from another address."""
     paths_narrowed: int = 0
     """Connections whose path ceased to carry `max_datagram_size`, which go on with 1,200."""
+    packets_lost: int = 0
+    """Found lost, of those sent."""
+    packets_spurious: int = 0
+    """Of these, those that came after all."""
     webtransport_sessions: int = 0
     webtransport_sessions_refused: int = 0
     webtransport_streams_refused: int = 0

@@ -36,6 +36,7 @@ from moqt.requests import (
 )
 from moqt.requests.host import RequestHost
 from moqt.session.prefixes import Prefixes
+from moqt.session.request_rate import RequestRate
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import (
     MisuseError,
@@ -109,6 +110,10 @@ class OpenRequests:
         """By kind of the peer's requests: those of one kind may not overlap."""
         self._told: set[str] = set()
         """Limits of which the log has heard that the peer came to them."""
+        config = session.config
+        self._rate = RequestRate(
+            config.max_request_rate, config.max_request_rate + config.max_requests
+        )
         self._next_id = 0 if session.transport.is_client else 1
 
     def __len__(self) -> int:
@@ -273,6 +278,15 @@ class OpenRequests:
                 RequestErrorCode.EXCESSIVE_LOAD,
                 f"{session.config.max_requests} requests and fills are open, and no more may be "
                 "(max_requests)",
+                retry_after_ms=1000,
+            )
+        elif not self._rate.take(session.clock.now):
+            session.counters.requests_over_limit += 1
+            self.at_limit("max_request_rate", session.config.max_request_rate)
+            request.reject(
+                RequestErrorCode.EXCESSIVE_LOAD,
+                f"more than {session.config.max_request_rate} requests a second have come "
+                "(max_request_rate)",
                 retry_after_ms=1000,
             )
         elif session.request_octets.exceeded:

@@ -25,6 +25,9 @@ class SessionConfig:
     """Authorization Tokens one message may carry: each costs a look at who it stands for."""
     max_requests: int = 32_768
     """Requests and fills of the peer open at once; beyond, REQUEST_ERROR EXCESSIVE_LOAD."""
+    max_request_rate: int = 5_000
+    """Requests of the peer in a second, after that many and `max_requests` at once; beyond,
+    REQUEST_ERROR EXCESSIVE_LOAD."""
     max_request_octets: int = 32 << 20
     """Octets of messages kept for the request streams that are open; beyond, REQUEST_ERROR
     EXCESSIVE_LOAD, and by `max_held_octets` more the session ends."""
@@ -61,6 +64,8 @@ class SessionConfig:
     def __post_init__(self) -> None:
         if self.max_request_updates < 1:  # 0 would announce "unlimited"
             raise MisuseError("max_request_updates must be at least 1")
+        if self.max_request_rate < 1:
+            raise MisuseError("max_request_rate must be at least 1")
 
 
 @dataclass(slots=True)
@@ -78,7 +83,8 @@ class SessionCounters:
     requests_refused: int = 0
     """Of the peer: answered with REQUEST_ERROR, for whatever reason."""
     requests_over_limit: int = 0
-    """Of those, the ones beyond `max_requests`, `max_request_octets` or `max_track_aliases`."""
+    """Of those, the ones beyond `max_requests`, `max_request_rate`, `max_request_octets` or
+    `max_track_aliases`."""
     fills_over_limit: int = 0
     """Updates refused because as many fills were open as may be."""
     updates_received: int = 0

@@ -115,6 +115,8 @@ class _Entry:
     """Messages that use it and have no answer."""
     leaving: bool = False
     """A DELETE is on its way: not used any more, but counted until that is answered."""
+    retired: bool = False
+    """Its token is of no more use."""
 
 
 class SentTokens:
@@ -144,6 +146,13 @@ class SentTokens:
         for token in setup_tokens:
             if token.alias_type is AliasType.REGISTER and self.size + _size(token) <= limit:
                 self._add(token.alias or 0, _Entry(_size(token)))
+
+    def retire(self, token: AuthorizationToken) -> None:
+        """`token`, sent by value before, is of no more use: its alias is deleted with the next
+        message that carries tokens. To send it once more takes that back."""
+        alias = self._by_token.get(_key(token))
+        if alias is not None:
+            self._entries[alias].retired = True
 
     def check(self, parameters: Parameters) -> None:
         """Raise MisuseError for tokens that would end the session at the peer: a REGISTER
@@ -207,6 +216,7 @@ class SentTokens:
             if not entry.confirmed or entry.leaving:
                 return token
             self._entries.move_to_end(alias)
+            entry.retired = False
             return AuthorizationToken(AliasType.USE_ALIAS, alias)
         if not register or self.size + _size(token) > self.limit:
             return token
@@ -218,21 +228,26 @@ class SentTokens:
         return AuthorizationToken(AliasType.REGISTER, alias, token.token_type, token.value)
 
     def _to_go(self, missing: int) -> list[int]:
-        """Aliases to delete so that `missing` octets can be registered later; none when it is
-        not enough. Their room is counted free only when the DELETE has been answered."""
-        if not 0 < missing <= self.limit:
-            return []
-        free = self.limit - self.size
+        """Aliases to delete: those that are retired, and others so that `missing` octets can be
+        registered later; none of these when it is not enough. Their room is counted free only
+        when the DELETE has been answered."""
+        deletable = {
+            alias: entry
+            for alias, entry in self._entries.items()
+            if entry.token is not None
+            and (entry.confirmed and not entry.leaving and not entry.in_flight)
+        }
+        retired = [alias for alias, entry in deletable.items() if entry.retired]
+        free = self.limit - self.size + sum(deletable[alias].size for alias in retired)
         free += sum(entry.size for entry in self._entries.values() if entry.leaving)
         chosen = []
-        for alias, entry in self._entries.items():
-            if free >= missing:
+        for alias, entry in deletable.items():
+            if free >= missing or missing > self.limit:
                 break
-            deletable = entry.confirmed and not entry.leaving and not entry.in_flight
-            if entry.token is not None and deletable:
+            if not entry.retired:
                 chosen.append(alias)
                 free += entry.size
-        return chosen if free >= missing else []
+        return retired + (chosen if free >= missing else [])
 
     def settle(self, carried: Carried) -> None:
         """The message that carried it has been answered."""

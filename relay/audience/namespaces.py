@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace
+from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace, RequestState
 from moqt.session import Session, session_of
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
@@ -29,6 +29,12 @@ class NamespaceEvents:
         default_factory=list
     )
     """A SUBSCRIBE_NAMESPACE for the prefix has come (True) or gone."""
+    await_upstream: Callable[[Session, TrackNamespace, Callable[[], None]], None] = (
+        lambda session, prefix, then: then()
+    )
+    """Calls `then`, perhaps more than once, when those upstream tell of what they know under the
+    prefix, or will not: a listing is accepted then, so that whoever asked can tell soon after
+    REQUEST_OK that nothing more is there."""
 
 
 class Namespaces:
@@ -123,17 +129,24 @@ class Namespaces:
             self._refusals.overloaded(request, "max_namespaces", "namespace subscriptions")
             return
         request.when_ended(lambda: self._unlist(request))
+        prefix = request.prefix
         self._file(request)
+        self.events.await_upstream(session_of(request), prefix, lambda: self._accept(request))
+
+    def _accept(self, request: IncomingSubscribeNamespace) -> None:
+        if request.state is not RequestState.PENDING:
+            return  # given up in the meantime, or waited for long enough
+        self._by_prefix.add(self.listings[request], request)
         request.accept()
         self._list(request)
 
     def prefix_changed(self, request: IncomingSubscribeNamespace) -> None:
         self._unlist(request)
         self._file(request)
+        self._by_prefix.add(request.prefix, request)
         self._list(request)
 
     def _file(self, request: IncomingSubscribeNamespace) -> None:
-        self._by_prefix.add(request.prefix, request)
         self.listings[request] = request.prefix
         for listed in self.events.listed:
             listed(session_of(request), request.prefix, request, True)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from moqt.requests import IncomingPublish, OutgoingPublishNamespace
+from moqt.requests import IncomingPublish, OutgoingPublishNamespace, RequestState
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
@@ -22,12 +22,18 @@ from relay.core import Relay
 
 logger = logging.getLogger("relay")
 
+UPSTREAM_PATIENCE = 0.5
+"""Seconds that a listing here waits for upstream's answer at most."""
+
 RETRY_SECONDS = 1.0
 """After which a prefix is asked for again that upstream still had another one overlap."""
 
 
 class Cancellable(Protocol):
     """A request of ours."""
+
+    @property
+    def state(self) -> RequestState: ...
 
     def cancel(self) -> None: ...
 
@@ -48,14 +54,15 @@ class Interests:
         self._wanted: PrefixMap[object] = PrefixMap()
         self._asked: dict[TrackNamespace, Cancellable] = {}
         self._retry: dict[TrackNamespace, float] = {}
+        self._waiting: dict[TrackNamespace, list[Callable[[], None]]] = {}
+        """Who waits for the answer to what was asked."""
         self._now = 0.0
 
     def attach(self, session: Session | None) -> None:
         """Ask this session from now on, all anew; None when there is none."""
-        asked, self._asked = self._asked, {}
         self._retry.clear()
-        for request in asked.values():
-            request.cancel()
+        for prefix in list(self._asked):
+            self._cancel(prefix)
         self._session = session
         for prefix in self._wanted.namespaces_under(()):
             self._start(prefix)
@@ -65,9 +72,7 @@ class Interests:
         self._wanted.add(prefix, item)
         if new and not self._covered(prefix):
             for narrower in self._wanted.namespaces_under(prefix):
-                request = self._asked.pop(narrower, None)
-                if request is not None:
-                    request.cancel()
+                self._cancel(narrower)
             self._start(prefix)
 
     def remove(self, prefix: TrackNamespace, item: object) -> None:
@@ -75,9 +80,7 @@ class Interests:
         if prefix in self._wanted:
             return
         self._retry.pop(prefix, None)
-        request = self._asked.pop(prefix, None)
-        if request is not None:
-            request.cancel()
+        self._cancel(prefix)
         for narrower in self._wanted.namespaces_under(prefix):
             self._start(narrower)
 
@@ -86,6 +89,28 @@ class Interests:
         for prefix in [each for each, at in self._retry.items() if now >= at]:
             del self._retry[prefix]
             self._start(prefix)
+
+    def await_answer(self, prefix: TrackNamespace, then: Callable[[], None]) -> bool:
+        """Call `then` when what covers `prefix` is answered; at once, and False, when nothing is
+        to be waited for."""
+        for length in range(len(prefix) + 1):
+            asked = self._asked.get(prefix[:length])
+            if asked is not None and asked.state in (RequestState.QUEUED, RequestState.PENDING):
+                self._waiting.setdefault(prefix[:length], []).append(then)
+                return True
+        then()
+        return False
+
+    def answered(self, prefix: TrackNamespace) -> None:
+        """What was asked for `prefix` is answered, refused or given up."""
+        for then in self._waiting.pop(prefix, ()):
+            then()
+
+    def _cancel(self, prefix: TrackNamespace) -> None:
+        request = self._asked.pop(prefix, None)
+        if request is not None:
+            request.cancel()
+        self.answered(prefix)
 
     def _covered(self, prefix: TrackNamespace) -> bool:
         return any(prefix[:length] in self._wanted for length in range(len(prefix)))
@@ -141,6 +166,7 @@ class Uplink:
         self._namespaces = Interests(self._subscribe_namespace)
         self._tracks = Interests(self._subscribe_tracks)
         relay.namespaces.events.listed.append(self._listed)
+        relay.namespaces.events.await_upstream = self._await_upstream
         relay.offers.on_wanted = self._tracks_wanted
         relay.namespaces.events.appeared.append(self._appeared)
         relay.namespaces.events.withdrawn.append(self._withdrawn)
@@ -185,6 +211,17 @@ class Uplink:
         if session not in self.relay.upstreams:
             (self._namespaces.add if on else self._namespaces.remove)(prefix, item)
 
+    def _await_upstream(
+        self, session: Session, prefix: TrackNamespace, then: Callable[[], None]
+    ) -> None:
+        if session in self.relay.upstreams:
+            then()
+            return
+        asked = self._namespaces.await_answer(prefix, then)
+        if asked:
+            # what is known here is not kept back for an upstream that is slow
+            session.clock.after(UPSTREAM_PATIENCE, then)
+
     def _tracks_wanted(
         self, session: Session, prefix: TrackNamespace, item: object, on: bool
     ) -> None:
@@ -207,9 +244,9 @@ class Uplink:
                 changed(namespace, False)
             ended(error)
 
-        return _Listing(
-            session.subscribe_namespace(prefix, on_namespace=changed, on_ended=over), over
-        )
+        request = session.subscribe_namespace(prefix, on_namespace=changed, on_ended=over)
+        request.on_answer = lambda error: self._namespaces.answered(prefix)
+        return _Listing(request, over)
 
     def _subscribe_tracks(
         self, session: Session, prefix: TrackNamespace, ended: Ended
@@ -262,6 +299,10 @@ class _Listing:
     def __init__(self, request: Cancellable, over: Callable[[MoqtError | None], None]) -> None:
         self._request = request
         self._over = over
+
+    @property
+    def state(self) -> RequestState:
+        return self._request.state
 
     def cancel(self) -> None:
         self._request.cancel()

@@ -18,6 +18,8 @@ import typer
 
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
+from moqt.quic.packets.reset import load_key
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
@@ -112,6 +114,15 @@ def relay_command(
             show_default="365",
         ),
     ] = None,
+    reset_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The key of stateless resets, made unless it is there: clients of a relay that "
+            "was killed and restarted learn so at once. Each relay needs its own.",
+            show_default="reset-PORT.key in the DIR of --self-signed, else none is kept",
+        ),
+    ] = None,
     cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
     mtu: Annotated[
         int,
@@ -121,6 +132,9 @@ def relay_command(
             "is found out.",
         ),
     ] = MAX_DATAGRAM_SIZE,
+    congestion: Annotated[
+        Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
+    ] = Algorithm.BBR,
     webtransport: Annotated[
         bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,
@@ -209,6 +223,7 @@ def relay_command(
     try:
         quic = QuicConfig(
             max_datagram_size=mtu,
+            congestion_control_algorithm=congestion,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
@@ -241,11 +256,15 @@ def relay_command(
     else:
         assert cert is not None and key is not None
         served = ServedCertificate(cert, key)
+    if reset_key is None and self_signed is not None and port:
+        reset_key = self_signed / f"reset-{port}.key"
+    if reset_key is not None:
+        _check_reset_key(reset_key)
     scopes = Scopes(relay_config, policy)
     config = DaemonConfig(
         host=host,
         port=port,
-        quic=replace(quic, certfile=served.cert, keyfile=served.key),
+        quic=replace(quic, certfile=served.cert, keyfile=served.key, reset_key_file=reset_key),
         session=session,
         metrics=exporter,
         drain_timeout=drain_timeout,
@@ -332,6 +351,15 @@ def _check_pair(cert: Path, key: Path) -> None:
         raise _Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
     except ValueError as error:
         raise _Usage(str(error)) from None
+
+
+def _check_reset_key(path: Path) -> None:
+    try:
+        load_key(path)
+    except OSError as error:
+        raise _Usage(f"--reset-key: {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise _Usage(f"--reset-key: {error}") from None
 
 
 def _cannot_listen(wanted: str, error: OSError) -> _Failure:

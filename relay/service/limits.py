@@ -13,6 +13,7 @@ from relay.config import RelayConfig
 
 SESSION = (
     "max_requests",
+    "max_request_rate",
     "max_request_octets",
     "max_queued_requests",
     "stream_timeout",
@@ -32,6 +33,7 @@ QUIC = (
     "max_connections",
     "max_connections_per_address",
     "retry_threshold",
+    "max_resets",
     "max_streams_bidi",
     "max_streams_uni",
     "max_open_streams_bidi",

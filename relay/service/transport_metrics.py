@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
+from statistics import median
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,6 +18,9 @@ GAUGES = {
     "connections": "QUIC connections, closing ones included.",
     "handshakes": "Handshakes under way.",
     "reassembly_octets": "Octets held out of order, over all connections.",
+    "in_flight_octets": "Octets sent and not yet acknowledged, over all connections.",
+    "window_octets": "What may be under way, over all connections.",
+    "bandwidth_octets": "Octets a second that paths are thought to carry, over all connections.",
 }
 COUNTERS = {
     "connections_accepted": "Handshakes begun.",
@@ -25,14 +29,20 @@ COUNTERS = {
     "versions_refused": "Clients of a QUIC version that is not spoken.",
     "datagrams_ignored": "Datagrams of no connection, which began none.",
     "retries_sent": "Clients asked to prove their address.",
+    "resets_sent": "Of the datagrams ignored, those answered with a stateless reset.",
     "connections_over_budget": "Connections closed because they held too much out of order.",
     "path_changes": "Connections that went on from another address.",
     "paths_narrowed": "Connections whose path ceased to carry packets of the size it had.",
+    "packets_lost": "Packets sent that were found lost.",
+    "packets_spurious": "Of these, packets that came after all: they had only been late.",
     "webtransport_sessions": "WebTransport sessions established.",
     "webtransport_sessions_refused": "WebTransport sessions refused.",
     "webtransport_streams_refused": "Streams of no WebTransport session.",
     "log_events_dropped": "Events the logs of ended connections could not take.",
 }
+RTT = "rtt_seconds"
+"""Of the shortest round trips of connections, which tell how far the peers are."""
+PHASES = "congestion_phase_connections"
 PACKET_OCTETS = (1200, 1280, 1452, 1472, 8952, MAX_DATAGRAM_SIZE)
 """Upper ends of the classes in which connections are counted by the size of their packets."""
 PREFIX = "kvcs_relay_quic_"
@@ -45,13 +55,29 @@ class TransportMetrics(Collector):
         self._endpoint = endpoint
         self._gauges: dict[str, int] = {}
         self._counters: dict[str, int] = {}
+        self._phases: Counter[str] = Counter()
+        self._trips: list[float] = []
         self._packets: Counter[int] = Counter()
         self.update()
 
     def update(self) -> None:
         """Take the numbers of now, in the thread that runs the endpoint."""
         endpoint = self._endpoint
+        self._phases = Counter()
+        self._trips = []
+        in_flight = window = bandwidth = 0
+        for transport in endpoint.transports:
+            state = transport.congestion
+            self._phases[state.phase] += 1
+            in_flight += transport.in_flight
+            window += state.window
+            bandwidth += int(state.bandwidth or 0)
+            if state.rtt_min is not None:
+                self._trips.append(state.rtt_min)
         self._gauges = {
+            "in_flight_octets": in_flight,
+            "window_octets": window,
+            "bandwidth_octets": bandwidth,
             "connections": endpoint.connections,
             "handshakes": endpoint.half_open,
             "reassembly_octets": sum(transport.held for transport in endpoint.transports),
@@ -75,5 +101,21 @@ class TransportMetrics(Collector):
         yield packets
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+        phases = GaugeMetricFamily(
+            PREFIX + PHASES,
+            "Connections by what their congestion control does.",
+            labels=["phase"],
+        )
+        for phase, count in self._phases.items():
+            phases.add_metric([phase], count)
+        yield phases
+        trips = GaugeMetricFamily(
+            PREFIX + RTT, "Shortest round trips of connections.", labels=["of"]
+        )
+        if self._trips:
+            trips.add_metric(["shortest"], min(self._trips))
+            trips.add_metric(["median"], median(self._trips))
+            trips.add_metric(["longest"], max(self._trips))
+        yield trips
         for name, value in self._counters.items():
             yield CounterMetricFamily(PREFIX + name, COUNTERS[name], value=value)

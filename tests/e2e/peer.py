@@ -5,6 +5,9 @@ publish   a publisher that produces as many blocks as each line of standard inpu
 relay     `kvcs-relay` with another limit of streams
 consume   a consumer with another limit of streams
 read      a reader of one publication's tracks, as slow as it is told
+announce  a namespace of which nothing is ever served, without a word of refusal
+offer     a complete publication in segments of --segments blocks, each as --offer says
+watch     a directory of what is published; says for each line how many blocks it finds
 linger    sessions with a namespace and a subscription each, until killed
 """
 
@@ -20,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import moqt
+from kvcs.finding.listing import Directory
 from kvcs.names.codes import Component
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
@@ -30,6 +34,7 @@ from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope
 from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.values.names import Location
+from tests.kvcs.support_segments import in_codec, segmented, with_component
 
 
 def say(text: str) -> None:
@@ -108,6 +113,59 @@ async def run_publish(arguments: argparse.Namespace) -> None:
                         corrupt(publication, bad, forge=bad == arguments.forge)
             say(f"produced {publication.next_object}")
         await session.wait_closed()
+
+
+class Mute(moqt.Publisher):
+    """Answers nothing that it is asked for."""
+
+    def subscribe_received(self, request) -> None:
+        say(f"SUBSCRIBE {request.name.name.decode()}")
+
+    def fetch_received(self, request) -> None:
+        say(f"FETCH {request.name.name.decode()}")
+
+
+async def run_announce(arguments: argparse.Namespace) -> None:
+    publication = Publication(
+        Scope.load(arguments.scope_key_file),
+        load_descriptor(arguments.compat),
+        load_tokens(arguments.tokens),
+    )
+    async with moqt.connect(arguments.url, quic=quic(arguments), handler=Mute()) as session:
+        await session.publish_namespace(publication.namespace.fields)
+        say(f"announced {publication.namespace.text}")
+        await session.wait_closed()
+
+
+async def run_offer(arguments: argparse.Namespace) -> None:
+    descriptor = load_descriptor(arguments.compat)
+    cache = KvFile.open(arguments.kv, descriptor)
+    changes = {"raw": None, "codec": in_codec("x-new", 0), "component": with_component}
+    publication = segmented(
+        tuple(map(int, arguments.segments.split(","))),
+        [(cache.k(layer), cache.v(layer)) for layer in range(descriptor.layers)],
+        tokens=load_tokens(arguments.tokens),
+        described=descriptor,
+        scope=Scope.load(arguments.scope_key_file),
+        change=changes[arguments.offer],
+    )
+    async with moqt.connect(arguments.url, quic=quic(arguments), handler=Telling()) as session:
+        await publish(session, publication)
+        say(f"announced {publication.namespace.text}")
+        await session.wait_closed()
+
+
+async def run_watch(arguments: argparse.Namespace) -> None:
+    scope, descriptor = Scope.load(arguments.scope_key_file), load_descriptor(arguments.compat)
+    tokens = load_tokens(arguments.tokens)
+    loop = asyncio.get_running_loop()
+    async with (
+        moqt.connect(arguments.url, quic=quic(arguments)) as session,
+        Directory(session, scope, descriptor) as directory,
+    ):
+        say("watching")
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            say(f"found {[blocks for blocks, _ in directory.find(tokens)]}")
 
 
 async def run_consume(arguments: argparse.Namespace) -> None:
@@ -209,6 +267,8 @@ def main() -> None:
     parser.add_argument("--forge", metavar="LAYER:BLOCK")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--namespace")
+    parser.add_argument("--segments", metavar="BLOCKS,…", default="1")
+    parser.add_argument("--offer", choices=("raw", "codec", "component"), default="raw")
     parser.add_argument("--rate", type=float, default=1.0, metavar="MB/s")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--stop", action="store_true", help="after the slow part")
@@ -216,6 +276,9 @@ def main() -> None:
     arguments = parser.parse_args()
     programs = {
         "publish": run_publish,
+        "announce": run_announce,
+        "offer": run_offer,
+        "watch": run_watch,
         "consume": run_consume,
         "read": run_read,
         "linger": run_linger,

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -28,7 +27,6 @@ def nothing_left(folder) -> None:
 def test_a_publisher_killed_in_the_middle_of_a_layer(mode, cache, hub, tmp_path):
     producer = hub.produce(cache)
     (folder := tmp_path / "received").mkdir()
-    began = time.monotonic()
     consumer = hub.subscribe(
         cache, folder / "out", "--mode", mode, "--timeout", "5", "--json", name="consumer"
     )
@@ -36,8 +34,7 @@ def test_a_publisher_killed_in_the_middle_of_a_layer(mode, cache, hub, tmp_path)
     producer.say(28)
     hub.reaches(objects_in_total=2 * 28 + 1)
     producer.kill()
-    consumer.finish(1, deadline=10)
-    assert time.monotonic() - began < 8
+    consumer.finish(1)
     assert "3 of 8 layers came within the 5 s of --timeout" in readable(consumer)
     result = consumer.json()
     assert (result["ok"], result["exit_code"], result["layers"]) == (False, 1, 3)
@@ -51,23 +48,23 @@ def test_a_publisher_killed_between_layers_by_the_installed_program(cache, hub, 
     consumer = hub.subscribe(cache, folder / "out", "--timeout", "5")
     eventually(lambda: list(folder.iterdir()), "the consumer begins to write")
     publisher.kill()
-    consumer.finish(1, deadline=10)
+    consumer.finish(1)
     readable(consumer)
     nothing_left(folder)
 
 
-def test_a_publisher_interrupted_half_way_ends_its_consumers_at_once(cache, hub, tmp_path):
-    """The failure is told, nobody waits for a timeout."""
+def test_a_publisher_interrupted_half_way_ends_its_consumers_before_their_timeout(
+    cache, hub, tmp_path
+):
+    """The failure is told, nobody waits for a timeout, which is longer than a test may take."""
     publisher = hub.publish(cache, "--live-delay", "1500")
     publisher.wait_for("publishing")
     (folder := tmp_path / "received").mkdir()
-    consumer = hub.subscribe(cache, folder / "out", "--timeout", "50")
+    consumer = hub.subscribe(cache, folder / "out", "--timeout", "600")
     eventually(lambda: list(folder.iterdir()), "the consumer begins to write")
     interrupt(publisher)
-    began = time.monotonic()
-    publisher.finish(0, deadline=10)
-    consumer.finish(1, deadline=10)
-    assert time.monotonic() - began < 8
+    publisher.finish(0)
+    consumer.finish(1)
     assert "its publisher stopped or was lost" in readable(consumer)
     nothing_left(folder)
 
@@ -78,7 +75,7 @@ def test_a_relay_killed_half_way_ends_its_consumers_within_their_timeout(cache, 
     consumer = hub.subscribe(cache, folder / "out", "--timeout", "5")
     eventually(lambda: list(folder.iterdir()), "the consumer begins to write")
     hub.process.kill()
-    consumer.finish(1, deadline=10)
+    consumer.finish(1)
     readable(consumer)
     nothing_left(folder)
 

@@ -93,7 +93,7 @@ def test_a_relay_killed_half_way_is_made_up_for_by_holders(cache, hub, server, t
     hub.reaches(objects_in_total=2 * 28 + 1)
     hub.reaches(objects_out_total=2 * 28 + 1)
     hub.process.kill()
-    result = consumer.finish(0, deadline=40).json()
+    result = consumer.finish(0).json()
     cache.check(tmp_path / "out")
     found = {source["source"] for source in result["sources"]}
     assert found == {hub.url, server.base}

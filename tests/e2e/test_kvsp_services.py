@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
+import random
 import resource
 import signal
 import subprocess
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvsp.blocks.container import Container
+from kvsp.client import Client
 from kvsp.instance.engines.toy import ToyEngine
 from kvsp.names.uris import block_path, compat_path
 from tests.e2e.kvsp_support import Model, Server, ask, sharing
@@ -103,6 +109,58 @@ def test_an_index_that_is_killed_keeps_its_records_and_gets_expired_ones_back(de
     assert other.lookup(index, passing) == len(passing)
 
 
+def test_a_block_that_rots_is_fetched_elsewhere_and_withdrawn_by_the_holder_that_is_told(tmp_path):
+    index = Server(tmp_path, "index", "index").begin()
+    never = {"scrub_mib_per_s": 0.0, "disk_mib": 64}
+    rotten, sound = (
+        Server(tmp_path, name, "holder", peers={"index": index.base}, holder=never).begin()
+        for name in ("rotten", "sound")
+    )
+    for server in (index, rotten, sound):
+        server.ready()
+    model = Model(tmp_path / "model")
+    keys = model.store(index, rotten, TOKENS)
+    model.store(index, sound, TOKENS)
+
+    async def replicas():
+        async with Client(index.base, http_loopback=True) as client:
+            scope, compat = model.scope.scope_id, model.descriptor.compat_id
+            found = await client.lookup(scope, compat, keys)
+            return [each.replicas for each in found.blocks]
+
+    eventually(
+        lambda: [len(each) for each in asyncio.run(replicas())] == [2] * len(keys), "the records"
+    )
+    for path in (rotten.data / "blocks" / "blocks").rglob("*.kvb"):
+        octets = bytearray(path.read_bytes())
+        octets[200] ^= 1
+        path.write_bytes(octets)
+
+    class Written(dict):
+        def write(self, layer):
+            self[layer.block, layer.layer] = (bytes(layer.k), bytes(layer.v))
+
+    async def fetched():
+        written = Written()
+        async with Client(index.base, http_loopback=True) as client:
+            result = await client.get_blocks(await replicas(), written, descriptor=model.descriptor)
+        assert result.complete
+        return written, result.bad_sources
+
+    written, bad = asyncio.run(fetched())
+    while rotten.base not in bad:  # it may not have been asked at all
+        again, bad = asyncio.run(fetched())
+        assert again == written
+    context = model.engine.context()
+    context.prefill(TOKENS)
+    for block in range(len(keys)):
+        for layer, (k, v) in enumerate(context.block(block).sections()):
+            assert written[block, layer] == (bytes(k), bytes(v))
+    eventually(lambda: rotten.metric("kvsp_holder_parts_quarantined_total") >= 1, "the report")
+    assert rotten.metric('kvsp_holder_copies_verified_total{result="lost"}') >= 1
+    eventually(lambda: min(len(each) for each in asyncio.run(replicas())) == 1, "the withdrawal")
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 6 MiB."""
@@ -137,12 +195,22 @@ def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_fu
         return block
 
     needed = 3 * (6 << 20) // len(octets)
+    leased = put(needed + 2)
+    body = {
+        "compat_id": engine.descriptor.compat_id.hex(),
+        "scope_id": model.scope.scope_id.hex(),
+        "block_keys": [leased.rpartition("/")[2]],
+        "ttl_ms": 60_000,
+    }
+    status, grant = server.ask("POST", "leases", body)
+    assert status == 201
     last = [put(number) for number in range(needed)][-1]
     assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > needed / 3
     # somebody else takes the rest of the disk
     with contextlib.suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as fill:
         while fill.write(bytes(4096)):
             pass
+    assert server.ask("PUT", f"leases/{grant['lease']}", {"ttl_ms": 60_000})[0] == 200
     put(needed)
     assert server.metric('kvsp_holder_media_full_total{tier="disk"}') >= 1
     server.kill()
@@ -152,3 +220,82 @@ def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_fu
     server.begin().ready()
     assert server.ask("GET", last)[0] == 200
     put(needed + 1)
+    # a lease holds through all of it
+    assert server.ask("GET", leased)[1] == octets
+
+
+def few_descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))
+
+
+def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(tmp_path):
+    server = Server(tmp_path, "server", "index,holder", holder={"disk_mib": 1})
+    server.begin(preexec_fn=few_descriptors).ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
+    context = engine.context()
+    context.prefill(range(8))
+    container = Container.build(engine.descriptor, context.block(0).sections())
+    octets = b"".join(bytes(part) for part in container)
+    model = Model(tmp_path / "model", engine)
+    compat = compat_path(engine.descriptor.compat_id)
+    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
+    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+    blocks = [block_path(model.block_id(bytes([number]) * 32)) for number in range(48)]
+    assert len(blocks) * len(octets) > 2 << 20
+
+    def load(seed):
+        numbers, statuses = random.Random(seed), Counter()
+        for _ in range(60):
+            block = numbers.choice(blocks)
+            status, _ = server.ask("PUT", block, octets, headers=fields)
+            statuses["PUT", status] += 1
+            query = numbers.choice(["", "?layers=2-3", "?codec=61441"])
+            status, answer = server.ask("GET", numbers.choice(blocks) + query)
+            statuses["GET", status] += 1
+            assert query or status != 200 or answer == octets
+        return statuses
+
+    with ThreadPoolExecutor(10) as threads:
+        statuses = sum(threads.map(load, range(10)), Counter())
+    assert {status for _, status in statuses} <= {200, 201, 404, 412, 503, 507}, statuses
+    assert statuses["PUT", 201] > 100 and statuses["GET", 200] > 100
+    assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > 50
+    pid = server.process.popen.pid
+    eventually(
+        lambda: not [each for each in os.listdir(f"/proc/{pid}/fd") if _is_block(pid, each)],
+        "the end of every reader",
+    )
+
+
+def _is_block(pid, descriptor):
+    with contextlib.suppress(OSError):
+        return ".kvb" in os.readlink(f"/proc/{pid}/fd/{descriptor}")
+
+
+def test_a_lease_holds_although_its_holder_is_killed(tmp_path):
+    index = Server(tmp_path, "index", "index").begin()
+    peers = {"index": index.base}
+    holder = Server(tmp_path, "holder", "holder", peers=peers, holder={"disk_mib": 1}).begin()
+    for server in (index, holder):
+        server.ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
+    model = Model(tmp_path / "model", engine)
+    leased = model.store(index, holder, [(5 * number) % 256 for number in range(40)])
+    body = {
+        "compat_id": engine.descriptor.compat_id.hex(),
+        "scope_id": model.scope.scope_id.hex(),
+        "block_keys": [key.hex() for key in leased[:3]],
+        "ttl_ms": 60_000,
+    }
+    status, grant = holder.ask("POST", "leases", body)
+    assert status == 201
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        holder.process.signal(end)
+        holder.process.popen.wait()
+        holder.begin().ready()
+        model.store(index, holder, [(7 * number + end) % 256 for number in range(160)])
+        assert holder.metric('kvsp_holder_evictions_total{tier="disk"}') > 0
+        for key in leased[:3]:
+            assert holder.ask("GET", block_path(model.block_id(key)))[0] == 200
+        assert holder.ask("GET", f"leases/{grant['lease']}")[0] == 200
+    assert holder.ask("DELETE", f"leases/{grant['lease']}")[0] == 204

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Process, Relay, relay
+from tests.e2e.support import Process, Relay, eventually, relay
+
+PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
+"""What a connection begins with, by its congestion control."""
 
 
 @contextmanager
@@ -45,17 +48,6 @@ def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_chan
         assert told["down"]["forwarded"] > 0
 
 
-@pytest.mark.parametrize("mtu", ["1200", "1300"])
-def test_programs_at_their_defaults_work_where_no_longer_datagram_passes(mtu, cache, tmp_path):
-    with relay(tmp_path) as hub:
-        producer = hub.produce(cache)
-        producer.say(cache.objects)
-        with path_to(hub, tmp_path, "--delay", "5ms", "--mtu", mtu) as network:
-            hub.subscribe(cache, tmp_path / "out", "--timeout", "50").finish()
-        cache.check(tmp_path / "out")
-        assert network.json()["down"]["forwarded"] > 0
-
-
 def test_the_bench_of_paths_measures_a_path(tmp_path):
     command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "2"]
     process = Process(tmp_path, "bench", *command, "--paths", "lan", "--again", "--seconds", "40")
@@ -64,3 +56,18 @@ def test_the_bench_of_paths_measures_a_path(tmp_path):
     assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
     assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
     assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)
+
+
+@pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
+def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
+    algorithm, cache, tmp_path
+):
+    chosen = ("--congestion", algorithm)
+    with relay(tmp_path, *chosen) as hub:
+        producer = hub.produce(cache)
+        producer.say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "10ms", "--loss", "2%"):
+            consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50", *chosen)
+            eventually(lambda: f'phase="{PHASES[algorithm]}' in hub.metrics(), "the phase shown")
+            consumer.finish()
+        cache.check(tmp_path / "out")

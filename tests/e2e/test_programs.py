@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import numpy as np
@@ -115,20 +114,17 @@ def test_a_relay_that_is_told_to_end_lets_a_transfer_finish(number, cache, hub, 
     assert result["objects_verified"] == cache.objects
     cache.check(tmp_path / "out")
     producer.say("leave")
-    hub.process.finish(0, deadline=15)
+    hub.process.finish(0)
     assert hub.process.stderr == ""
 
 
-def test_a_publisher_leaves_a_relay_that_goes_away_and_comes_back_to_the_next_one(
-    cache, hub, tmp_path
-):
-    """The relay need not wait for its drain timeout of ten seconds."""
-    publisher = hub.publish(cache)
-    publisher.wait_for("publishing")
-    began = time.monotonic()
-    hub.process.signal(signal.SIGTERM)
-    hub.process.finish(0, deadline=15)
-    assert time.monotonic() - began < 8
+def test_a_publisher_leaves_a_relay_that_goes_away_and_comes_back_to_the_next_one(cache, tmp_path):
+    """The relay need not wait for its drain timeout, which is longer than a test may take."""
+    with relay(tmp_path, "--drain-timeout", "600") as hub:
+        publisher = hub.publish(cache)
+        publisher.wait_for("publishing")
+        hub.process.signal(signal.SIGTERM)
+        hub.process.finish(0)
     address = hub.url.removeprefix("moqt://")
     with relay(tmp_path, "--listen", address) as again:
         again.reaches(namespaces=1)
@@ -137,10 +133,10 @@ def test_a_publisher_leaves_a_relay_that_goes_away_and_comes_back_to_the_next_on
     assert publisher.stderr.splitlines()[-1] == "kvcs-publish: announced again"
 
 
-def test_an_idle_relay_ends_at_once(tmp_path):
-    with relay(tmp_path) as hub:
+def test_an_idle_relay_ends_without_its_drain_timeout(tmp_path):
+    with relay(tmp_path, "--drain-timeout", "600") as hub:
         hub.process.signal(signal.SIGTERM)
-        hub.process.finish(0, deadline=5)
+        hub.process.finish(0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -148,7 +144,7 @@ def test_a_publisher_that_is_told_to_end_ends_well(number, cache, hub):
     publisher = hub.publish(cache)
     publisher.wait_for("publishing")
     publisher.signal(number)
-    publisher.finish(0, deadline=10)
+    publisher.finish(0)
     assert publisher.stderr == ""
     hub.reaches(sessions=0, namespaces=0)
 
@@ -177,9 +173,9 @@ def test_nobody_there_is_a_failure_and_not_a_crash(cache, hub, tmp_path):
     hub.process.finish(0)
     consumer = hub.subscribe(cache, tmp_path / "out")
     publisher = hub.publish(cache)
-    consumer.finish(1, deadline=20)
+    consumer.finish(1)
     readable(consumer)
-    publisher.finish(1, deadline=20)
+    publisher.finish(1)
     readable(publisher, "kvcs-publish")
 
 
@@ -194,7 +190,7 @@ def test_a_relay_that_nobody_vouches_for_is_not_trusted(cache, hub, tmp_path):
         *("--cafile", other / "tls" / "cert.pem", "--out", tmp_path / "out"),
         *cache.identity(),
     )
-    consumer.finish(1, deadline=20)
+    consumer.finish(1)
     assert "certificate" in readable(consumer)
 
 
@@ -234,7 +230,7 @@ def test_the_examples_of_the_help_run(cache, hub, tmp_path):
     run("kvcs-subscribe").finish(0)
     cache.check(tmp_path / "received.safetensors")
     hub.process.signal(signal.SIGTERM)
-    hub.process.finish(0, deadline=15)
+    hub.process.finish(0)
     run("kvcs-relay").wait_for("ready")
 
 

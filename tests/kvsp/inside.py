@@ -9,7 +9,7 @@ from typing import Any
 
 from kvsp.client.client import Client
 from kvsp.holder.holder import Holder
-from kvsp.holder.leases import LeaseTable
+from kvsp.holder.leases.table import LeaseTable
 from kvsp.holder.store import Store
 from kvsp.http.server import Server
 from kvsp.index.sqlite import SqliteStore

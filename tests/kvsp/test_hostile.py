@@ -19,7 +19,7 @@ import pytest
 
 from kvsp.http.limits import HttpLimits
 from kvsp.http.server import Server
-from kvsp.names.uris import instance_id, replicas_path
+from kvsp.names.uris import instance_id, replicas_path, verification_path
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     OTHER_SCOPE,
@@ -82,6 +82,10 @@ SCOPED: dict[str, tuple[Any, Any]] = {
     "HEAD block": (("HEAD", f"blocks/{HELD.path}"), ("HEAD", f"blocks/{MISSING.path}")),
     "DELETE block": (("DELETE", f"blocks/{HELD.path}"), ("DELETE", f"blocks/{MISSING.path}")),
     "PUT block": (("PUT", f"blocks/{HELD.path}"), ("PUT", f"blocks/{MISSING.path}")),
+    "POST verification": (
+        ("POST", verification_path(HELD)),
+        ("POST", verification_path(MISSING)),
+    ),
     "POST leases": (("POST", "leases", lease_request(1)), ("POST", "leases", lease_request(2))),
     "POST lookup": (("POST", "lookup", lookup(1)), ("POST", "lookup", lookup(2))),
     "PUT replica": (
@@ -140,7 +144,7 @@ def test_every_operation_on_a_scope_is_in_the_table_above(tmp_path: Path) -> Non
         for method in methods
         if "{scope}" in path or path in ("/lookup", "/leases", "/place")
     ]
-    assert len(in_path) == 12
+    assert len(in_path) == 13
     assert len(SCOPED) == len(in_path) + len(("cache-state", "cache-keys"))
 
 

@@ -329,6 +329,12 @@ def without_offload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UdpSocket, "_try_option", lambda *_: False)
 
 
+def reset_token(transport: AioquicTransport) -> bytes:
+    """The Stateless Reset Token that the peer gave for the connection id in use."""
+    token: bytes = transport._connection._peer_cid.stateless_reset_token
+    return token
+
+
 # ---- logs
 
 

@@ -143,6 +143,7 @@ class Simulation:
         self.random = random.Random(seed)
         self.hosts: dict[Address, Host] = {}
         self.paths: dict[tuple[str, str], Path | Link] = {}
+        """By the names of two hosts. A `Link` may stand for many: they share it."""
         self.sent: Counter[str] = Counter()
         self.lost = 0
         self.trace: list[tuple[float, str, str, int, str]] = []
@@ -251,13 +252,10 @@ class Simulation:
 
         return made
 
-    def join(self, a: Host, b: Host, path: Path | Link, back: Path | Link | None = None) -> None:
-        """Set the path from `a` to `b` and the way back, a path of its own that is the same
-        unless given. A `Link` may be set for many: they share it."""
-        if back is None:
-            back = path.path if isinstance(path, Link) else path
+    def join(self, a: Host, b: Host, path: Path, back: Path | None = None) -> None:
+        """Set the path from `a` to `b` and, the same unless given, the way back."""
         self.paths[a.name, b.name] = path
-        self.paths[b.name, a.name] = back
+        self.paths[b.name, a.name] = back or path
 
     # ---- the network
 

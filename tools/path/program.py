@@ -120,13 +120,26 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], str]] = {
 """Of each option of a path: how it is read, the fields of `Path` it sets, and its help."""
 
 
+def described(up: Path, down: Path) -> str:
+    """A profile in words. Both ways alike but for the rate."""
+    parts = [f"{1000 * (up.latency + down.latency):g} ms"]
+    if up.bandwidth is not None and down.bandwidth is not None:
+        parts.append(f"{down.bandwidth / 1e6:g} MB/s down, {up.bandwidth / 1e6:g} up")
+        parts.append(f"queue of {1000 * down.queue / down.bandwidth:.3g} ms")
+    if down.jitter:
+        parts.append(f"jitter of {1000 * down.jitter:g} ms")
+    if down.loss:
+        parts.append(f"{100 * down.loss:g} % loss")
+    return ", ".join(parts)
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m tools.path",
         allow_abbrev=False,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="profiles: " + ", ".join(PROFILES),
+        epilog="profiles:\n" + "\n".join(f"  {n:17}{described(*p)}" for n, p in PROFILES.items()),
     )
     made.add_argument("--listen", type=address, required=True, help="where clients send to")
     made.add_argument("--to", type=address, required=True, help="where that is forwarded")
@@ -214,9 +227,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             route = proxy.add(
                 options.listen, options.to, *options.paths, rebind=options.rebind, seed=options.seed
             )
-        except OSError as error:
-            host, port = options.listen
-            parser().error(f"cannot listen on {host}:{port}: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:
+            ends = " for ".join(f"{host}:{port}" for host, port in (options.listen, options.to))
+            parser().error(f"cannot listen on {ends}: {error}")
         host, port = route.address[:2]
         print(f"ready on {host}:{port}", flush=True)
     as_json = any(options.json for options in read)

@@ -2,7 +2,8 @@
 
 One thread and one heap serve all routes. Datagrams are taken and given in batches (UDP_GRO and
 UDP_SEGMENT where the kernel has them), so that it keeps up with a hundred megabytes a second; in
-exchange a datagram may be late by `GRAIN`. ECN marks do not pass.
+exchange a datagram may be late by `GRAIN`. Where it is allowed (as root), the thread has real-time
+priority; how late it was at most is told all the same. ECN marks do not pass.
 """
 
 from __future__ import annotations
@@ -120,9 +121,10 @@ class Proxy:
     ) -> Route:
         """Forward what comes to `listen` (port 0 takes a free one) over `up` to `to`, and what is
         answered over `down`; every `rebind` seconds each client gets another port before the
-        server, as a NAT does. Raises OSError when the address cannot be had."""
+        server, as a NAT does. Raises OSError or UnicodeError when an address cannot be had."""
         now = time.monotonic()
         number = len(self.routes)
+        listen, to = _resolve(listen), _resolve(to)
         listener = _End(UdpSocket(_family(listen), local=listen))
         route = Route(
             to,
@@ -141,9 +143,7 @@ class Proxy:
 
     def run(self) -> None:
         """Forward until `stop`."""
-        with contextlib.suppress(OSError):
-            # Of this thread alone: a network does not compete with its hosts for a processor.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -15)
+        _hurry()
         while not self._stopped:
             self._wait()
             for key, _ in self._selector.select(0):
@@ -308,6 +308,14 @@ class Proxy:
         return told
 
 
+def _hurry() -> None:
+    """Take real-time priority for this thread, where that is allowed: a network does not compete
+    with its hosts for a processor. Most of the time the thread sleeps."""
+    with contextlib.suppress(OSError, AttributeError):
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+
+
 def _told(link: Link) -> dict[str, Any]:
     return {
         "offered": link.offered,
@@ -318,6 +326,12 @@ def _told(link: Link) -> dict[str, Any]:
         "reordered": link.reordered,
         "queue_max": link.queue_max,
     }
+
+
+def _resolve(address: Address) -> Address:
+    """The first address that a host's name stands for."""
+    host, port = address[:2]
+    return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4]
 
 
 def _family(address: Address) -> socket.AddressFamily:

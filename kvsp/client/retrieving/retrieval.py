@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -23,7 +23,7 @@ from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.prefix import block_tokens_range
-from kvsp.names.uris import block_path
+from kvsp.names.uris import BlockId, block_path
 
 _CHUNK: Final = 1 << 20
 
@@ -122,7 +122,10 @@ class Retrieval:
         planner: Planner,
         descriptor: Descriptor,
         limits: ClientLimits,
+        tell: Callable[[str, BlockId], None],
     ) -> None:
+        """`tell` is called with a holder and a block of which its octets fail verification."""
+        self._tell = tell
         self._caller = caller
         self._planner = planner
         self._descriptor = descriptor
@@ -271,6 +274,8 @@ class Retrieval:
             available = _available(error.problem.members.get("available"))
         fault = fault_of(error)
         self.errors[fault] = error
+        if fault is Fault.VERIFICATION:
+            self._tell(fetch.record.holder, fetch.record.block)
         if fault is Fault.VERIFICATION and not self._planner.needs(fetch.number):
             self.unproven = error
         self._planner.failed(fetch.number, fault, now, retry_after=retry_after, available=available)

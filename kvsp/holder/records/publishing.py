@@ -103,6 +103,9 @@ class RecordTable:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._rows
+
     @property
     def unavailable(self) -> bool:
         """Whether the last attempt did not reach the index."""
@@ -293,6 +296,9 @@ class RecordPublisher:
             until = self._clock() + self._ttl_ms / 1000
             await asyncio.wait([running], timeout=self._withdraw_s)
             self.table.forget(block)
+            if path is not None and not running.done():
+                # it may reach the index after this withdrawal: then there is one more
+                running.add_done_callback(partial(self._late, path))
         if path is None:
             return
         try:
@@ -308,6 +314,10 @@ class RecordPublisher:
         except IndexRefusedError as error:
             self.refusals += 1
             logger.warning("the index service refused a withdrawal: %s", error)
+
+    def _late(self, path: str, _publication: asyncio.Task[None]) -> None:
+        if path not in self._flying.values():  # nor is it published anew
+            self._remember(path, self._clock() + self._ttl_ms / 1000)
 
     async def descriptor(self, compat_id: bytes) -> Descriptor | None:
         """Raises IndexUnavailableError, IndexRefusedError."""
@@ -389,7 +399,7 @@ class RecordPublisher:
             return  # it is about to go: who lets it go withdraws it, or says that it stays
         self._flying[block] = record.path
         try:
-            answer = await self._told(record)
+            answer = await self._told(block, record)
         except IndexUnavailableError as error:
             self._warn(_AWAY, str(error))
             self.failures += 1
@@ -404,7 +414,7 @@ class RecordPublisher:
             self._pending.pop(record.path, None)
             self.table.published(block, record.path, answer, self._clock())
 
-    async def _told(self, record: ReplicaRecord) -> Published:
+    async def _told(self, block: BlockId, record: ReplicaRecord) -> Published:
         """Publish a record, and its descriptor first when the index service lacks it, as
         one does that restarted empty. Raises IndexUnavailableError, IndexRefusedError."""
         try:
@@ -416,6 +426,8 @@ class RecordPublisher:
             if descriptor is None:
                 raise
         await self._index.put_descriptor(descriptor)
+        if block not in self.table:
+            raise IndexRefusedError("the block went before its record was taken")
         return await self._index.publish(record)
 
     def _warn(self, what: str, reason: str) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
@@ -151,9 +151,8 @@ class DiskTier:
         return about.f_bavail * about.f_frsize
 
     def _start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (_INCOMING, "blocks"):
-            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            self._make_folder(self.root / name)
         self._claim()
         for path in (self.root / _INCOMING).iterdir():
             self._remove(path)
@@ -266,14 +265,18 @@ class DiskTier:
         self._files.unlink(path)
         self.removed += 1
 
-    def publish(self, temporary: Path, block: BlockId) -> None:
-        """Give a synced file its name, durably."""
-        target = self.root / part_name(block)
-        missing = [folder for folder in target.parents if not folder.exists()]
+    def _make_folder(self, path: Path) -> None:
+        """Have a folder, durably."""
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 self._files.make_folder(folder)
             self._files.sync_folder(folder.parent)
+
+    def publish(self, temporary: Path, block: BlockId) -> None:
+        """Give a synced file its name, durably."""
+        target = self.root / part_name(block)
+        self._make_folder(target.parent)
         self._files.rename(temporary, target)
         try:
             self._files.sync_folder(target.parent)
@@ -362,11 +365,15 @@ class _DiskWriter:
         self._files.unlink(self._path)
 
 
-def remove_oldest(root: Path, octets: int) -> int:
+def remove_oldest(root: Path, octets: int, spared: Collection[BlockId] = ()) -> int:
     """Remove the oldest blocks below the folder of a tier that nobody has open, `octets` of
-    them at least if there are so many; how many blocks."""
+    them at least if there are so many that are not `spared`; how many blocks."""
     removed = 0
-    found = ((_modified(path), path) for path in (root / "blocks").rglob(f"*{SUFFIX}"))
+    found = (
+        (_modified(path), path)
+        for path in (root / "blocks").rglob(f"*{SUFFIX}")
+        if block_of(path.relative_to(root).as_posix()) not in spared
+    )
     for _, path in sorted(found):
         if octets <= 0:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Protocol
 
 from kvsp.blocks.container import ContainerHeader
@@ -289,7 +289,7 @@ class _HostWriter:
         self._part = _HostPart()
 
 
-async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncIterator[Octets]:
+async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncGenerator[Octets, None]:
     """A range of a part in pieces of at most `PIECE` octets. Raises as `PartReader.read`."""
     end = offset + octets
     while offset < end:
@@ -299,7 +299,7 @@ async def pieces(reader: PartReader, offset: int, octets: int) -> AsyncIterator[
         offset += size
 
 
-async def verified_pieces(reader: PartReader, part: Part) -> AsyncIterator[Octets]:
+async def verified_pieces(reader: PartReader, part: Part) -> AsyncGenerator[Octets, None]:
     """All of a part, in pieces of at most `PIECE` octets; its digest is checked at the end.
 
     Raises PartLostError when it does not match, and as `PartReader.read`.

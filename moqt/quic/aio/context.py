@@ -26,6 +26,7 @@ from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.certificates import check_key_pair, validity_fault
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.packets.layout import CID_LENGTH, Address
+from moqt.quic.packets.reset import KEY_LENGTH, Resets, load_key
 from moqt.quic.packets.retry import Retries, parse_long_header
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ class QuicContext:
         self._retry = Retries()
         if not is_client and (config.certfile is None or config.keyfile is None):
             raise ValueError("a QUIC server needs certfile and keyfile")
+        key = os.urandom(KEY_LENGTH)
+        if not is_client and config.reset_key_file is not None:
+            key = load_key(config.reset_key_file)
+        self.resets = Resets(key, config.max_resets)
         config.prepare_logs()
         if config.keylog_file is not None:
             handle = os.open(config.keylog_file, os.O_WRONLY | os.O_APPEND)
@@ -83,7 +88,6 @@ class QuicContext:
         return QuicConfiguration(
             alpn_protocols=list(config.alpn),
             is_client=self.is_client,
-            congestion_control_algorithm=config.congestion_control_algorithm,
             connection_id_length=CID_LENGTH,
             idle_timeout=config.idle_timeout,
             max_data=config.session_window,
@@ -175,6 +179,7 @@ class QuicContext:
             config=self.config,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
+            reset_token=self.resets.token,
         )
         return AioquicTransport(connection, self.config, now=now)
 

@@ -6,12 +6,16 @@ by the highest offset received, so a receiver can never push back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     Limit,
     QuicConnection,
     QuicConnectionError,
+    QuicConnectionId,
     QuicConnectionState,
     stream_is_client_initiated,
     stream_is_unidirectional,
@@ -47,6 +51,8 @@ messages: data that nobody reads must not keep the message that explains it from
 class StreamTable(QuicConnection):
     """aioquic's connection with our streams, their queues and credit by consumption."""
 
+    _loss: Any  # ours, where aioquic has its `QuicPacketRecovery`
+
     def __init__(
         self,
         *,
@@ -54,13 +60,17 @@ class StreamTable(QuicConnection):
         config: QuicConfig,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
+        reset_token: Callable[[bytes], bytes] | None = None,
     ) -> None:
+        """`reset_token`: a server's, of each of its connection ids."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
         )
         self._logger.logger = AIOQUIC_LOG
+        self._reset_token = reset_token
+        self._name_resets(self._host_cids)
         self.config = config
         self.unsent = 0
         self.consumed = 0  # octets the application is done with, over all streams
@@ -73,8 +83,8 @@ class StreamTable(QuicConnection):
                 self._local_max_streams_uni, config.max_streams_uni, config.max_open_streams_uni
             ),
         )
-        self._recovery = self._loss = Recovery(
-            algorithm=configuration.congestion_control_algorithm,
+        self.recovery = self._loss = Recovery(
+            algorithm=config.congestion_control_algorithm,
             max_datagram_size=self._max_datagram_size,
             initial_rtt=configuration.initial_rtt,
             peer_completed_address_validation=not self._is_client,
@@ -82,7 +92,7 @@ class StreamTable(QuicConnection):
             send_probe=self._send_probe,
             logger=self._logger,
         )
-        self._pacer = self._recovery.pacer
+        self._pacer = self.recovery.pacer
         # Streams with something to send, by rank and in the order in which they get their turn:
         # those of which data was lost, and those with new data.
         self._lost_queues: tuple[Queue, ...] = tuple({} for _ in Rank)
@@ -115,6 +125,16 @@ class StreamTable(QuicConnection):
         self._max_held = config.max_reassembly or config.session_window * 3 // 2
         trace = self._quic_logger
         self.trace = trace if isinstance(trace, StreamingTrace) else None
+
+    def _replenish_connection_ids(self) -> None:
+        before = len(self._host_cids)
+        super()._replenish_connection_ids()
+        self._name_resets(self._host_cids[before:])
+
+    def _name_resets(self, cids: Iterable[QuicConnectionId]) -> None:
+        if self._reset_token is not None:
+            for each in cids:
+                each.stateless_reset_token = self._reset_token(each.cid)
 
     # ---- what the transport asks
 

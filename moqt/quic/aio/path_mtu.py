@@ -45,7 +45,7 @@ class ProbingConnection(ReceivingConnection):
         self._searched: QuicNetworkPath | None = None
         """The path that `mtu` is about."""
         self._peer_limit = MAX_DATAGRAM_SIZE
-        self._recovery.narrow = self._narrow
+        self.recovery.narrow = self._narrow
 
     # ---- limits of both sides
 
@@ -70,7 +70,7 @@ class ProbingConnection(ReceivingConnection):
             self._searched = None
             self.mtu.stop()
             self._resize()
-            self._recovery.resize(MIN_DATAGRAM_SIZE)
+            self.recovery.resize(MIN_DATAGRAM_SIZE)
         if not self._handshake_confirmed or not path.is_validated:
             return
         self._searched = path
@@ -83,7 +83,7 @@ class ProbingConnection(ReceivingConnection):
     def _mtu_probes(self, path: QuicNetworkPath, now: float) -> list[Datagram]:
         """The probes that may go now."""
         datagrams: list[Datagram] = []
-        recovery = self._recovery
+        recovery = self.recovery
         recovery.reserved = 0
         if self.over:
             return datagrams
@@ -125,12 +125,12 @@ class ProbingConnection(ReceivingConnection):
         return datagrams
 
     def _on_mtu_probe(self, delivery: QuicDeliveryState, number: int) -> None:
-        self._recovery.mtu_probes.discard(number)
+        self.recovery.mtu_probes.discard(number)
         if delivery is not QuicDeliveryState.ACKED:
             self.mtu.lost(number)
         elif self.mtu.arrived(number):
             self._resize()
-            self._recovery.resize(self.mtu.size)
+            self.recovery.resize(self.mtu.size)
 
     def _narrow(self) -> None:
         """Packets of this size no longer arrive; what is sent again is cut to fit."""

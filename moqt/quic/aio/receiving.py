@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from aioquic import tls
 from aioquic._buffer import Buffer
+from aioquic.quic import events
 from aioquic.quic.connection import (
     QuicConnectionError,
     QuicConnectionState,
@@ -33,6 +34,7 @@ from moqt.quic.aio.handshake import PlainContext, explain, versions
 from moqt.quic.aio.streams import Stream
 from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address
 from moqt.quic.packets.protection import header_masks
+from moqt.quic.packets.reset import is_reset
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,24 @@ class ReceivingConnection(StreamTable):
         before = self._close_event
         super()._handle_connection_close_frame(context, frame_type, buf)
         self.closed_by_peer = before is None
+
+    def is_reset(self, data: bytes, addr: Address) -> bool:
+        """Whether a datagram of no connection is the peer's Stateless Reset of this one."""
+        return (
+            self._state is QuicConnectionState.CONNECTED
+            and self._network_paths[0].addr == addr
+            and is_reset(data, self._peer_cid.stateless_reset_token)
+        )
+
+    def take_reset(self, now: float) -> None:
+        """The peer knows nothing of the connection: not a word more is sent on it."""
+        self._close_event = events.ConnectionTerminated(
+            error_code=QuicErrorCode.NO_ERROR,
+            frame_type=QuicFrameType.PADDING,
+            reason_phrase="the peer has forgotten this connection: it was restarted",
+        )
+        self.closed_by_peer = True
+        self._close_begin(is_initiator=False, now=now)
 
     def receive_batch(self, datagrams: Sequence[bytes], addr: Address, now: float) -> None:
         """`receive_datagram` for several datagrams from one address, in order."""

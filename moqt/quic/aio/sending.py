@@ -1,6 +1,6 @@
 """aioquic's connection, made fit for bulk transfer. Only `aio.transport` uses it.
 
-`Connection` is aioquic's sans-IO `QuicConnection` with five parts replaced, because the stock
+`Connection` is aioquic's sans-IO `QuicConnection` with its parts replaced, because the stock
 ones do not hold up under bulk transfer:
 
 - flow-control credit follows what the application consumed, in fixed windows; stock aioquic
@@ -11,7 +11,7 @@ ones do not hold up under bulk transfer:
 - 1-RTT packets that carry only STREAM frames of data streams (nearly all of them) are built and
   read without the general packet builder and buffer, with the header-protection masks of a
   whole batch computed at once;
-- the pacer releases what is due within a timer tick.
+- loss detection, congestion control and pacing are ours (`recovery`).
 
 With an event log the general paths are taken throughout: they log, and they are slow.
 
@@ -80,7 +80,7 @@ class Connection(ProbingConnection):
         if path is not self._searched:
             self._follow_path(path, now)
         probes: list[Datagram] = []
-        if self.mtu.probe_at <= now or self._recovery.reserved:
+        if self.mtu.probe_at <= now or self.recovery.reserved:
             probes = self._mtu_probes(path, now)
         closing = self._close_pending
         self.capped = False
@@ -88,7 +88,7 @@ class Connection(ProbingConnection):
             self._pacing_at = None
             return probes
         size = self._max_datagram_size
-        if self._recovery.wants_small_probes or path.remote_challenges:
+        if self.recovery.wants_small_probes or path.remote_challenges:
             # What has full size, an answer to PATH_CHALLENGE too, may be what does not arrive.
             self._max_datagram_size = MIN_DATAGRAM_SIZE
         try:
@@ -102,6 +102,10 @@ class Connection(ProbingConnection):
         if closing and datagrams:
             self.close_datagrams = datagrams
         return probes + datagrams if probes else datagrams
+
+    def sending_stopped(self) -> None:
+        """All that may be sent now has been: note whether more could have been."""
+        self.recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""
@@ -215,7 +219,7 @@ class Connection(ProbingConnection):
 
             # ACKs are not paced.
             if space.ack_at is None or space.ack_at > now:
-                self._pacing_at = self._pacer.next_send_time(now=now)
+                self._pacing_at = self._pacer.next_send_time(now)
                 if self._pacing_at is not None:
                     return
             builder.start_packet(QuicPacketType.ONE_RTT, crypto)
@@ -288,7 +292,7 @@ class Connection(ProbingConnection):
             if builder.packet_is_empty:
                 return
             self._packets_under_key += 1
-            self._pacer.update_after_send(now=now)
+            self._pacer.spend(self._max_datagram_size - builder.remaining_buffer_space)
 
     def _write_stream_frames(
         self, builder: QuicPacketBuilder, queues: RankedQueues, kept: int = 0
@@ -403,7 +407,7 @@ class Connection(ProbingConnection):
             builder._end_packet()
         allowance = self._pacer.allowance(now)
         if allowance == 0:
-            self._pacing_at = self._pacer.next_send_time(now=now)
+            self._pacing_at = self._pacer.next_send_time(now)
             return
         keys = crypto.send
         assert keys.aead is not None and keys.hp is not None
@@ -422,7 +426,9 @@ class Connection(ProbingConnection):
         samples: list[bytes] = []
         # Packets are registered in the order of their numbers: here, if the builder has none.
         packets: list[Any] = builder._packets
-        register = None if packets else self._loss.on_packet_sent
+        register = not packets
+        departure = self.recovery.depart(now)
+        train: list[Any] = []
         space = self._spaces[tls.Epoch.ONE_RTT]
         sample_at = 4 - PN_LENGTH
         next_frame, queues, kept = self._next_frame, self._data_queues, self._credit_kept
@@ -450,12 +456,7 @@ class Connection(ProbingConnection):
             numbers.append(number)
             sealed.append(cipher)
             samples.append(cipher[sample_at : sample_at + SAMPLE_LENGTH])
-            packet: Any = SentPacket(number, sent, handlers)
-            if register is None:
-                packets.append(packet)
-            else:
-                packet.sent_time = now
-                register(packet=packet, space=space)
+            train.append(SentPacket(number, sent, handlers, now, departure))
             flight -= sent
             number += 1
 
@@ -481,15 +482,19 @@ class Connection(ProbingConnection):
         builder._packet_number = number
         builder._flight_bytes += total
         builder._total_bytes += total
-        if register is not None and not self._ack_eliciting_sent_since_receipt:
-            # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
-            self._close_at = now + self._idle_timeout()
-            self._ack_eliciting_sent_since_receipt = True
+        if register:
+            self.recovery.departed(train, total, now, space)
+            if not self._ack_eliciting_sent_since_receipt:
+                # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
+                self._close_at = now + self._idle_timeout()
+                self._ack_eliciting_sent_since_receipt = True
+        else:
+            packets += train
         self._packets_under_key += len(sealed)
-        self._pacer.spend(len(sealed))
+        self._pacer.spend(total)
         if not any(self._queues):
             return
         if len(sealed) == allowance:
-            self._pacing_at = self._pacer.next_send_time(now=now) or now
+            self._pacing_at = self._pacer.next_send_time(now) or now
         else:
             self.capped = len(sealed) == burst

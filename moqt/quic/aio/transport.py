@@ -19,6 +19,7 @@ from moqt.quic.aio.handshake import explain
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, NO_ANSWER, QuicConfig
+from moqt.quic.congestion.controller import ControllerState
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
@@ -241,6 +242,16 @@ class AioquicTransport:
         return self._connection.held
 
     @property
+    def congestion(self) -> ControllerState:
+        """What congestion control thinks of the path."""
+        return self._connection.recovery.state()
+
+    @property
+    def in_flight(self) -> int:
+        """Octets sent that are neither acknowledged nor found lost."""
+        return self._connection.recovery.bytes_in_flight
+
+    @property
     def packet_size(self) -> int:
         """Octets of UDP payload a packet may have: what the path is known to carry so far."""
         return self._connection.mtu.size
@@ -353,6 +364,10 @@ class AioquicTransport:
         connection = self._connection
         self._time(now)
         self.more = False
+        if connection.recovery.news:
+            lost, late = connection.recovery.take_news()
+            self.counters.packets_lost += lost
+            self.counters.packets_spurious += late
         if connection.terminated:
             self.deliver()
             return []
@@ -367,6 +382,7 @@ class AioquicTransport:
                     self._fail()
                 connection.credited.clear()
             if again and connection.unsent == 0 and not connection.capped and not connection.over:
+                connection.sending_stopped()
                 return []
             datagrams = connection.datagrams_to_send(now)
             self.more = (
@@ -374,6 +390,8 @@ class AioquicTransport:
                 and (connection.capped or connection.unsent == 0)
                 and not connection.over
             )
+            if not self.more:
+                connection.sending_stopped()
             if connection.trace is not None:
                 connection.trace.settle()
             self.deliver()
@@ -384,6 +402,13 @@ class AioquicTransport:
             return []
         finally:
             self._busy = False
+
+    def takes_reset(self, data: bytes, addr: Address, now: float) -> bool:
+        """Whether a datagram of no connection is a Stateless Reset of this one, which then ends."""
+        reset = self._connection.is_reset(data, addr)
+        if reset:
+            self._connection.take_reset(now)
+        return reset
 
     def abort(self, reason: str) -> None:
         """Report the connection closed without a word to the peer (the socket is gone)."""

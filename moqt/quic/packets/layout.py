@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aioquic import tls
 from aioquic.quic.packet import QuicPacketType
+
+from moqt.quic.congestion.controller import Departure
 
 Address = tuple[Any, ...]
 """Where a peer is, as sockets have it: `(host, port)`, or four members for IPv6. On a socket for
@@ -45,6 +48,7 @@ class SentPacket:
 
     __slots__ = (
         "delivery_handlers",
+        "departure",
         "packet_number",
         "quic_logger_frames",
         "sent_bytes",
@@ -57,10 +61,16 @@ class SentPacket:
     packet_type = QuicPacketType.ONE_RTT
 
     def __init__(
-        self, packet_number: int, sent_bytes: int, delivery_handlers: list[tuple[Any, Any]]
+        self,
+        packet_number: int,
+        sent_bytes: int,
+        delivery_handlers: Sequence[tuple[Any, Any]],
+        sent_time: float,
+        departure: Departure,
     ) -> None:
         self.packet_number = packet_number
         self.sent_bytes = sent_bytes
-        self.sent_time: float | None = None
         self.delivery_handlers = delivery_handlers
+        self.sent_time = sent_time
+        self.departure = departure
         self.quic_logger_frames: list[Any] = []

@@ -20,7 +20,7 @@ from moqt.quic.config import NO_ANSWER, QuicConfig
 from moqt.quic.counters import TransportCounters
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
 from moqt.quic.packets.retry import parse_long_header
-from moqt.quic.udp.admission import Admission
+from moqt.quic.udp.admission import Admission, origin_of
 from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import UdpSocket
 from moqt.values.codes import SessionErrorCode
@@ -163,13 +163,18 @@ class Endpoint:
 
     def _accept(self, data: bytes, addr: Address) -> None:
         """A datagram for no connection we know."""
-        if self._context.is_client or self._closing:
+        now = self._clock()
+        if self._context.is_client:
+            for transport in self.transports:
+                if transport.takes_reset(data, addr, now):
+                    self._pump(transport)
+            return
+        if self._closing:
             return
         header = parse_long_header(data)
         if header is None:
-            self.counters.datagrams_ignored += 1
+            self._reset(data, addr, now)
             return
-        now = self._clock()
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
         answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
@@ -207,6 +212,15 @@ class Endpoint:
             log.exception("no handler for a connection from %s", show_address(addr))
             transport.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         self._pump(transport)
+
+    def _reset(self, data: bytes, addr: Address, now: float) -> None:
+        """Tell who sent a packet of a connection that is not here (RFC 9000 section 10.3)."""
+        self.counters.datagrams_ignored += 1
+        cid = data[1 : 1 + CID_LENGTH]
+        answer = self._context.resets.answer(data, cid, origin_of(addr), now)
+        if answer is not None:
+            self.counters.resets_sent += 1
+            self._send([(answer, addr)])
 
     def _route(self, transport: AioquicTransport, cid: bytes) -> None:
         self._routes[cid] = transport

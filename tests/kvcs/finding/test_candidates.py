@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-
-from kvcs.finding.candidates import Candidate, Candidates, named_by
+from kvcs.finding.candidates import (
+    OF_ONE_PREFIX,
+    Candidate,
+    Candidates,
+    DiscoveryMode,
+    named_by,
+)
 from kvcs.finding.relays import Sessions
 from kvcs.names.errors import NotFound, PublisherLost, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
@@ -17,12 +22,12 @@ from tests.kvcs.support import BLOCK, DESCRIPTOR, SCOPE, TOKENS, produced
 from tests.kvcs.support_fallback import CACHE, OTHER_RELAY, FakeClient
 
 KEYS = [bytes([n]) * 32 for n in range(5)]
-OWN = object()
+OWN = SimpleNamespace(session=object())
 """The session to our own relay."""
 
 
-def namespace() -> PublicationNamespace:
-    return PublicationNamespace.create(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS[-1])
+def namespace(blocks: int = len(KEYS)) -> PublicationNamespace:
+    return PublicationNamespace.create(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS[blocks - 1])
 
 
 class Relays(Sessions):
@@ -44,17 +49,13 @@ class Relays(Sessions):
         return answer
 
 
-def candidates(relays, **settings) -> Candidates:
-    async def wait(until):
-        raise AssertionError("nothing is to be waited for")
-
+def candidates(relays=None, **settings) -> Candidates:
     return Candidates(
-        Relays(relays),
+        Relays(relays or {None: OWN}),
         SCOPE.scope_id,
         DESCRIPTOR.compat_id,
         KEYS,
-        changed=asyncio.Event(),
-        wait=wait,
+        changed=lambda: None,
         **settings,
     )
 
@@ -63,41 +64,83 @@ def index(*named: Candidate) -> SimpleNamespace:
     return SimpleNamespace(looked_up=True, named=list(named))
 
 
+def every(search: Candidates) -> list[Candidate]:
+    """All of them, each tried when it is the best."""
+    taken = []
+    while (best := search.best()) is not None:
+        search.take(best)
+        taken.append(best)
+    return taken
+
+
 async def test_given_publications_come_in_order_each_once() -> None:
-    first, second = namespace(), namespace()
-    search = candidates({None: OWN}, given=[first, second])
-    assert await search.next(0) == (Candidate(None, first), OWN)
-    assert await search.next(0) == (Candidate(None, second), OWN)
-    with pytest.raises(NotFound):
-        await search.next(0)
-    search.allow_again(Candidate(None, second))
-    assert (await search.next(0))[0].namespace == second
+    given = [namespace(), namespace(), namespace(), namespace()]
+    search = candidates(given=given)
+    assert search.poll(0) is None and not search.searching
+    assert [each.namespace for each in every(search)] == given
+    assert isinstance(search.why(), NotFound)
+    search.allow_again(Candidate(None, given[1]))
+    assert [each.namespace for each in every(search)] == [given[1]]
 
 
-async def test_the_failure_told_at_the_end_is_the_one_that_tells_most() -> None:
-    search = candidates({None: OWN}, given=[])
-    bad, lost = VerificationFailed("bad"), PublisherLost("lost")
-    for failure in (lost, bad, lost):
+async def test_the_failure_told_at_the_end_is_the_first_of_those_that_tell_most() -> None:
+    search = candidates(given=[])
+    bad, worse, lost = VerificationFailed("bad"), VerificationFailed("worse"), PublisherLost("lost")
+    for failure in (lost, bad, lost, worse):
         search.failed(failure)
-    with pytest.raises(VerificationFailed):
-        await search.next(0)
+    assert search.why() is bad
 
 
 async def test_our_own_relay_is_asked_before_the_one_that_the_index_names() -> None:
-    there, elsewhere = object(), Candidate(OTHER_RELAY, namespace(), len(KEYS))
-    search = candidates({None: OWN, OTHER_RELAY: there}, index=index(elsewhere))
-    assert await search.next(0) == (elsewhere._replace(url=None), OWN)
-    assert await search.next(0) == (elsewhere, there)
-    assert search.longest == len(KEYS) and search.known() is None
+    elsewhere = Candidate(OTHER_RELAY, namespace(), len(KEYS))
+    search = candidates(
+        {None: OWN, OTHER_RELAY: object()}, index=index(elsewhere), discovery=DiscoveryMode.INDEX
+    )
+    assert every(search) == [replace(elsewhere, url=None), elsewhere]
+    assert search.longest == len(KEYS)
 
 
-async def test_a_relay_that_cannot_be_reached_is_passed_over_and_says_why() -> None:
-    there, elsewhere = object(), Candidate(OTHER_RELAY, namespace(), len(KEYS))
-    relays = {None: ConnectError("nobody answers"), OTHER_RELAY: there}
+async def test_a_relay_that_cannot_be_reached_is_no_obstacle_and_says_why() -> None:
+    elsewhere = Candidate(OTHER_RELAY, namespace(), len(KEYS))
+    relays = {None: ConnectError("nobody answers"), OTHER_RELAY: object()}
     search = candidates(relays, index=index(elsewhere))
-    assert await search.next(0) == (elsewhere, there)
-    with pytest.raises(PublisherLost, match="nobody answers"):
-        await search.next(0)
+    assert search.searching
+    search.poll(0)
+    assert not search.searching and elsewhere in every(search)
+    assert isinstance(search.why(), PublisherLost) and str(search.why()) == "nobody answers"
+
+
+async def test_many_publications_of_one_prefix_do_not_keep_shorter_ones_from_their_turn() -> None:
+    many = [Candidate(None, namespace(), 5) for _ in range(20)]
+    short = Candidate(None, namespace(2), 2)
+    search = candidates(index=index(*many, short), discovery=DiscoveryMode.INDEX)
+    taken = every(search)
+    assert taken.index(short) == OF_ONE_PREFIX and len(taken) == 21
+
+
+async def test_until_the_index_has_answered_more_may_be_found() -> None:
+    slow = SimpleNamespace(looked_up=False, named=[])
+    search = candidates(index=slow, discovery=DiscoveryMode.INDEX)
+    assert search.open == len(KEYS) and search.best() is None
+    slow.looked_up, slow.named = True, [Candidate(None, namespace(), 5)]
+    assert search.open == 0 and search.best() is not None
+
+
+async def test_one_that_stalled_is_tried_again_after_all_others_once() -> None:
+    given = [namespace(), namespace()]
+    search = candidates(given=given)
+    first = search.best()
+    search.take(first)
+    search.stalled(first, PublisherLost("nothing came"))
+    assert [each.namespace for each in every(search)] == given[1:]
+    assert search.retry_stalled() and every(search) == [first]
+    assert not search.retry_stalled()
+
+
+def each_record(client, block, candidate):
+    """The record of a block in a publication."""
+    text = candidate.namespace.text
+    return next(record for record in client.held[block] if record.moqt_namespace == text)
 
 
 def test_publications_in_an_answer_are_those_that_have_every_earlier_block() -> None:
@@ -112,4 +155,5 @@ def test_publications_in_an_answer_are_those_that_have_every_earlier_block() -> 
     # of a block that only a holder has, nobody can tell where it is published
     matched[1] = MatchedBlock(matched[1].block_key, matched[1].replicas[:1])
     found = named_by(LookupResponse(len(matched), tuple(matched)))
-    assert [each.shared for each in found] == [1, 1]
+    assert [each.blocks for each in found] == [1, 1]
+    assert all(each.records == (each_record(client, 0, each),) for each in found)

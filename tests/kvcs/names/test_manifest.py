@@ -278,6 +278,17 @@ def test_a_lossy_codec_is_chosen_only_when_it_is_allowed() -> None:
         manifest.select_tracks(1)
 
 
+def test_tracks_of_components_that_are_not_known_are_passed_over_and_no_fault() -> None:
+    manifest = offered("latent.raw.s0", "k.raw.s0", "v.raw.s0")
+    assert manifest.segments[0].tracks == (K0, V0)
+    assert manifest.segments[0].other_tracks == ("latent.raw.s0",)
+    assert Manifest.parse(manifest.to_json(), NAMESPACE) == manifest
+    alone = offered("latent.raw.s0")
+    assert name_of(alone.select_tracks, 0) == "codec-unsupported"
+    for name in ("latent.raw", "LATENT.raw.s0", "latent.raw.s01", "latent..s0"):
+        assert name_of(offered, name, "k.raw.s0", "v.raw.s0") == "bad-track-name"
+
+
 # --- progress ------------------------------------------------------------------------
 
 

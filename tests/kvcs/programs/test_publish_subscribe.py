@@ -111,6 +111,7 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
         (("--qlog-dir", "tokens.json"), {}, ["tokens.json", "exists"]),
         (("--keylog-file", "none/keys"), {}, ["none/keys", "No such file"]),
         (("--mtu", "100"), {}, ["--mtu"]),
+        (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
         (("--nonsense",), {}, ["--nonsense"]),
         ((), {"compat": None}, ["--compat"]),
     ],
@@ -119,7 +120,7 @@ def test_wrong_arguments_and_bad_files_are_one_sentence_and_exit_code_2(
     program, more, paths, words, files
 ):
     done = fails(run(program, files, *more, **paths), ExitCode.USAGE, *words)
-    if not {"--mtu", "--nonsense", "--compat"} & set(words):  # those are typer's
+    if not {"--mtu", "--nonsense", "--compat", "--congestion"} & set(words):  # those are typer's
         assert done.stderr.startswith(f"kvcs-{program}: ")
         assert done.stderr.count("\n") == 1
 

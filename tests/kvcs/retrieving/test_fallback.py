@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -215,6 +216,50 @@ async def test_of_a_longer_publication_only_the_blocks_with_our_keys_are_taken()
     assert consumer.stats.blocks == 2
 
 
+LONGER = list(range(1000, 1000 + BLOCK * (BLOCKS + 3)))
+LONG = kv(tokens=len(LONGER), seed=4)
+
+
+@pytest.mark.parametrize("wrong", [(0, 0), (LAYERS - 1, BLOCKS - 1)])
+async def test_a_longer_publication_is_never_taken_for_what_its_records_do_not_say(wrong):
+    """The index names it for our keys: of other tokens, or with one block of other tokens."""
+    publication = produced(tokens=LONGER, cache=LONG)
+    layer, block = wrong
+    recorded = [(k.copy(), v.copy()) for k, v in LONG]
+    recorded[layer][1].view("uint8")[block * BLOCK] ^= 1
+    client = FakeClient(blocks=0).knows(publication, recorded, RELAY)
+    async with Link(publisher(publication)) as link:
+        consumer = link.consumer(fallback=fallback(client, after=5))
+        layers = []
+        with pytest.raises(VerificationFailed, match=f"layer {layer} of block {block} is not"):
+            async for each in consumer.layers():
+                layers.append(each.index)
+        assert layer not in layers
+        assert consumer.stats.discarded["other-tokens"] == 1
+        await link.assert_clean()
+
+
+@pytest.mark.parametrize("change", [{"layer_digests": None}, {"codec": 0xF001}])
+async def test_a_record_that_cannot_be_compared_binds_no_block(change):
+    publication = produced(tokens=LONGER, cache=LONG)
+    client = FakeClient(blocks=0).knows(publication, LONG, RELAY)
+    client.held[3] = [replace(client.held[3][0], **change)]
+    async with Link(publisher(publication)) as link:
+        consumer = link.consumer(fallback=fallback(client, after=5))
+        check(await collect(consumer), LONG, blocks=3)
+        client.held[0] = [replace(client.held[0][0], **change)]
+        with pytest.raises(VerificationFailed, match="no record of an index"):
+            await collect(link.consumer(fallback=fallback(client, after=5)))
+
+
+async def test_after_a_publication_of_other_tokens_the_right_one_is_retrieved():
+    wrong, right = produced(tokens=LONGER, cache=LONG), produced(cache=CACHE)
+    client = FakeClient(blocks=0).knows(wrong, kv(tokens=len(LONGER), seed=7), RELAY)
+    async with Link(publisher(wrong, right)) as link:
+        consumer = link.consumer(fallback=fallback(client, after=5))
+        check(await collect(consumer))
+
+
 async def test_a_publication_at_another_relay_is_retrieved_there():
     publication = produced(cache=CACHE)
     elsewhere = "moqt://other.example"
@@ -312,6 +357,25 @@ async def test_blocks_of_another_production_are_never_mixed_with_objects():
     check(layers[-LAYERS:], OTHER)
     assert consumer.stats.publication is None
     assert consumer.stats.discarded["other-production"] >= 1
+
+
+@pytest.mark.parametrize("put", [(2, 0), (2, 3), (0, 2), (1, 0)])
+async def test_a_block_that_nothing_shows_to_be_of_the_same_production_is_not_mixed_in(put):
+    """The publication stands still, and no manifest lists what came of it."""
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    layers, blocks = put
+    for layer in range(layers):
+        publication.put_layer(layer, *CACHE[layer])
+    for block in range(blocks):
+        rows = slice(block * BLOCK, (block + 1) * BLOCK)
+        publication.put_block(layers, block, *(tensor[rows] for tensor in CACHE[layers]))
+    async with Link(publisher(publication)) as link:
+        for cache in (OTHER, CACHE):
+            consumer = link.consumer(
+                publications=[publication.namespace], fallback=fallback(FakeClient(cache))
+            )
+            check((await collect(consumer))[-LAYERS:], cache)
+            assert (consumer.stats.publication is None) is (cache is OTHER)
 
 
 async def test_a_late_block_that_contradicts_the_manifest_is_not_used():

@@ -26,7 +26,9 @@ class Asked:
         self.delays: list[float] = []
         self.receivers: list = []
         self.requests: list = []
-        self.assembly = SimpleNamespace(namespace=NAMESPACE, manifest=None, version=-1)
+        self.assembly = SimpleNamespace(
+            namespace=NAMESPACE, manifest=None, version=-1, complete=False
+        )
         self.versions = ManifestVersions(self, self.assembly, self)
         self.versions.ask()
 
@@ -78,7 +80,7 @@ def test_the_manifest_is_fetched_when_the_fill_does_not_bring_it_and_then_given_
 @pytest.mark.parametrize("complete", [True, False])
 def test_when_the_subscription_ends_a_complete_manifest_is_the_last(complete: bool) -> None:
     asked = Asked()
-    asked.assembly.manifest = SimpleNamespace(is_segment_complete=lambda segment: complete)
+    asked.assembly.manifest, asked.assembly.complete = object(), complete
     asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
     assert (asked.no_more, asked.fetches, asked.error) == (complete, not complete, None)
 

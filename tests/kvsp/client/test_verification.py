@@ -180,7 +180,12 @@ async def test_a_source_that_lies_again_and_again_is_dropped_and_counted():
         blocks = [[record_at(uri, GOOD, number)] for number in (0, 2, 3)] * 8
         result = await client.get_blocks(blocks, Memory(), descriptor=DESCRIPTOR)
     assert {gap.reason for gap in result.missing} == {Fault.VERIFICATION}
-    assert result.bad_sources[uri] == len(fake.requests) < len(blocks)
+    asked = [request.method for request in fake.requests]
+    assert result.bad_sources[uri] == asked.count("GET") < len(blocks)
+    # and it is told, of each block once
+    told = {request.url.path for request in fake.requests if request.method == "POST"}
+    assert len(told) == asked.count("POST") >= 1
+    assert all(path.endswith("/verification") for path in told)
 
 
 async def test_a_redirect_is_not_followed_and_its_target_never_sees_the_token():

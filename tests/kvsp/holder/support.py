@@ -12,7 +12,7 @@ from kvsp.blocks.container import Container
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.leases import LeaseQuota
+from kvsp.holder.leases.table import LeaseQuota
 from kvsp.holder.records.publishing import (
     CompatUnknownError,
     IndexUnavailableError,

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from kvsp.blocks.container import Container, decode, repr_digest_field
+from kvsp.holder import holder as holder_module
 from kvsp.holder.store import MissReason
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.tiers import HostTier
@@ -20,6 +21,7 @@ from tests.kvsp.holder.support import (
     DISK,
     HOST,
     OCTETS,
+    OTHER_SCOPE,
     World,
     block_id,
     container,
@@ -410,6 +412,57 @@ async def test_more_uploads_than_allowed_are_503_with_retry_after() -> None:
     release.set()
     await first
     assert (await world.put(2)).status == 201
+
+
+async def test_a_client_has_its_share_of_the_uploads_and_others_have_theirs() -> None:
+    world = make_world(uploads=3, uploads_per_client=1)
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Any:
+        data = octets(container(1))
+        yield data[:100]
+        started.set()
+        await release.wait()
+        yield data[100:]
+
+    first = asyncio.ensure_future(
+        world.holder.put(block_id(1), DESCRIPTOR, slow(), client="writer")
+    )
+    await started.wait()
+    answer = await world.put(2)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert world.holder.store.counters.stores_rejected == {"client-busy": 1}
+    path = f"blocks/{block_id(2, scope=OTHER_SCOPE).path}"
+    other = await world.client.as_("tenant").request("PUT", path, octets(container(2)), STORE)
+    assert other.status == 201
+    release.set()
+    await first
+    assert (await world.put(2)).status == 201
+
+
+async def test_a_client_has_its_share_of_the_transcodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(transcodings=2)
+    await world.put(1)
+    began, go_on = asyncio.Event(), asyncio.Event()
+    transcode = holder_module.transcode
+
+    async def slow(*values: Any) -> Any:
+        began.set()
+        await go_on.wait()
+        return await transcode(*values)
+
+    monkeypatch.setattr(holder_module, "transcode", slow)
+    first = asyncio.ensure_future(world.get(1, "?codec=61441"))
+    await began.wait()
+    refused = await world.get(1, "?codec=61441")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert world.holder.store.counters.reads_refused == 1
+    assert (await world.get(1)).status == 200  # as it is stored, it costs nothing
+    path = f"blocks/{block_id(1).path}?codec=61441"
+    other = asyncio.ensure_future(world.client.as_("reader").get(path))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert [(await each).status for each in (first, other)] == [200, 200]
 
 
 async def test_metrics_show_reads_by_tier_and_rejections_by_reason(world: World) -> None:

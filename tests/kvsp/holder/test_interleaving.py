@@ -124,7 +124,7 @@ class Load:
 
     async def request(self) -> None:
         kind = self.numbers.choices(
-            (self.get, self.put, self.delete, self.lease, self.lose), (10, 8, 2, 1, 1)
+            (self.get, self.put, self.delete, self.lease, self.lose), (14, 8, 1, 1, 1)
         )[0]
         await kind(self.numbers.randrange(BLOCKS))
 
@@ -210,12 +210,17 @@ def interleave(seed: int, root: Path, failing: bool) -> Counter[tuple[str, int]]
     async def main(numbers: random.Random) -> Counter[tuple[str, int]]:
         files = Failing(root, numbers) if failing else Quick()
         disk = DiskTier(root, files=files, quarantine_octets=0)
-        tiers = [(HostTier(), 3 * OCTETS), (disk, 4 * OCTETS)]
+        tiers = [(HostTier(), 4 * OCTETS), (disk, 4 * OCTETS)]
         world = make_world(tiers, index=SlowIndex())
         world.publisher.describe(_descriptor)
         await world.holder.start()
         await world.publisher.start()
         load = Load(world, root, numbers, failing=failing)
+        for number in range(BLOCKS):  # the first ones are in memory alone in the end
+            await world.put(number)
+            for _ in range(3 if number < 4 else 0):
+                await world.get(number)
+                await world.holder.stop()
         before = descriptors_open()
         await asyncio.gather(*(load.worker() for _ in range(WORKERS)))
         await world.holder.stop()
@@ -225,7 +230,10 @@ def interleave(seed: int, root: Path, failing: bool) -> Counter[tuple[str, int]]
         await world.publisher.stop()
         assert descriptors_open() == before
         left_over(world, root)
-        return load.statuses
+        moves = world.holder.store.counters
+        return load.statuses + Counter(
+            {("promoted", 0): moves.promotions, ("demoted", 0): moves.demotions}
+        )
 
     return run(seed, main)
 
@@ -252,3 +260,27 @@ def test_requests_in_any_order_get_right_octets_or_a_miss_and_leave_nothing_over
     # the seeds meet what they are for
     for seen in (("GET", 200), ("GET", 404), ("PUT", 201), ("PUT", 412), ("DELETE", 204)):
         assert statuses[seen], statuses
+    assert statuses["promoted", 0] and statuses["demoted", 0], statuses
+
+
+async def test_what_was_stored_in_the_place_of_a_block_is_not_served_as_that_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between finding a block and opening its file another codec of it takes its name."""
+    world = make_world([(DiskTier(tmp_path), 4 * OCTETS)])
+    await world.holder.start()
+    await world.put(1)
+    path, opened = f"blocks/{block_id(1).path}", DiskTier.open
+    replacements = [octets(made(1, Codec.X_ZLIB))]
+
+    async def late(self: DiskTier, *which: Any) -> Any:
+        while replacements:
+            data = replacements.pop()
+            assert (await world.client.request("DELETE", path)).status == 204
+            assert (await world.client.request("PUT", path, data, STORE)).status == 201
+        return await opened(self, *which)
+
+    monkeypatch.setattr(DiskTier, "open", late)
+    answer = await world.client.get(path)
+    assert (answer.status, answer.body) == (200, octets(made(1, Codec.X_ZLIB)))
+    assert world.holder.store.counters.lost == 0

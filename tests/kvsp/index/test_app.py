@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -67,6 +68,41 @@ async def test_a_replica_is_published_refreshed_read_and_withdrawn(service: Serv
     assert (await service.client().request("DELETE", path)).status == 204
     again = await service.client().request("DELETE", path)
     assert (again.status, again.problem) == (404, "kvsp-unknown-resource")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_late_put_does_not_resurrect_a_deleted_record(
+    service: Service, whole: bool
+) -> None:
+    """Its body arrives after the DELETE that was sent after it."""
+    made = record()
+    text = made.to_json()
+    delete = "replicas?holder=" + H1 if whole else made.path
+    deletions: list[Any] = []
+    parse = service.app.bodies.parse
+
+    async def after_the_deletion(*values: Any) -> Any:
+        await asyncio.wait(deletions)
+        return await parse(*values)
+
+    async def late(name: str) -> int:
+        """The status of a PUT, with a DELETE of `name` between its head and its end."""
+        deletions.clear()
+
+        def body() -> Iterator[bytes]:
+            yield text[:100]
+            deletions.append(asyncio.ensure_future(service.client(name).request("DELETE", delete)))
+            yield text[100:]
+
+        service.app.bodies.parse = after_the_deletion  # type: ignore[method-assign]
+        fields = {"content-type": "application/kvsp+json"}
+        return (await service.client().request("PUT", made.path, body(), fields)).status
+
+    assert await late("h1") == 409
+    assert (await service.client().get(made.path)).status == 404
+    # who may not withdraw it withdraws nothing
+    assert await late("stranger") == 201
+    assert (await service.client().get(made.path)).status == 200
 
 
 async def test_a_new_record_is_201(service: Service) -> None:

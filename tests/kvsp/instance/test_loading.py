@@ -13,7 +13,7 @@ from kvsp.client.limits import ClientLimits
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.leases import LeaseQuota
+from kvsp.holder.leases.table import LeaseQuota
 from kvsp.holder.records.publishing import NoIndex
 from kvsp.holder.tiers.tiers import HostTier
 from kvsp.http.app import App

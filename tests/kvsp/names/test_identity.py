@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import hmac
 import inspect
 import json
 import os
@@ -486,9 +487,24 @@ def test_a_malformed_scope_file_has_one_error_that_names_the_file_and_no_key(
     assert str(path) in str(caught.value) and "abab" not in str(caught.value).lower()
 
 
-def test_other_members_of_a_scope_file_are_for_others() -> None:
-    text = json.dumps({"scope_key": bytes(range(32)).hex(), "content_keys": []})
+def test_members_of_a_scope_file_that_start_with_x_are_for_others() -> None:
+    text = json.dumps({"scope_key": bytes(range(32)).hex(), "content_keys": [], "x-name": "ours"})
     assert Scope.from_json(text) == SEED_SCOPE
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"content_keys": [{"kid": 1}]}, {"content_keys": None}, {"content_key": "00"}, {"seal": True}],
+)
+def test_a_scope_file_that_asks_for_protection_we_lack_is_refused_and_never_ignored(
+    tmp_path: Path, members: dict[str, Any]
+) -> None:
+    path = tmp_path / "scope.json"
+    path.write_text(json.dumps({"scope_key": "ab" * 32, **members}))
+    path.chmod(0o600)
+    with pytest.raises(ScopeFileError, match="content_keys") as caught:
+        Scope.load(path)
+    assert str(path) in str(caught.value) and "abab" not in str(caught.value)
 
 
 @given(st.binary(max_size=80))
@@ -496,6 +512,15 @@ def test_no_octets_crash_the_scope_file_reader(data: bytes) -> None:
     for text in (data, b'{"scope_key":"' + data + b'"}'):
         with contextlib.suppress(DecodeError):
             Scope.from_json(text)
+
+
+@given(st.binary(min_size=32, max_size=200), st.binary(max_size=99), st.binary(max_size=200))
+def test_the_macs_of_a_scope_are_hmacs_under_its_key(
+    key: bytes, prefix: bytes, message: bytes
+) -> None:
+    mac = Scope(key).macs(prefix)
+    for each in (message, b""):
+        assert mac(each) == hmac.digest(key, prefix + each, "sha256")
 
 
 # --- Block Keys ----------------------------------------------------------------------

@@ -111,6 +111,27 @@ async def _replicas(client):
     return {each.holder: each for matched in found.blocks for each in matched.replicas}
 
 
+def test_what_a_holder_and_the_bodies_of_requests_may_take_is_set_in_the_file(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "[http]\nbodies_mib = 7\nbodies_per_principal_mib = 3\n"
+        "[holder]\ndisk_mib = 9\nuploads = 5\nuploads_per_client = 2\nscrub_mib_per_s = 1.5\n"
+        "quarantine_mib = 0\n"
+    )
+    flags = {"roles": ["holder"], "dev": True, "data_dir": str(tmp_path / "data")}
+    made = Assembly(load_settings(file, flags))
+    limits = made.app.limits
+    assert (limits.bodies_octets, limits.bodies_octets_per_principal) == (7 << 20, 3 << 20)
+    (service,) = made.app.services
+    held = service.holder.settings
+    assert (held.uploads, held.uploads_per_client) == (5, 2)
+    assert held.scrub_octets_per_s == 1.5 * (1 << 20)
+    # leases are kept where the blocks are, and end with the process where those do
+    assert held.lease_file == tmp_path / "data" / "leases.sqlite"
+    memory = Assembly(dev("holder", data_dir=str(tmp_path / "other"), holder={"host_mib": 1}))
+    assert memory.app.services[0].holder.settings.lease_file is None
+
+
 async def test_the_ready_line_names_roles_as_the_option_does(capsys):
     assembly = Assembly(dev("index,controller"))
     async with serving(assembly.app, port=assembly.server.port):

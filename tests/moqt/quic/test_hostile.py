@@ -205,7 +205,7 @@ def test_both_sides_update_their_keys_again_and_again_during_a_transfer() -> Non
                     side.probe.connection.request_key_update()
 
     pair.server.record.on_data = more
-    transfer(pair, 1 << 20)
+    transfer(pair, 12 << 20)
     assert next(rounds) > 80
     assert not pair.client.record.closed and not pair.server.record.closed
 

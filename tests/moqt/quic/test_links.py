@@ -66,3 +66,10 @@ def test_a_short_transfer_comes_to_its_end_on_any_path(seed):
     path = random_path(seed)
     flow = transfer(60_000, path, path, seed=seed)
     assert flow.received == 60_000 and flow.seconds is not None, path
+
+
+def test_a_slow_event_loop_sees_the_network_only_when_it_wakes():
+    flow = transfer(30_000, Path(latency=0.02), tick=0.05)
+    assert flow.seconds is not None
+    assert flow.seconds / 0.05 == pytest.approx(round(flow.seconds / 0.05))
+    assert flow.seconds >= 4 * 0.05  # each way of the handshake, and of the data, is a tick

@@ -152,3 +152,24 @@ def test_a_connection_writes_its_quic_events_to_its_own_file(tmp_path: Path, siz
     frames = [frame["frame_type"] for packet in received for frame in packet["frames"]]
     assert {"crypto", "ack", "stream"} <= set(frames)
     assert payload[:32].hex() not in path.read_text()
+
+
+def test_a_log_tells_what_congestion_control_thinks_and_when_it_changes(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    client = quic_config(qlog_dir=logs, congestion_control_algorithm="cubic")
+    pair = Pair(client, quic_config(), loss=0.03)
+    stream_id = pair.client.live.open_stream(bidirectional=False)
+    assert stream_id is not None
+    pair.client.record.on_ready = Source(pair.client.live, stream_id, bytes(300_000))
+    assert pair.run(lambda: stream_id in pair.server.record.finished)
+    pair.client.live.close(0, "")
+    assert pair.run(lambda: pair.client.live.terminated)
+    (path,) = logs.iterdir()
+    events = records(path)[1:]
+    changes = [e["data"] for e in events if e["name"] == "recovery:congestion_state_updated"]
+    assert changes[0] == {"old": "slow_start", "new": "congestion_avoidance"}
+    metrics = [e["data"] for e in events if e["name"] == "recovery:metrics_updated"]
+    assert {"congestion_window", "bytes_in_flight", "pacing_rate", "min_rtt"} <= set(metrics[-1])
+    assert metrics[-1]["min_rtt"] >= 20  # milliseconds
+    lost = [e["data"]["packet_number"] for e in events if e["name"] == "recovery:packet_lost"]
+    assert len(lost) == len(set(lost)) == pair.client.live.counters.packets_lost > 0

@@ -14,12 +14,13 @@ from moqt.session.prefixes import Prefixes
 from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import RequestError
-from moqt.values.messages import Parameters
+from moqt.values.messages import Parameters, PublishNamespace, RequestErrorMessage
 from moqt.values.names import FullTrackName, is_prefix
 from moqt.wire.codec import codec_for
 from tests.moqt.loose import Lone
 from tests.moqt.memory import ALPN, Pair, assert_clean
 from tests.moqt.peers import NAME, Collector
+from tests.moqt.raw import Server
 from tests.moqt.simulator import Simulation
 from tests.moqt.tokens import value
 
@@ -211,6 +212,37 @@ def test_messages_without_an_end_are_billed_and_end_the_session_when_they_are_to
                 assert lone.session.remembered().request_octets in (given, 0)
     assert lone.session.closed.code == SessionErrorCode.INTERNAL_ERROR
     assert "max_request_octets" in lone.session.closed.reason and 4000 < given <= 4000 + size
+
+
+def test_more_requests_in_a_second_than_may_come_are_refused_until_time_has_passed(caplog):
+    config = SessionConfig(max_requests=10, max_request_rate=20)
+    server = Server(handler=Accepts(), config=config)
+    asked = 0
+
+    def ask(count):
+        """Requests that begin and end, one after the other; how many of them are refused."""
+        nonlocal asked
+        refused = []
+        for _ in range(count):
+            stream = server.ask(PublishNamespace(2 * asked, (b"%d" % asked,)))
+            (answer,) = server.answers(stream)
+            if isinstance(answer, RequestErrorMessage):
+                refused.append(answer)
+            server.session.stream_reset(stream, 0)
+            asked += 1
+        assert all(each.code == RequestErrorCode.EXCESSIVE_LOAD for each in refused)
+        assert all("(max_request_rate)" in each.reason for each in refused)
+        assert all(each.retry_interval for each in refused)
+        return len(refused)
+
+    server.session.tick(100.0)
+    assert ask(30) == 0 and ask(5) == 5
+    server.session.tick(100.5)
+    assert ask(15) == 5, "ten in half a second"
+    server.session.tick(200.0)
+    assert ask(40) == 10, "what was not asked for in all that time does not add up"
+    assert server.session.counters.requests_over_limit == 20
+    assert ["(max_request_rate)" in r.getMessage() for r in caplog.records] == [True]
 
 
 def test_a_claim_on_a_prefix_is_refused_exactly_when_it_overlaps_another():

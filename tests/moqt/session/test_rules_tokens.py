@@ -58,6 +58,44 @@ def test_a_full_cache_drops_the_alias_used_longest_ago_and_then_takes_the_new_to
     assert client.session.rules.sent_tokens.size == 2 * ROOM
 
 
+def test_a_token_that_is_retired_is_deleted_with_the_next_message_that_carries_another():
+    client = caching(10 * ROOM)
+    for n in (1, 2):
+        answered(client, n)
+    tokens = client.session.rules.sent_tokens
+    tokens.retire(token(1))
+    tokens.retire(token(7))  # that the peer has never had
+    answered(client, 3)
+    assert last_sent(client) == (registered(3, FIRST_ALIAS + 2), delete(FIRST_ALIAS))
+    assert tokens.size == 2 * ROOM
+    answered(client, 2)
+    assert last_sent(client) == (use(FIRST_ALIAS + 1),), "nothing is deleted twice"
+
+
+def test_a_token_that_is_retired_and_sent_again_stays():
+    client = caching(10 * ROOM)
+    for n in (1, 2):
+        answered(client, n)
+    client.session.rules.sent_tokens.retire(token(1))
+    answered(client, 1)
+    assert last_sent(client) == (use(FIRST_ALIAS),)
+    answered(client, 2)
+    assert last_sent(client) == (use(FIRST_ALIAS + 1),)
+
+
+def test_a_retired_token_in_flight_is_deleted_later():
+    client = caching(10 * ROOM)
+    for n in (1, 2):
+        answered(client, n)
+    uses = client.subscribe(with_token(1))
+    client.session.rules.sent_tokens.retire(token(1))
+    answered(client, 2)
+    assert last_sent(client) == (use(FIRST_ALIAS + 1),)
+    client.say(uses.request, REFUSED)
+    answered(client, 2)
+    assert last_sent(client) == (use(FIRST_ALIAS + 1), delete(FIRST_ALIAS))
+
+
 def test_the_room_of_a_deleted_alias_is_used_only_after_the_delete_was_answered():
     client = caching(ROOM)
     answered(client, 1)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from moqt.backoff import Backoff
+from moqt.requests import RequestState
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import ConnectError, SessionClosed
 from moqt.values.messages import Goaway, LocationFilter, Parameters
@@ -102,6 +103,52 @@ def test_a_publisher_here_is_preferred_to_upstream(chain):
     _, collector = chain.bottom.subscriber(JOIN)
     assert collector.payloads == everything(1)
     assert far.handler.subscribes == [] and len(near.handler.subscribes) == 1
+
+
+@pytest.fixture
+def slow():
+    """Upstream accepts a SUBSCRIBE_NAMESPACE when it is told to."""
+    held = []
+
+    class Slow(Chain):
+        def answer(self):
+            while held:
+                held.pop()()
+            self.top.run()
+
+    chain = Slow()
+    chain.top.relay.namespaces.events.await_upstream = lambda *asked: held.append(asked[-1])
+    chain.connect()
+    return chain
+
+
+def accepted(listing):
+    return listing.request.state is RequestState.ESTABLISHED
+
+
+def test_a_listing_is_accepted_when_upstream_has_answered_and_tells_all_at_once(slow):
+    slow.top.publisher()
+    pair = slow.bottom.connect()
+    listing = Listing(slow.bottom, pair, (b"demo",))
+    assert listing.request.state is RequestState.PENDING
+    slow.answer()
+    assert accepted(listing) and listing.request.namespaces == {NAMESPACE}
+    # what is asked for upstream already is known here: nothing is waited for
+    again = Listing(slow.bottom, slow.bottom.connect(), NAMESPACE)
+    assert accepted(again) and again.request.namespaces == {NAMESPACE}
+
+
+def test_a_listing_does_not_wait_for_an_upstream_that_is_slow_or_lost(slow):
+    slow.bottom.publisher()
+    listing = Listing(slow.bottom, slow.bottom.connect(), (b"demo",))
+    assert listing.request.state is RequestState.PENDING
+    slow.pass_time(1)
+    assert accepted(listing) and listing.request.namespaces == {NAMESPACE}
+    other = Listing(slow.bottom, slow.bottom.connect(), (b"other",))
+    assert other.request.state is RequestState.PENDING
+    slow.cut()
+    assert accepted(other) and other.request.namespaces == set()
+    slow.answer()
 
 
 def test_namespaces_upstream_are_listed_here_for_as_long_as_they_are_there(chain):

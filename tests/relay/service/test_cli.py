@@ -133,6 +133,13 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
     assert "kvcs_relay_sessions_total 3.0" in text
     assert "kvcs_relay_quic_connections_accepted_total 3.0" in text
     assert "kvcs_relay_quic_webtransport_sessions_total 1.0" in text
+    phases = re.findall(
+        r'^kvcs_relay_quic_congestion_phase_connections{phase="(.*)"} (.*)$', text, re.MULTILINE
+    )
+    assert [phase for phase, _ in phases] == ["startup"]  # too little was sent to learn the path
+    assert re.search(r'^kvcs_relay_quic_rtt_seconds{of="median"} 0\.', text, re.MULTILINE)
+    assert float(re.findall(r"^kvcs_relay_quic_window_octets (.*)$", text, re.MULTILINE)[0]) > 0
+    assert "kvcs_relay_quic_packets_spurious_total" in text
     assert len(list((tmp_path / "logs").glob("*_server.sqlog"))) == 3
     assert (tmp_path / "keys").read_text().count("CLIENT_TRAFFIC_SECRET_0") == 3
     [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
@@ -305,6 +312,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         (["--listen", "[::1]:0", "--self-signed", "{dir}", "--cache-memory", "lots"], 2, ["lots"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "99"], 2, ["--mtu"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "x"], 2, ["integer"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--congestion", "x"], 2, ["bbr"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--log-level", "x"], 2, ["debug"]),
         (
             ["--listen", "127.0.0.1:0", "--cert", "{dir}/c", "--key", "{dir}/k"],
@@ -350,6 +358,16 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
             ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--keylog-file", "{dir}/x/y"],
             2,
             ["x/y", "No such file"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--reset-key", "{junk}"],
+            2,
+            ["--reset-key", "junk", "chmod 600"],
+        ),
+        (
+            ["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--reset-key", "{dir}/x/y"],
+            2,
+            ["--reset-key", "x/y", "No such file"],
         ),
     ],
 )

@@ -101,6 +101,13 @@ def test_what_does_not_fit_the_queue_is_dropped_and_the_queue_delays_the_rest():
     assert [each[0] for each in arrivals[:5]] == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6])
     assert arrivals[5] == () and link.fate is Fate.QUEUE_FULL
     assert link.waiting(0.25) == pytest.approx(250)
+    assert link.queue_max == 500
+
+
+def test_a_link_that_was_idle_has_saved_nothing():
+    link = Link(Path(latency=0.0, bandwidth=1000), now=0.0)
+    link.offer(100, 0.0)
+    assert [link.offer(100, 50.0)[0] for _ in range(2)] == pytest.approx([50.1, 50.2])
 
 
 def test_a_bandwidth_that_changes_holds_for_what_waits():
@@ -135,6 +142,11 @@ def test_a_policer_lets_a_burst_pass_then_its_rate_and_delays_nothing():
     assert all(each[0] == pytest.approx(n / 1000 + 0.1) for n, each in enumerate(arrivals) if each)
 
 
+def test_a_policer_that_was_idle_lets_no_more_pass_than_its_burst():
+    link = Link(Path(police=10_000, police_burst=5000), now=0.0)
+    assert sum(bool(link.offer(100, 100.0)) for _ in range(100)) == 50
+
+
 def test_nothing_passes_in_a_blackout():
     link = Link(Path(latency=0.0, blackouts=((1, 2), (3, 4))), now=50.0)
     passed = [n / 2 for n in range(10) if link.offer(100, 50 + n / 2)]
@@ -163,6 +175,7 @@ def test_jitter_makes_other_delays_and_keeps_the_order():
     late = [at - n / 1000 - 0.05 for n, at in enumerate(arrivals)]
     assert arrivals == sorted(arrivals)
     assert min(late) < 0.005 and 0.025 < max(late) <= 0.03
+    assert late[:20] == pytest.approx([late[0]] * 20)  # for 20 ms
 
 
 def test_flows_that_share_a_link_share_its_bandwidth():

@@ -13,7 +13,7 @@ import pytest
 
 from tools.path.link import Path
 from tools.path.profiles import PROFILES
-from tools.path.program import routes
+from tools.path.program import main, routes
 
 ENDS = "--listen 127.0.0.1:0 --to 127.0.0.1:9 "
 
@@ -58,6 +58,27 @@ def test_every_vice_has_an_option():
 def test_a_profile_can_be_taken_and_changed(name):
     assert both(f"--profile {name}") == PROFILES[name]
     assert [each.loss for each in both(f"--profile {name} --loss 0")] == [0.0, 0.0]
+
+
+def test_the_help_says_what_the_profiles_are(capsys):
+    with pytest.raises(SystemExit):
+        both("--help")
+    said = capsys.readouterr().out
+    assert "lte              50 ms, 5 MB/s down, 1.25 up, queue of 200 ms, jitter of 20 ms" in said
+    assert all(f"\n  {name} " in said for name in PROFILES)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("--listen 192.0.2.1:4 --to 127.0.0.1:9", "cannot listen on 192.0.2.1:4 for 127.0.0.1:9: "),
+        ("--listen 127.0.0.1:0 --to no..host:9", "for no..host:9: "),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_at_the_start(ends, says, capsys):
+    with pytest.raises(SystemExit):
+        main(shlex.split(ends))
+    assert says in capsys.readouterr().err
 
 
 def test_several_routes_stand_side_by_side():

@@ -60,6 +60,18 @@ def test_datagrams_pass_both_ways_whole_and_in_order():
     assert set(told["proxy_dropped"].values()) == {0}
 
 
+def test_a_route_may_lead_from_one_family_of_addresses_to_the_other():
+    with sockets(1) as (server,), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as client:
+        client.settimeout(10)
+        proxy = Proxy()
+        route = proxy.add(("::1", 0), server.getsockname(), FAST, FAST)
+        with proxy:
+            client.sendto(b"six", route.address)
+            data, source = server.recvfrom(100)
+            server.sendto(data + b" and four", source)
+            assert client.recv(100) == b"six and four"
+
+
 def test_every_client_has_its_answers():
     with proxied(FAST) as (proxy, route, (server, *clients)):
         for n, client in enumerate(clients):
@@ -99,7 +111,24 @@ def test_a_client_that_is_rebound_comes_from_another_port_and_still_has_its_answ
             server.sendto(data, source)
             assert client.recv(100) == data
         assert len(seen) > 1
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as another:
+            another.bind(min(seen - {source}))  # nobody has the old ports any more
         assert proxy.statistics()[0]["rebound"] == len(seen) - 1
+
+
+def test_no_more_is_under_way_than_may_be(monkeypatch):
+    monkeypatch.setattr(proxy_module, "UNDER_WAY", 1000)
+    with sockets(2) as (server, client):
+        proxy = Proxy()
+        route = proxy.add(FREE, server.getsockname(), FAST, FAST)
+        for _ in range(3):  # they are all there when it begins
+            client.sendto(bytes(400), route.address)
+        with proxy:
+            assert [len(server.recv(1000)) for _ in range(2)] == [400, 400]
+            for _ in range(2):
+                client.sendto(bytes(300), route.address)
+            assert [len(server.recv(1000)) for _ in range(2)] == [300, 300]
+            assert proxy.statistics()[0]["proxy_dropped"]["too much under way"] == 1
 
 
 def test_the_client_that_was_silent_longest_makes_room_for_another(monkeypatch):

@@ -276,6 +276,66 @@ async def test_a_withdrawal_never_loses_to_a_publication_under_way(world: World)
     assert not world.index.lists(block_id(0)) and world.index.lists(block_id(1))
 
 
+async def test_a_publication_that_comes_after_its_withdrawal_is_withdrawn_again(
+    world: World,
+) -> None:
+    """The index took so long over it that nobody waited: it does not come to stay."""
+    go_on, began = asyncio.Event(), asyncio.Event()
+    publish = world.index.publish
+
+    async def slow(record: ReplicaRecord) -> Published:
+        if record.block == block_id(0):
+            began.set()
+            await go_on.wait()
+        return await publish(record)
+
+    world.index.publish = slow  # type: ignore[method-assign]
+    step = asyncio.ensure_future(world.publisher.step())
+    await began.wait()
+    assert (await world.client.request("DELETE", f"blocks/{block_id(0).path}")).status == 204
+    assert not step.done() and not world.index.lists(block_id(0))
+    go_on.set()
+    await step
+    assert world.index.lists(block_id(0))
+    await world.publisher.step()
+    assert not world.index.lists(block_id(0)) and world.publisher.pending_withdrawals == 0
+    assert world.index.lists(block_id(1))
+    # a block that is stored anew meanwhile keeps its record
+    go_on.clear()
+    began.clear()
+    await world.put(0)
+    step = asyncio.ensure_future(world.publisher.step())
+    await began.wait()
+    await world.client.request("DELETE", f"blocks/{block_id(0).path}")
+    await world.put(0)
+    go_on.set()
+    await step
+    await world.publisher.step()
+    await world.publisher.step()
+    assert world.index.lists(block_id(0))
+
+
+async def test_a_descriptor_that_comes_after_the_block_went_brings_no_record(
+    world: World,
+) -> None:
+    world.index.descriptors.clear()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def describe(_compat_id: bytes) -> Any:
+        asked.set()
+        await go_on.wait()
+        return DESCRIPTOR
+
+    world.publisher.describe(describe)
+    step = asyncio.ensure_future(world.publisher.step())
+    await asked.wait()
+    for number in range(3):
+        await world.client.request("DELETE", f"blocks/{block_id(number).path}")
+    go_on.set()
+    await step
+    assert world.index.records == {}
+
+
 async def test_draining_withdraws_every_record_and_publishes_none(world: World) -> None:
     async with running(world.app) as app:
         await world.publisher.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,84 @@ async def test_a_crash_at_any_step_leaves_a_block_whole_or_absent(
     assert outcomes[0] is False and outcomes[-1] is True
     assert outcomes == sorted(outcomes)
     assert len(outcomes) >= 8
+
+
+class Lossy(Files):
+    """A disk that has, when the power is cut, what was synced of each file and folder. What
+    was not synced of names is there all the same when `names_stay`: a disk may do either."""
+
+    def __init__(self, *, names_stay: bool) -> None:
+        self.names_stay = names_stay
+        self._data: dict[int, bytes] = {}
+        self._names: list[tuple[Path | None, Path]] = []
+
+    def create(self, path: Path) -> int:
+        descriptor = super().create(path)
+        self._data[os.fstat(descriptor).st_ino] = b""
+        return descriptor
+
+    def sync(self, descriptor: int) -> None:
+        about = os.fstat(descriptor)
+        self._data[about.st_ino] = os.pread(descriptor, about.st_size, 0)
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        self._names.append((source, target))
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(path)
+        self._names.append((None, path))
+
+    def sync_folder(self, path: Path) -> None:
+        self._names = [each for each in self._names if each[1].parent != path]
+
+    def cut_power(self, root: Path) -> None:
+        for source, target in reversed([] if self.names_stay else self._names):
+            if source is not None:
+                target.rename(source)
+            else:
+                shutil.rmtree(target)
+        for path in root.rglob("*"):
+            if path.is_file() and (data := self._data.get(path.stat().st_ino)) is not None:
+                path.write_bytes(data)
+
+
+class Hasty(Lossy):
+    """Leaves out what its user asks for."""
+
+    def __init__(self, leave_out: str, *, names_stay: bool) -> None:
+        super().__init__(names_stay=names_stay)
+        setattr(self, leave_out, lambda _: None)
+
+
+@pytest.mark.parametrize("names_stay", [False, True])
+async def test_a_block_that_was_acknowledged_is_there_whole_after_a_power_cut(
+    tmp_path: Path, names_stay: bool
+) -> None:
+    files, root = Lossy(names_stay=names_stay), tmp_path / "holder" / "blocks"
+    world = await world_on(root, files)
+    for number in range(4):
+        assert (await world.put(number)).status == 201
+    files.cut_power(tmp_path)
+    disk = DiskTier(root, verify_digests=True)
+    after = make_world([(disk, 10 * OCTETS)])
+    await after.holder.start()
+    for number in range(4):
+        assert (await after.get(number)).body == octets(container(number))
+    assert disk.damaged == disk.removed == 0
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "names_stay"), [("sync", False), ("sync", True), ("sync_folder", False)]
+)
+async def test_the_power_cut_of_these_tests_takes_what_was_not_synced(
+    tmp_path: Path, leave_out: str, names_stay: bool
+) -> None:
+    files = Hasty(leave_out, names_stay=names_stay)
+    world = await world_on(tmp_path, files)
+    assert (await world.put(1)).status == 201
+    files.cut_power(tmp_path)
+    assert block_id(1) not in (await world_on(tmp_path, verify_digests=True)).holder.store
 
 
 WRITER = """

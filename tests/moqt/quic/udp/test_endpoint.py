@@ -17,13 +17,15 @@ from cryptography import x509
 
 from moqt.quic import certificates as certs
 from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
+from moqt.quic.config import QuicConfig
 from moqt.quic.udp import socket as udp_module
-from moqt.quic.udp.endpoint import QuicConnectError, connect
+from moqt.quic.udp.endpoint import QuicConnectError, connect, serve
 from moqt.quic.udp.socket import UdpSocket
 from tests.moqt.probe import (
     backlog,
     deafen,
     mute,
+    reset_token,
     routes,
     send_with,
     sending,
@@ -138,20 +140,18 @@ async def test_nobody_listening_is_noticed_at_once(server: Server) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    started = time.monotonic()
-    with pytest.raises(QuicConnectError, match="nobody listens"):
-        await connect("127.0.0.1", port, quic_config(), Recorder, within=5)
-    assert time.monotonic() - started < 2
+    async with asyncio.timeout(30):
+        with pytest.raises(QuicConnectError, match="nobody listens"):
+            await connect("127.0.0.1", port, quic_config(), Recorder, within=600)
 
 
 async def test_a_silent_peer_is_given_up_within_the_deadline() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
-        started = time.monotonic()
-        with pytest.raises(QuicConnectError, match=r"no answer within .* 1200 octets"):
-            port = sock.getsockname()[1]
-            await connect("127.0.0.1", port, quic_config(), Recorder, within=0.5)
-        assert time.monotonic() - started < 2
+        async with asyncio.timeout(30):
+            with pytest.raises(QuicConnectError, match=r"no answer within .* 1200 octets"):
+                port = sock.getsockname()[1]
+                await connect("127.0.0.1", port, quic_config(), Recorder, within=0.5)
 
 
 async def test_an_abandoned_attempt_is_told_to_the_server(server: Server) -> None:
@@ -418,3 +418,55 @@ def test_what_cannot_be_the_name_of_a_host_gets_no_certificate(tmp_path: Path) -
     with pytest.raises(ValueError):
         make_self_signed(tmp_path, ["bücher.example"])
     assert list(tmp_path.iterdir()) == []
+
+
+async def restarted(server: Server, config: QuicConfig) -> Server:
+    """The server's process was killed, and another one listens on its port."""
+    port = server.endpoint.port
+    mute(server.endpoint)
+    shut(server.endpoint)
+    again = Server()
+    again.endpoint = await serve("127.0.0.1", port, config, again.make)
+    return again
+
+
+@pytest.mark.parametrize("same_key", [True, False])
+async def test_a_client_learns_at_once_that_its_server_was_restarted_with_the_same_key(
+    same_key: bool, tmp_path: Path
+) -> None:
+    first = quic_config(reset_key_file=tmp_path / "one.key", idle_timeout=600)
+    second = quic_config(reset_key_file=tmp_path / ("one.key" if same_key else "other.key"))
+    server = await start(first)
+    client, record = await dial(server, quic_config(idle_timeout=600))
+    await echo(record, b"x")
+    again = await restarted(server, second)
+    record.transport.send(record.transport.open_stream(bidirectional=True), b"anybody there?")
+    record.transport.wake()
+    await until(lambda: again.endpoint.counters.resets_sent > 0)
+    if same_key:
+        await until(lambda: bool(record.closed), 30)
+        assert record.closed == [
+            (0, "the peer has forgotten this connection: it was restarted", False)
+        ]
+        await asyncio.wait_for(client.wait_closed(), 30)
+    else:
+        assert not record.closed, "it cannot know the token"
+        await client.close()
+    await again.endpoint.close()
+
+
+async def test_a_reset_from_another_address_or_for_another_connection_is_not_believed() -> None:
+    server = await start()
+    client, record = await dial(server)
+    (transport,) = client.transports
+    token = reset_token(transport)
+    where = server.endpoint.address
+    for data, addr in (
+        (b"\x40" + bytes(30) + token, ("127.0.0.1", 9)),
+        (b"\x40" + bytes(30) + bytes(16), where),
+        (b"\x40" + token, where),
+    ):
+        assert not transport.takes_reset(data, addr, 0.0)
+    await echo(record, b"still here")
+    assert transport.takes_reset(b"\x40" + bytes(30) + token, where, 0.0)
+    await server.endpoint.close()

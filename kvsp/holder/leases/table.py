@@ -9,7 +9,7 @@ import heapq
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
@@ -63,12 +63,17 @@ class LeaseTable:
     """All leases of a holder. An expired lease is gone at the first call after its end."""
 
     def __init__(
-        self, quota: LeaseQuota, new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+        self,
+        quota: LeaseQuota,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        on_ended: Callable[[str], None] = lambda lease_id: None,
     ) -> None:
+        """`on_ended` is called with each lease that has ended, however it did."""
         self.quota = quota
         self.granted = 0
         self.refused = 0
         self._new_id = new_id
+        self._on_ended = on_ended
         self._leases: dict[str, Lease] = {}
         self._accounts: dict[str, _Account] = {}
         self._sizes: dict[BlockId, int] = {}
@@ -101,18 +106,31 @@ class LeaseTable:
         keys = len(blocks) + len(missing)
         self._check(client, account, sum(fresh.values()), keys, ttl_ms, now)
         lease = Lease(self._new_id(), client, tuple(blocks), ttl_ms, now + ttl_ms / 1000, missing)
-        self._accounts[client] = account
+        self._add(lease, blocks)
+        self.granted += 1
+        return lease
+
+    def restore(self, lease: Lease, sizes: Mapping[BlockId, int], now: float) -> None:
+        """Have a lease of before the restart again, of those blocks that are still here, for
+        all of its time. Its quota was asked for then."""
+        blocks = {block: sizes[block] for block in lease.blocks if block in sizes}
+        if not blocks:
+            self._on_ended(lease.lease_id)
+            return
+        self._add(replace(lease, blocks=tuple(blocks), expires=now + lease.ttl_ms / 1000), blocks)
+
+    def _add(self, lease: Lease, blocks: Mapping[BlockId, int]) -> None:
+        account = self._accounts.setdefault(lease.client, _Account())
         self._leases[lease.lease_id] = lease
         account.leases.add(lease.lease_id)
-        account.octets += sum(fresh.values())
-        account.keys += keys
+        account.keys += len(lease.blocks) + len(lease.missing)
         for block, size in blocks.items():
+            if block not in account.held:
+                account.octets += size
             self._sizes.setdefault(block, size)
             account.held[block] += 1
             self._holders.setdefault(block, set()).add(lease.lease_id)
         self._schedule(lease)
-        self.granted += 1
-        return lease
 
     def renew(self, client: str, lease_id: str, ttl_ms: int, now: float) -> Lease | None:
         """Start the time of a lease again; None for one that is not `client`'s or is gone.
@@ -214,6 +232,7 @@ class LeaseTable:
 
     def _remove(self, lease_id: str) -> None:
         lease = self._leases.pop(lease_id)
+        self._on_ended(lease_id)
         account = self._accounts[lease.client]
         account.leases.remove(lease_id)
         account.keys -= len(lease.blocks) + len(lease.missing)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvsp.holder.leases import LeaseQuota, LeaseQuotaError, LeaseTable
+from kvsp.holder.leases.table import LeaseQuota, LeaseQuotaError, LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import Step, Store
 from kvsp.holder.tiers.tiers import HostTier

@@ -1,0 +1,117 @@
+"""Publications in several segments, and in codecs and components that are not known here."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcs.names.errors import Unsupported
+from kvcs.programs.common import exit_code
+from moqt.publisher import Publisher
+from tests.kvcs.support import (
+    BLOCK,
+    BLOCKS,
+    LAYERS,
+    TOKENS,
+    Link,
+    altered,
+    collect,
+    corrupted,
+    kv,
+    produced,
+    publisher,
+    same,
+)
+from tests.kvcs.support_segments import in_codec, segmented, with_component
+
+CACHE = kv()
+
+
+def check(layers, blocks=BLOCKS) -> None:
+    assert [layer.index for layer in layers] == list(range(LAYERS))
+    for layer in layers:
+        for got, wanted in zip((layer.k, layer.v), CACHE[layer.index], strict=True):
+            assert same(got, wanted[: blocks * BLOCK])
+
+
+@pytest.mark.parametrize("mode", ["live", "fetch"])
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 1, 3), (4, 1), (1, 1, 1, 1, 1)])
+async def test_every_segment_of_our_tokens_is_retrieved_each_object_once(sizes, mode) -> None:
+    async with Link(publisher(segmented(sizes, CACHE))) as link:
+        consumer = link.consumer(mode=mode)
+        check(await collect(consumer))
+        assert consumer.stats.tokens == len(TOKENS)
+        assert consumer.stats.objects_confirmed == consumer.stats.objects_verified
+        assert consumer.stats.objects_verified == 2 * LAYERS * BLOCKS
+        assert not consumer.stats.duplicates and not consumer.stats.discarded
+        await link.assert_clean()
+
+
+@pytest.mark.parametrize(("ours", "blocks"), [(5, 5), (4, 3), (3, 3)])
+async def test_a_later_segment_is_taken_only_when_all_of_it_is_of_our_tokens(ours, blocks) -> None:
+    async with Link(publisher(segmented((3, 2), CACHE))) as link:
+        tokens = [*TOKENS[: ours * BLOCK], *range(3 * BLOCK)]
+        consumer = link.consumer(tokens=tokens)
+        check(await collect(consumer), blocks)
+        assert consumer.stats.blocks == blocks
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 4])
+async def test_leading_blocks_may_end_within_any_segment(blocks) -> None:
+    async with Link(publisher(segmented((3, 2), CACHE))) as link:
+        consumer = link.consumer(blocks=blocks)
+        check(await collect(consumer), blocks)
+        assert consumer.stats.objects_verified == 2 * LAYERS * blocks
+
+
+async def test_a_bad_object_of_a_later_segment_is_asked_for_again() -> None:
+    publication = segmented((3, 2), CACHE)
+    served = publisher(publication)
+    bad = altered(publication.tracks[3], corrupted((2, 1)))
+    asked = []
+
+    def fetch_received(request) -> None:
+        if request.name == bad.name and not asked:
+            asked.append(request)
+            request.accept(bad)
+        else:
+            Publisher.fetch_received(served, request)
+
+    served.fetch_received = fetch_received
+    async with Link(served) as link:
+        consumer = link.consumer()
+        check(await collect(consumer))
+        assert asked and consumer.stats.discarded == {"digest-mismatch": 1}
+        assert consumer.stats.recoveries == 1
+
+
+async def test_a_codec_we_lack_is_unsupported_and_no_failed_verification() -> None:
+    async with Link(publisher(segmented((3, 2), CACHE, change=in_codec("x-new", 0, 1)))) as link:
+        consumer = link.consumer()
+        with pytest.raises(Unsupported, match=r"k\.x-new\.s0, v\.x-new\.s0") as raised:
+            await collect(consumer)
+        assert exit_code(raised.value) == 1
+        await link.assert_clean()
+
+
+async def test_a_publication_in_a_codec_we_lack_gives_way_to_another() -> None:
+    other, ours = segmented((5,), CACHE, change=in_codec("x-new", 0)), produced(cache=CACHE)
+    async with Link(publisher(other, ours)) as link:
+        consumer = link.consumer(publications=[other.namespace, ours.namespace])
+        check(await collect(consumer))
+        assert consumer.stats.publication == ours.namespace.publication_id.hex()
+
+
+async def test_before_a_segment_in_a_codec_we_lack_the_others_are_retrieved_and_it_is_told() -> (
+    None
+):
+    async with Link(publisher(segmented((3, 2), CACHE, change=in_codec("x-new", 1)))) as link:
+        consumer = link.consumer()
+        check(await collect(consumer), 3)
+        assert consumer.stats.discarded == {"codec-unsupported": 1}
+
+
+async def test_a_track_of_a_component_we_do_not_know_is_passed_over() -> None:
+    async with Link(publisher(segmented((3, 2), CACHE, change=with_component))) as link:
+        consumer = link.consumer()
+        check(await collect(consumer))
+        assert not consumer.stats.discarded
