@@ -111,6 +111,9 @@ class Recovery:
 
     @spaces.setter
     def spaces(self, spaces: list[QuicPacketSpace]) -> None:
+        # Those of before a Retry or a change of version: nothing of them will be acknowledged.
+        for space in self._spaces:
+            self.discard_space(space)
         self._spaces = spaces
         for space in spaces:
             # In the order of their numbers, so that those acknowledged first stand first.
