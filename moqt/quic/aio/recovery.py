@@ -111,6 +111,9 @@ class Recovery:
 
     @spaces.setter
     def spaces(self, spaces: list[QuicPacketSpace]) -> None:
+        # Those of before a Retry or a change of version: nothing of them will be acknowledged.
+        for space in self._spaces:
+            self.discard_space(space)
         self._spaces = spaces
         for space in spaces:
             # In the order of their numbers, so that those acknowledged first stand first.
@@ -507,7 +510,7 @@ class Recovery:
                 packet
                 for space in self._spaces
                 if self.handshake_confirmed or not space.is_application_data
-                for packet in islice((p for p in self._sent(space) if p.delivery_handlers), 1)
+                for packet in islice(filter(_has_something, self._sent(space)), 1)
             ]
             if candidates:
                 self._send_again(min(candidates, key=lambda packet: packet.sent_time))
@@ -557,6 +560,11 @@ class Recovery:
             change = {"old": self._phase, "new": state.phase}
             self._phase = state.phase
             trace.log_event(category="recovery", event="congestion_state_updated", data=change)
+
+
+def _has_something(packet: Any) -> bool:
+    """Whether there is something of the packet to send again; an ACK is not."""
+    return bool(packet.is_ack_eliciting and packet.delivery_handlers)
 
 
 def _nothing() -> None:

@@ -24,7 +24,6 @@ class Delivery:
         """So many octets leave: what their packets are to remember."""
         if self.in_flight == 0:
             self._first_sent_time = self._delivered_time = now
-            self._departure = None
         departure = self._departure
         if departure is None or departure.sent_time != now:
             departure = self._departure = Departure(

@@ -55,9 +55,12 @@ class Pacer:
         return max(0, int((self._budget + 1) // self.size))  # one octet for what rounding took
 
     def spend(self, octets: int) -> None:
-        """So many octets go."""
+        """So many octets go.
+
+        Packets with ACKs go unasked; what they are ahead of the rate is owed up to a quantum.
+        """
         if self._rate is not None:
-            self._budget -= octets
+            self._budget = max(self._budget - octets, -self._quantum)
             self._wanted = None
 
     def next_send_time(self, now: float) -> float | None:

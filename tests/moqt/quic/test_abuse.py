@@ -162,6 +162,7 @@ def test_a_client_that_must_prove_its_address_does_so_with_a_retry_token() -> No
         again = [data for data, _ in client.datagrams_to_send(now)]
         now += 0.01
     assert record.alpn == "moqt-22" and not record.closed
+    assert client.in_flight == 0  # nobody waits for the Initial that the Retry answered
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,16 @@ def test_a_probe_timeout_sends_the_oldest_data_again_and_finds_nothing_lost() ->
     assert sender.recovery.congestion_window >= window
 
 
+def test_acknowledgements_alone_are_not_what_a_probe_timeout_sends_again() -> None:
+    sender = Sender()
+    sender.send(1.0)
+    sender.ack(1.1, 0)
+    sender.send(1.2, 3, eliciting=False)
+    sender.send(1.2)
+    sender.wait()
+    assert sender.fates[1:] == [[], [], [], [LOST]]
+
+
 def test_each_probe_timeout_in_a_row_waits_twice_as_long() -> None:
     sender = Sender()
     sender.send(1.0, 4)

@@ -84,6 +84,14 @@ def test_a_loop_that_comes_late_makes_up_for_it_and_tells_when_it_is_too_late() 
         assert pacer.late is told
 
 
+def test_what_leaves_without_asking_is_owed_no_longer_than_a_quantum_takes() -> None:
+    pacer = paced()
+    for _ in range(1000):
+        pacer.spend(SIZE)  # with ACKs
+    at = pacer.next_send_time(1.0)
+    assert at is not None and at <= 1.0 + 0.012
+
+
 # ---- rates of delivery
 
 
@@ -137,6 +145,13 @@ def test_a_train_has_one_record_for_all_of_its_packets() -> None:
     assert delivery.sent(1000, 1.0) is first
     assert first.in_flight == 2000
     assert delivery.sent(1000, 1.1) is not first
+
+
+def test_a_train_that_leaves_when_nothing_is_under_way_counts_itself() -> None:
+    delivery = Delivery()
+    train = delivery.sent(0, 1.0)  # it is built and leaves only then
+    assert delivery.sent(1000, 1.0) is train
+    assert train.in_flight == 1000
 
 
 # ---- what is remembered
