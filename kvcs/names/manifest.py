@@ -42,6 +42,9 @@ _SEGMENT_REQUIRED: Final = (
 _DIGESTS = re.compile(r"[0-9a-f]*")
 _EVERY_CODEC: Final = frozenset(Codec)
 
+_TOLD: Final = 8
+"""Tracks that an error names."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
@@ -64,8 +67,10 @@ class SegmentEntry:
 
     @property
     def track_names(self) -> str:
-        """All of its tracks, for people."""
-        return ", ".join((*map(str, self.tracks), *self.other_tracks))
+        """Its tracks, for people, who read no more than the first ones."""
+        names = (*self.tracks, *self.other_tracks)
+        more = [f"{len(names) - _TOLD} more"] if len(names) > _TOLD else []
+        return ", ".join([*map(str, names[:_TOLD]), *more])
 
     def listed_groups(self, track: DataTrack) -> int:
         """How many Groups of `track`, from 0, have their digests listed."""
@@ -471,18 +476,19 @@ def _check_digests(entry: SegmentEntry, layers: int, where: str) -> None:
 
 def selections(tracks: Sequence[DataTrack]) -> list[tuple[DataTrack, ...]]:
     """Every way to get a whole segment, in the order of the first track each needs."""
-    found: list[tuple[DataTrack, ...]] = []
+    listed = frozenset(tracks)
+    found: dict[tuple[DataTrack, ...], None] = {}
     for track in tracks:
         if track.component is Component.KV:
-            found.append((track,))
+            found[track,] = None
             continue
         pair = tuple(
             DataTrack(component, track.codec, track.segment)
             for component in (Component.K, Component.V)
         )
-        if pair not in found and all(half in tracks for half in pair):
-            found.append(pair)
-    return found
+        if listed.issuperset(pair):
+            found[pair] = None
+    return list(found)
 
 
 def _segment_tree(entry: SegmentEntry) -> dict[str, Any]:

@@ -376,7 +376,9 @@ class Consumer:
     async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
         """The layers of one publication, with the help of holders."""
         assembly = retrieval.assembly
-        retrieval.go(self._path.blocks if self._path is not None else 0, self._kept)
+        # once: whoever begins again with other blocks voids what was kept
+        kept, self._kept = self._kept, None
+        retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
         patient_until = self._now() + self._patience
         while True:
@@ -498,6 +500,7 @@ class Consumer:
             buffer = self._buffer = LayerBuffer(
                 self._descriptor, self._layers, self._destination, self.stats
             )
+            self._kept = None
             buffer.begin(blocks)
             try:
                 async with aclosing(self._from_holders(buffer)) as run:

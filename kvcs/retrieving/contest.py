@@ -25,6 +25,9 @@ HEDGE: Final = 0.25
 """Seconds after which others are asked beside one that has not answered, and how long a whole
 one of the same length is waited for."""
 
+DRIPS: Final = 5
+"""Times its patience that a manifest is waited for which comes drop by drop."""
+
 
 class Entrant:
     """A publication whose manifest is asked for."""
@@ -62,6 +65,11 @@ class Entrant:
         if self.ready_at is None and retrieval.assembly.manifest is not None:
             self.ready_at = now
 
+    def silent_at(self, patience: float) -> float:
+        """When it counts as silent: nothing came of its manifest for so long, or not all of it
+        in several times as long."""
+        return min(self.heard + patience, self.began + DRIPS * patience)
+
     def close(self) -> None:
         if self.retrieval is not None:
             self.retrieval.close()
@@ -84,9 +92,10 @@ class Contest:
         settle_by: float,
     ) -> None:
         """`make` makes the retrieval of a candidate, held before its data. `wanted` is how many
-        blocks are of use. A manifest of which nothing has come for `patience` seconds is waited
-        for no longer when there are others. What is known at `settle_by` is tried then,
-        although the search for better ones may go on.
+        blocks are of use. A manifest of which nothing has come for `patience` seconds, or that
+        is not whole after `DRIPS` times as long, is waited for no longer when there are others.
+        What is known at `settle_by` is tried then, although the search for better ones may go
+        on.
         """
         self.winner: Entrant | None = None
         self.error: Exception | None = None
@@ -113,7 +122,7 @@ class Contest:
         for entrant in self._entrants:
             ready = entrant.ready_at
             waits = (
-                (entrant.began + HEDGE, entrant.heard + self._patience)
+                (entrant.began + HEDGE, entrant.silent_at(self._patience))
                 if ready is None
                 else (ready + HEDGE,)
             )
@@ -163,10 +172,13 @@ class Contest:
         while len(self._entrants) < SEATS:
             candidate = self._candidates.best()
             if candidate is None:
-                if self._entrants or self._candidates.searching:
+                if self._candidates.searching or not all(
+                    self._is_silent(each, now) for each in self._entrants
+                ):
                     return
                 if not self._candidates.retry_stalled():
-                    self.error = self._candidates.why()
+                    if not self._entrants:
+                        self.error = self._candidates.why()
                     return
                 continue
             if not self._may_enter(candidate, now):
@@ -191,15 +203,19 @@ class Contest:
 
     def _evict(self, now: float) -> None:
         """Every seat is taken: the longest silent gives way, when others wait."""
-        silent = [each for each in self._entrants if each.ready_at is None]
-        if len(silent) < SEATS or self._candidates.best() is None:
+        if len([each for each in self._entrants if each.ready_at is None]) < SEATS:
+            return
+        silent = [each for each in self._entrants if self._is_silent(each, now)]
+        if not silent or not (self._candidates.best() or self._candidates.retry_stalled()):
             return
         worst = min(silent, key=lambda each: each.heard)
-        if now >= worst.heard + self._patience:
-            self._entrants.remove(worst)
-            worst.close()
-            self._candidates.stalled(worst.candidate, self._silence(worst))
-            self._enter(now)
+        self._entrants.remove(worst)
+        worst.close()
+        self._candidates.stalled(worst.candidate, self._silence(worst))
+        self._enter(now)
+
+    def _is_silent(self, entrant: Entrant, now: float) -> bool:
+        return entrant.ready_at is None and now >= entrant.silent_at(self._patience)
 
     def _silence(self, entrant: Entrant) -> PublisherLost:
         publication = entrant.candidate.namespace.publication_id.hex()
@@ -217,7 +233,7 @@ class Contest:
             if rival.ready_at is not None:
                 continue
             most = min(rival.blocks, self._wanted)
-            longer = most > best.blocks and now < rival.heard + self._patience
+            longer = most > best.blocks and not self._is_silent(rival, now)
             whole = most == best.blocks and not best.whole and now < best.ready_at + HEDGE
             if longer or whole:
                 return None

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component
 from kvcs.names.errors import KvcsError
-from kvcs.names.manifest import Manifest, check_progress, keys_digest
+from kvcs.names.manifest import (
+    Manifest,
+    SegmentEntry,
+    check_progress,
+    keys_digest,
+    selections,
+)
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack
@@ -276,6 +282,31 @@ def test_a_lossy_codec_is_chosen_only_when_it_is_allowed() -> None:
         manifest.select_tracks(0, codecs={Codec.RAW}, allow_lossy=True)
     with pytest.raises(LookupError):
         manifest.select_tracks(1)
+
+
+def test_the_choice_among_many_tracks_compares_each_with_a_few_others(monkeypatch) -> None:
+    """A manifest has room for a million names, and any writer of a scope may fill it."""
+    halves = (Component.K, Component.V)
+    tracks = [DataTrack(half, f"x-{n}", 0) for n in range(300) for half in halves]
+    compared = 0
+    equal = DataTrack.__eq__
+
+    def counted(self: DataTrack, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(self, other)
+
+    monkeypatch.setattr(DataTrack, "__eq__", counted)
+    assert len(selections(tracks)) == 300
+    assert len(selections(tracks[::2])) == 0
+    assert compared <= 10 * len(tracks)
+
+
+def test_an_error_names_the_first_of_many_tracks_only() -> None:
+    tracks = tuple(DataTrack(Component.KV, f"x-{n}", 0) for n in range(1000))
+    entry = SegmentEntry(0, 0, 1, bytes(32), tracks, complete=False, object_digests=None)
+    assert entry.track_names.startswith("kv.x-0.s0, kv.x-1.s0, ")
+    assert entry.track_names.endswith(", 992 more") and len(entry.track_names) < 200
 
 
 def test_tracks_of_components_that_are_not_known_are_passed_over_and_no_fault() -> None:

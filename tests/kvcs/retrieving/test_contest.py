@@ -1,0 +1,144 @@
+"""Whose manifest is asked for, and for how long: without a session or a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
+from kvcs.finding.relays import Sessions
+from kvcs.names.errors import PublisherLost
+from kvcs.names.namespace import PublicationNamespace
+from kvcs.retrieving.contest import DRIPS, SEATS, Contest
+from tests.kvcs.support import DESCRIPTOR, SCOPE
+
+KEYS = [bytes([n]) * 32 for n in range(8)]
+PATIENCE = 2.0
+
+
+class OneRelay(Sessions):
+    def __init__(self) -> None:
+        """It is there already."""
+
+    def reaches(self, url) -> bool:
+        return url is None
+
+    def dial(self, url):
+        there = asyncio.get_running_loop().create_future()
+        there.set_result(SimpleNamespace())
+        return there
+
+
+class Asked:
+    """A publication whose manifest is asked for, and comes when the test says so."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.manifest_arrivals = 0
+        self.assembly = SimpleNamespace(manifest=None, blocks=0, complete=False)
+        self.error = None
+        self.over = False
+
+    def start(self) -> None:
+        self.over = False
+
+    def poll(self, now: float) -> None:
+        return None
+
+    def close(self) -> None:
+        self.over = True
+
+    def answer(self) -> None:
+        self.manifest_arrivals += 1
+        self.assembly = SimpleNamespace(manifest=object(), blocks=self.blocks, complete=True)
+
+
+class Asking:
+    """A contest among publications of so many blocks, and those asked for, by blocks."""
+
+    def __init__(self, *blocks: int) -> None:
+        named = [
+            Candidate(
+                None,
+                PublicationNamespace.create(SCOPE.scope_id, DESCRIPTOR.compat_id, KEYS[n - 1]),
+                n,
+            )
+            for n in sorted(blocks, reverse=True)
+        ]
+        self.candidates = Candidates(
+            OneRelay(),
+            SCOPE.scope_id,
+            DESCRIPTOR.compat_id,
+            KEYS,
+            changed=lambda: None,
+            index=SimpleNamespace(looked_up=True, named=named),
+            discovery=DiscoveryMode.INDEX,
+        )
+        self.asked: dict[int, Asked] = {}
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        self.contest = Contest(
+            self.candidates,
+            self._make,
+            wanted=len(KEYS),
+            patience=PATIENCE,
+            settle_by=now + PATIENCE,
+        )
+
+    def _make(self, candidate, session) -> Asked:
+        self.asked[candidate.blocks] = made = Asked(candidate.blocks)
+        return made
+
+    def run(self, now: float, until: float, each=lambda now: None) -> float:
+        """Poll when it is due, and ten times a second; when it has a winner, or `until`."""
+        while now < until and self.contest.winner is None and self.contest.error is None:
+            each(now)
+            due = self.contest.poll(now)
+            now = min(now + 0.1, until if due is None else due)
+        return now
+
+
+async def test_a_manifest_that_comes_drop_by_drop_does_not_keep_a_shorter_one_from_its_turn():
+    asking = Asking(5, 2)
+
+    def drip(now: float) -> None:
+        if 5 in asking.asked:
+            asking.asked[5].manifest_arrivals += 1
+        if 2 in asking.asked and asking.asked[2].assembly.manifest is None:
+            asking.asked[2].answer()
+
+    ended = asking.run(0.0, 60.0, drip)
+    assert asking.contest.winner is not None and asking.contest.winner.blocks == 2
+    assert ended <= DRIPS * PATIENCE + 1
+    assert asking.asked[5].over
+
+
+async def test_nor_do_as_many_as_are_asked_at_a_time():
+    asking = Asking(*range(8 - SEATS + 1, 9), 1)
+
+    def drip(now: float) -> None:
+        for blocks, asked in list(asking.asked.items()):
+            if blocks > 1:
+                asked.manifest_arrivals += 1
+            elif asked.assembly.manifest is None:
+                asked.answer()
+
+    asking.run(0.0, 60.0, drip)
+    assert asking.contest.winner is not None and asking.contest.winner.blocks == 1
+
+
+@pytest.mark.parametrize("silent", [[2], [1, 2, 3, 4]])
+async def test_one_that_stalled_is_gone_back_to_when_all_others_are_silent(silent):
+    asking = Asking(5, *silent)
+    asking.run(0.0, 60.0, lambda now: 5 in asking.asked and asking.asked[5].answer())
+    winner = asking.contest.winner
+    assert winner is not None and winner.blocks == 5
+    asking.contest.close()
+    asking.candidates.stalled(winner.candidate, PublisherLost("nothing came"))
+    del asking.asked[5]
+    asking.begin(1.0)
+    asking.run(1.0, 60.0, lambda now: 5 in asking.asked and asking.asked[5].answer())
+    assert asking.contest.winner is not None and asking.contest.winner.blocks == 5
