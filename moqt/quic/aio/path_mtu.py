@@ -99,6 +99,7 @@ class ProbingConnection(ReceivingConnection):
                 break
             recovery.mtu_probes.add(number)
             datagrams += self._mtu_probe(size, path, now)
+            recovery.pacer.spend(size)
         return datagrams
 
     def _mtu_probe(self, size: int, path: QuicNetworkPath, now: float) -> list[Datagram]:

@@ -111,8 +111,8 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
             with pytest.raises(moqt.RequestError) as refused:
                 await subscriber.subscribe((b"nobody",), b"video")
             assert refused.value.code == moqt.RequestErrorCode.DOES_NOT_EXIST
-        await asyncio.sleep(0.7)
-        return await asyncio.to_thread(lambda: urllib.request.urlopen(metrics).read().decode())
+            await asyncio.sleep(0.7)
+            return await asyncio.to_thread(lambda: urllib.request.urlopen(metrics).read().decode())
 
     with running(
         "--listen",
