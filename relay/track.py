@@ -257,7 +257,7 @@ class UpstreamTrack:
         self._end_unseen = False
         self.home.upstream_subscriptions += 1
         self._lost = None
-        if store.ended:
+        if store.ended and not (self.track_ended and store.end_of_track is not None):
             # A subscription that is still draining would have a hole it does not know of.
             for old in self.downstream.subscriptions():
                 old.end(store.end_code or PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")

@@ -219,3 +219,24 @@ def test_what_was_on_its_way_when_a_request_moved_is_fetched_at_once():
     publish(store, 1, 0)
     star.run()
     assert collector.locations[-1] == Location(1, 0) and collector.done is None
+
+
+def test_a_publication_that_comes_again_does_not_end_who_is_still_brought_all_of_it():
+    """The track has ended and is here whole: nothing can come that a fill would lack."""
+    star, store = Star(), track(3, size=2000, ended=True)
+    first = star.publisher(store)
+    star.subscriber()
+    star.kill(first)
+    slow = star.connect(stream_window=1000)
+    streams = [4 * number + 3 for number in range(8)]
+    slow.client_transport.paused.update(streams)
+    collector = star.subscribe(slow)
+    assert collector.accepted is not None and collector.done is None
+    star.connect(CountingPublisher()).client.publish(store)
+    star.run()
+    for stream_id in streams:
+        slow.client_transport.resume_receiving(stream_id)
+    star.run()
+    assert collector.payloads == everything(3, size=2000) and not collector.repeated
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+    assert all(error is None for _, error in collector.streams)
