@@ -10,6 +10,7 @@ runs it again; the exit code is then 1. One seed makes one sequence of inputs.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import random
@@ -385,9 +386,12 @@ def _work(plan: Plan) -> dict[str, Tally]:
     # A relay warns of what every input did wrong.
     log = logging.getLogger("relay")
     log.addFilter(_errors)
+    gc.collect()
+    gc.freeze()  # what is here already is not looked through for each input that is measured
     try:
         return Worker(plan).run()
     finally:
+        gc.unfreeze()
         log.removeFilter(_errors)
 
 

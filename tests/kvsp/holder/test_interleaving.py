@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import random
@@ -221,6 +222,7 @@ def interleave(seed: int, root: Path, failing: bool) -> Counter[tuple[str, int]]
             for _ in range(3 if number < 4 else 0):
                 await world.get(number)
                 await world.holder.stop()
+        gc.collect()  # what other tests have left closes its descriptors now
         before = descriptors_open()
         await asyncio.gather(*(load.worker() for _ in range(WORKERS)))
         await world.holder.stop()

@@ -16,10 +16,10 @@ import pytest
 from cryptography import x509
 
 from moqt.quic import certificates as certs
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp import socket as udp_module
-from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.udp.endpoint import QuicConnectError, connect, serve
 from moqt.quic.udp.socket import UdpSocket
 from tests.moqt.probe import (
