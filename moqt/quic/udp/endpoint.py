@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 TRANSMIT_ROUNDS = 4
 """Bursts (of 256 KiB at most) before other work has its turn."""
 
+STARVED = 0.01
+"""Seconds between two looks at what is due while the socket takes nothing."""
+
 MAX_BACKLOG = 16 << 20
 """Octets that may wait for the socket; what goes beyond counts as lost in the network."""
 
@@ -395,6 +398,10 @@ class Endpoint:
                 current[1].cancel()
                 del self._timers[transport]
             return
+        if self._backlog:
+            # What is due cannot be sent, and stays due: the socket tells when it can.
+            self._starved.add(transport)
+            at = max(at, self._clock() + STARVED)
         if current is not None:
             if current[0] <= at:
                 return  # it fires too early and is set again then: cheaper than replacing it

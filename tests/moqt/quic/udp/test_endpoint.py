@@ -16,6 +16,7 @@ import pytest
 from cryptography import x509
 
 from moqt.quic import certificates as certs
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import check_key_pair, make_self_signed, names_of
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp import socket as udp_module
@@ -265,6 +266,34 @@ async def test_a_full_socket_is_waited_for(server: Server) -> None:
     send_with(client, reluctant)
     await echo(record, os.urandom(200_000))
     await until(lambda: not backlog(client))
+    send_with(client, real)
+    await hang_up(client)
+
+
+async def test_a_timer_that_is_due_while_the_socket_takes_nothing_is_not_called_for_ever(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, record = await dial(server)
+    real = sending(client)
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_writer", lambda *_: None)
+    monkeypatch.setattr(asyncio.get_running_loop(), "remove_writer", lambda *_: None)
+    send_with(client, lambda datagrams: 0)
+    for _ in range(2):
+        stream_id = record.transport.open_stream(bidirectional=True)
+        assert stream_id is not None
+        record.transport.send(stream_id, bytes(1 << 20), True)
+    await until(lambda: bool(backlog(client)))
+    (transport,) = client.transports
+    calls = 0
+
+    def handle(now: float) -> None:
+        nonlocal calls
+        calls += 1
+        AioquicTransport.handle_timer(transport, now)
+
+    monkeypatch.setattr(transport, "handle_timer", handle)
+    await asyncio.sleep(0.2)
+    assert calls <= 30
     send_with(client, real)
     await hang_up(client)
 
