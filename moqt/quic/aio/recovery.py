@@ -253,6 +253,7 @@ class Recovery:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
             return
+        self.pacer.released()
         if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
         else:
