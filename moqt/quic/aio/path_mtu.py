@@ -43,7 +43,9 @@ class ProbingConnection(ReceivingConnection):
         self.interface_limit: Callable[[Address], int | None] = _not_known
         """The octets that the interface towards an address takes in one datagram, if known."""
         self._searched: QuicNetworkPath | None = None
-        """The path that `mtu` is about."""
+        """The path that `mtu` is about ..."""
+        self._left: str | None = None
+        """... and the host at the end of the one before."""
         self._peer_limit = MAX_DATAGRAM_SIZE
         self.recovery.narrow = self._narrow
 
@@ -67,12 +69,14 @@ class ProbingConnection(ReceivingConnection):
     def _follow_path(self, path: QuicNetworkPath, now: float) -> None:
         """Packets go over `path`, of which nothing is known, from now on."""
         if self._searched is not None:
-            self._searched = None
+            self._left, self._searched = self._searched.addr[0], None
             self.mtu.stop()
             self._resize()
             self.recovery.resize(MIN_DATAGRAM_SIZE)
         if not self._handshake_confirmed or not path.is_validated:
             return
+        if self._left not in (None, path.addr[0]):
+            self.recovery.begin_path(now)  # another port alone is the same path (section 9.4)
         self._searched = path
         limit = min(self.config.max_datagram_size, self._peer_limit)
         interface = self.interface_limit(path.addr)

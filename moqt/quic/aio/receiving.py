@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from aioquic import tls
 from aioquic._buffer import Buffer
@@ -34,6 +35,7 @@ from moqt.quic.aio.handshake import PlainContext, explain, versions
 from moqt.quic.aio.streams import Stream
 from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address
 from moqt.quic.packets.protection import header_masks
+from moqt.quic.packets.received import ReceivedPackets
 from moqt.quic.packets.reset import is_reset
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,8 @@ def _note_received(space: QuicPacketSpace, start: int, stop: int) -> None:
     space.ack_queue.add(start, stop)
     if len(space.ack_queue) > 60:  # aioquic keeps 64
         space.ack_queue.shift()
-    window = space.received_packets
-    window._received.update(range(start, stop - 1))
-    window.add(stop - 1)  # it slides, and prunes what it leaves behind
+    received: Any = space.received_packets
+    received.add_run(start, stop)
 
 
 class ReceivingConnection(StreamTable):
@@ -76,6 +77,9 @@ class ReceivingConnection(StreamTable):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls.__class__ = PlainContext  # aioquic makes its own, which has the same attributes
+        for space in self._spaces.values():
+            # aioquic's takes a packet for a duplicate that 128 others have overtaken.
+            space.received_packets = ReceivedPackets()  # type: ignore[assignment]
 
     def _receive_version_negotiation_packet(self, header: QuicHeader, now: float) -> None:
         before = self._close_event

@@ -155,6 +155,23 @@ class Recovery:
         self._black_hole = BlackHole()
         self.controller.on_new_size(size)
 
+    def begin_path(self, now: float) -> None:
+        """Packets go to another host from now on: what is known of the path is of no use.
+
+        What is under way has no octets any more: whether it is acknowledged or lost, it tells
+        nothing of the new path (RFC 9000 section 9.4).
+        """
+        for space in self._spaces:
+            for packet in self._sent(space):
+                packet.sent_bytes = 0
+        self.delivery.expired(self.delivery.in_flight)
+        self._lost = LostPackets()
+        self.controller = create_controller(self._algorithm, self._size)
+        self._set_pace(now)
+        self._rtt_first_sample_time = None
+        self._rtt_min = inf
+        self._rtt_latest = self._rtt_smoothed = self._rtt_variance = 0.0
+
     def get_probe_timeout(self, *, include_max_ack_delay: bool = True) -> float:
         """The probe time-out without backoff, in seconds (RFC 9002 section 6.2.1)."""
         if self._rtt_first_sample_time is None:
@@ -236,6 +253,7 @@ class Recovery:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
             return
+        self.pacer.released()
         if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
         else:
@@ -294,10 +312,12 @@ class Recovery:
             space.largest_acked_packet = largest
         self._behind(space, missing)
         rtt = None
-        if largest == newest.packet_number and eliciting:
+        if largest == newest.packet_number and eliciting and newest.sent_bytes:
             rtt = max(now - newest.sent_time, SHORTEST_TRIP)
             self._measured(rtt, ack_delay, now)
         rate = None
+        if not octets:
+            departure = None
         if departure is not None:
             self.delivery.acked(octets, departure, now)
             rate = self.delivery.rate(departure, self._rtt_min)
@@ -355,7 +375,7 @@ class Recovery:
             if self._round_had_loss:
                 self._reordering.was_loss()
             self._round_had_loss = False
-        congestive = [packet for packet in lost if packet.in_flight]
+        congestive = [packet for packet in lost if packet.in_flight and packet.sent_bytes]
         octets = sum(packet.sent_bytes for packet in congestive)
         if congestive:
             self._round_had_loss = True

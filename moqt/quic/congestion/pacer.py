@@ -63,6 +63,10 @@ class Pacer:
             self._budget = max(self._budget - octets, -self._quantum)
             self._wanted = None
 
+    def released(self) -> None:
+        """It holds nothing back now: what goes unused is no fault of the sender's."""
+        self._wanted = None
+
     def next_send_time(self, now: float) -> float | None:
         """When the next packets may go; None for at once."""
         if self._rate is None:

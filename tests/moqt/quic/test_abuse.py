@@ -264,6 +264,29 @@ def test_a_client_whose_address_changes_goes_on_from_the_new_one() -> None:
     assert pair.server.live.counters.path_changes == 1
 
 
+@pytest.mark.parametrize(
+    ("address", "same"), [((CLIENT[0], 2000), True), (("198.51.100.7", 1), False)]
+)
+def test_the_path_to_another_host_is_a_new_one_and_that_to_another_port_is_not(
+    address: tuple[str, int], same: bool
+) -> None:
+    pair = Pair()
+    stream_id = pair.server.live.open_stream(bidirectional=False)
+    assert stream_id is not None
+    payload = os.urandom(MIB)
+    pair.server.record.on_ready = Source(pair.server.live, stream_id, payload)
+    assert pair.run(lambda: pair.client.record.received > 300_000)
+    recovery = pair.server.probe.connection.recovery
+    before = recovery.controller
+    pair.client.address = address
+    assert pair.run(lambda: stream_id in pair.client.record.finished)
+    assert bytes(pair.client.record.data[stream_id]) == payload
+    assert pair.server.live.remote_address == address
+    assert (recovery.controller is before) is same
+    pair.run(limit=1)
+    assert recovery.bytes_in_flight == 0
+
+
 def test_packets_nobody_authenticated_do_not_move_a_connection() -> None:
     pair = Pair()
     for index in range(50):

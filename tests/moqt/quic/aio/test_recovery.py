@@ -177,6 +177,27 @@ def test_acknowledgements_alone_are_not_what_a_probe_timeout_sends_again() -> No
     assert sender.fates[1:] == [[], [], [], [LOST]]
 
 
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_what_went_over_another_path_says_nothing_of_the_new_one(algorithm: str) -> None:
+    sender = Sender(algorithm)
+    sender.send(1.0, 50)
+    sender.ack(1.1, *range(50))
+    sender.send(1.2, 10)
+    recovery = sender.recovery
+    recovery.begin_path(1.25)
+    assert (recovery.congestion_window, recovery.bytes_in_flight) == (10 * SIZE, 0)
+    assert recovery.state().rtt_min is None and recovery.controller.pacing_rate is None
+    sender.ack(1.3, 59)  # seven are lost with it
+    sender.wait()
+    assert sender.lost == list(range(50, 59))
+    assert (recovery.congestion_window, recovery.bytes_in_flight) == (10 * SIZE, 0)
+    assert recovery.state().rtt_min is None
+    sender.send(2.0, 10)
+    sender.ack(2.3, *range(60, 70))
+    assert recovery.state().rtt_min == pytest.approx(0.3)
+    assert recovery.congestion_window == 20 * SIZE
+
+
 def test_each_probe_timeout_in_a_row_waits_twice_as_long() -> None:
     sender = Sender()
     sender.send(1.0, 4)

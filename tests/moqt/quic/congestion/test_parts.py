@@ -84,6 +84,15 @@ def test_a_loop_that_comes_late_makes_up_for_it_and_tells_when_it_is_too_late() 
         assert pacer.late is told
 
 
+def test_what_the_window_holds_back_does_not_make_the_pacer_late() -> None:
+    pacer = paced()
+    pacer.spend(12_000)
+    assert pacer.next_send_time(1.0) is not None
+    pacer.released()  # then the window was full
+    assert pacer.allowance(2.0) == 10
+    assert not pacer.late
+
+
 def test_what_leaves_without_asking_is_owed_no_longer_than_a_quantum_takes() -> None:
     pacer = paced()
     for _ in range(1000):

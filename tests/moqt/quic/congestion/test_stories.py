@@ -136,6 +136,14 @@ def test_the_others_fill_a_path_without_losses_too(algorithm: str) -> None:
     assert share(flow, 2, 8) >= 0.85
 
 
+@pytest.mark.parametrize("algorithm", ["cubic", "reno"])
+def test_a_window_that_may_leave_at_once_and_is_filled_grows(algorithm: str) -> None:
+    lossy = path(latency=0.15, blackouts=((0.5, 0.62),))
+    flow = transfer(None, lossy, congestion=algorithm, until=9)
+    assert max(each.window for each in flow.history[:40]) < 20_000
+    assert flow.history[-1].window >= 35_000
+
+
 @pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
 def test_a_round_trip_of_reordering_does_not_stop_any(algorithm: str) -> None:
     flow = transfer(None, path(reorder=0.3, reorder_by=0.02), congestion=algorithm, until=6)
