@@ -49,6 +49,9 @@ if TYPE_CHECKING:  # HTTP is loaded by those who use it
 DEFAULT_PATIENCE = 2.0
 """Seconds without anything arriving, after which another publication is tried, if known."""
 
+GO_BACK = 4
+"""Times its patience after which one is gone back to that had stalled before."""
+
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
 
@@ -405,7 +408,10 @@ class Consumer:
                 layers, moved, patient_until = self.stats.layers, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
-                if self._candidates.best() is not None:
+                lasting = now >= max(arrived, moved) + GO_BACK * self._patience
+                if self._candidates.best() is not None or (
+                    lasting and self._candidates.others_stalled
+                ):
                     raise _StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s"

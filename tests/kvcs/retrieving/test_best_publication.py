@@ -224,6 +224,28 @@ async def test_one_that_stalled_is_gone_back_to_when_all_others_have_failed() ->
         check(layers[-LAYERS:], BLOCKS)
 
 
+@pytest.mark.parametrize("how", ["", "silent"])
+async def test_one_that_stalled_is_gone_back_to_when_those_that_are_left_bring_nothing(how) -> None:
+    slow, never = live(1), live(0, SHORT)
+    scope = Scope()
+    scope.put(slow)
+    scope.put(never, how)
+    async with Link(scope) as link, link.consumer(patience=0.1, timeout=10) as consumer:
+        layers = []
+
+        async def go_on() -> None:
+            while consumer.stats.publications_tried < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            for layer in range(1, LAYERS):
+                slow.put_layer(layer, *CACHE[layer])
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(go_on())
+            async for layer in consumer.layers():
+                layers.append(layer)
+        check(layers[-LAYERS:], BLOCKS)
+
+
 async def test_when_all_have_failed_the_failure_that_tells_most_is_told() -> None:
     scope = Scope()
     dead(scope)
