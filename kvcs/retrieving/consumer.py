@@ -35,7 +35,7 @@ from kvcs.names.errors import (
 )
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly, Kept
-from kvcs.retrieving.contest import Contest, Entrant
+from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination
 from kvcs.retrieving.layers import Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
@@ -383,6 +383,7 @@ class Consumer:
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
             times = [retrieval.poll(self._now())]
@@ -402,8 +403,12 @@ class Consumer:
             if retrieval.finished:
                 return
             now = self._now()
+            if self.stats.octets != octets:
+                octets, gained = self.stats.octets, now
             if retrieval.arrivals != arrivals:
-                arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
+                arrivals, arrived = retrieval.arrivals, now
+                # what comes drop by drop is no whole Object
+                patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
             if self.stats.layers != layers:
                 layers, moved, patient_until = self.stats.layers, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
@@ -414,7 +419,7 @@ class Consumer:
                 ):
                     raise _StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
-                        f"for {self._patience:g} s"
+                        f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
                 if not self._candidates.searching:
                     patient_until = now + self._patience

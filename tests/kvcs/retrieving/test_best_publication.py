@@ -13,6 +13,7 @@ from kvcs.names.errors import PublisherLost, RetrievalError, VerificationFailed
 from kvcs.publishing.publication import Publication
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
+from moqt.values.names import Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -244,6 +245,30 @@ async def test_one_that_stalled_is_gone_back_to_when_those_that_are_left_bring_n
             async for layer in consumer.layers():
                 layers.append(layer)
         check(layers[-LAYERS:], BLOCKS)
+
+
+async def test_one_whose_object_comes_drop_by_drop_hides_no_other() -> None:
+    slow, short = live(1), of(SHORT)
+    store = slow.tracks[1]
+    first = store.get(Location(0, 0))
+    async with Link(publisher(slow, short)) as link:
+        growing = store.begin(
+            Location(1, 0),
+            subgroup=0,
+            priority=first.priority,
+            properties=b"",
+            length=len(bytes(first.payload)),
+        )
+
+        async def drip() -> None:
+            for _ in range(growing.length - 1):
+                store.grow(growing, b"x")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        layers = await collect(link.consumer(patience=0.1, timeout=4))
+        dripping.cancel()
+        check(layers[-LAYERS:], SHORT)
 
 
 async def test_when_all_have_failed_the_failure_that_tells_most_is_told() -> None:
