@@ -520,6 +520,16 @@ async def test_a_file_that_leaves_the_quarantine_meanwhile_keeps_no_other_out_of
     assert not (tmp_path / part_name(block_id(1))).exists()
 
 
+async def test_a_damaged_block_that_cannot_be_quarantined_is_removed(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    os.truncate(tmp_path / part_name(block_id(1)), OCTETS - 1)
+    (tmp_path / "quarantine").write_bytes(b"in the way")
+    assert (await world.get(1)).status == 404
+    assert world.holder.store.counters.quarantined == 0
+    assert not (tmp_path / part_name(block_id(1))).exists()
+
+
 async def test_a_holder_that_loses_leased_data_to_a_fault_must_withdraw_the_record_first(
     tmp_path: Path,
 ) -> None:
