@@ -34,10 +34,10 @@ from kvcs.names.errors import (
     worse_of,
 )
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.retrieving.assembly import Assembly, Kept
+from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination
-from kvcs.retrieving.layers import Layer, LayerBuffer
+from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
