@@ -14,6 +14,8 @@ import pytest
 from tests.e2e.support import eventually, make_cache, relay
 
 NARROW = 1300
+FULL = 64
+"""Octets that may be left in a packet of data, which is full then."""
 
 
 class NarrowPath:
@@ -82,7 +84,7 @@ def test_one_relay_serves_consumers_behind_a_narrow_path_and_on_loopback(
             wide_cache.check(out)
             sizes[name] = result["packet_octets"]
         assert 1200 < sizes["narrow"] <= NARROW
-        assert sizes["wide"] == most
+        assert most - FULL <= sizes["wide"] <= most
         assert "packets of" not in hub.process.stderr  # nothing was lost but probes
 
 
@@ -105,15 +107,17 @@ def test_a_path_that_shrinks_in_a_transfer_costs_neither_the_session_nor_an_obje
     wide_cache, tmp_path
 ):
     with relay(tmp_path) as hub, narrow_path(hub.url, 1 << 16) as path:
-        publisher = hub.publish(wide_cache, "--live-delay", "400")
-        publisher.wait_for("publishing")
+        producer = hub.produce(wide_cache)
         hub.url = path.url
         consumer = hub.subscribe(wide_cache, tmp_path / "out", "--json", "--mode", "live")
-        eventually(lambda: hub.metric("objects_out_total") > 0, "a first Object")
+        hub.reaches(downstream_subscriptions=3)
+        producer.say(64)
+        eventually(lambda: hub.metric("objects_out_total") >= 128, "half of the Objects")
         path.most = NARROW
+        producer.say(64)
         result = consumer.finish().json()
         wide_cache.check(tmp_path / "out")
-        assert result["packet_octets"] == 16383  # from before
+        assert result["packet_octets"] > 16383 - FULL  # from before
         assert result["recoveries"] == 0
         assert hub.metric("quic_paths_narrowed_total") == 1
         assert "no longer carries packets of 16383 octets" in hub.process.stderr
