@@ -218,9 +218,14 @@ class Candidates:
             self.failure = error
 
     def stalled(self, candidate: Candidate, error: RetrievalError) -> None:
-        """It brings nothing for now: it may be tried again, once, after all others."""
+        """It brings nothing for now: it may be tried again after all others."""
         self.failed(error)
         self._stalled.append(candidate)
+
+    @property
+    def others_stalled(self) -> bool:
+        """Whether there are any that may be tried again."""
+        return bool(self._stalled)
 
     def retry_stalled(self) -> bool:
         """Allow those again that were stalled; whether there are any."""

@@ -91,12 +91,12 @@ class Sessions:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for task in tasks:
-            if task.cancelled() or task.exception() is not None:
-                continue
-            session = task.result()
-            if session is not self._given:
-                session.close()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_CLOSE_SECONDS):
-                        await session.wait_closed()
+        opened = [
+            task.result() for task in tasks if not task.cancelled() and task.exception() is None
+        ]
+        ours = [session for session in opened if session is not self._given]
+        for session in ours:
+            session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await asyncio.gather(*(session.wait_closed() for session in ours))

@@ -7,7 +7,7 @@ Recovery"). Who asks for the Objects is `kvcs.retrieving.retrieval`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
-from kvcs.retrieving.layers import LayerBuffer, Verdict
+from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets
@@ -41,19 +41,6 @@ OTHER_TOKENS: Final = "other-tokens"
 
 OTHER_PRODUCTION: Final = "other-production"
 """Why a block of a holder was discarded that is right, but not the one of the publication."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What may be carried over to another publication of the same prefix, if both are
-    deterministic: the layers handed over."""
-
-    deterministic: bool
-    anchor_key: bytes
-    spans: Sequence[tuple[DataTrack, int, int]]
-    total: int
-    next_layer: int
-    unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
 
 
 @dataclass(slots=True)
@@ -252,6 +239,7 @@ class Assembly(LayerBuffer):
             self.total,
             self.ready[0].index if self.ready else self._next,
             dict(self._unconfirmed),
+            {track: facts.listed for track, facts in self._facts.items()},
         )
 
     # -- what arrives --------------------------------------------------------------------
@@ -399,7 +387,8 @@ class Assembly(LayerBuffer):
 
         `over_http` is how many leading blocks holders have: those the publication lacks come
         from there. `kept` is of an earlier publication: its layers are not asked for again if
-        both are deterministic and made of the same parts, otherwise all come again.
+        both are deterministic, made of the same parts and list nothing that differs, otherwise
+        all come again.
         """
         assert self.manifest is not None
         most = self._most(self.manifest.blocks if self._keys is None else len(self._keys))
@@ -410,6 +399,7 @@ class Assembly(LayerBuffer):
             and self.manifest.deterministic
             and (kept.anchor_key, kept.spans, kept.total)
             == (self.namespace.anchor_key, self._spans, total)
+            and self._agrees(kept)
         ):
             self.total = total
             self._say(total)
@@ -421,6 +411,16 @@ class Assembly(LayerBuffer):
             self._confirm()
         else:
             self.begin(total)
+
+    def _agrees(self, kept: Kept) -> bool:
+        """Whether the layers handed over are, as far as they are listed, those listed here."""
+        for track, facts in self._facts.items():
+            octets = facts.blocks * HASH_OCTETS
+            for layer in range(self.layers.start, min(kept.next_layer, len(facts.listed))):
+                known = kept.digests(track, layer)
+                if known is not None and known[:octets] != facts.listed[layer][:octets]:
+                    return False
+        return True
 
     def _judge(self, manifest: Manifest) -> None:
         """Check that it is for our tokens, and choose segments and tracks."""

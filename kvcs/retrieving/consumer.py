@@ -34,10 +34,10 @@ from kvcs.names.errors import (
     worse_of,
 )
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.retrieving.assembly import Assembly, Kept
-from kvcs.retrieving.contest import Contest, Entrant
+from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination
-from kvcs.retrieving.layers import Layer, LayerBuffer
+from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
@@ -48,6 +48,9 @@ if TYPE_CHECKING:  # HTTP is loaded by those who use it
 
 DEFAULT_PATIENCE = 2.0
 """Seconds without anything arriving, after which another publication is tried, if known."""
+
+GO_BACK = 4
+"""Times its patience after which one is gone back to that had stalled before."""
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
@@ -380,6 +383,7 @@ class Consumer:
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
             times = [retrieval.poll(self._now())]
@@ -399,16 +403,23 @@ class Consumer:
             if retrieval.finished:
                 return
             now = self._now()
+            if self.stats.octets != octets:
+                octets, gained = self.stats.octets, now
             if retrieval.arrivals != arrivals:
-                arrivals, arrived, patient_until = retrieval.arrivals, now, now + self._patience
+                arrivals, arrived = retrieval.arrivals, now
+                # what comes drop by drop is no whole Object
+                patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
             if self.stats.layers != layers:
                 layers, moved, patient_until = self.stats.layers, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
-                if self._candidates.best() is not None:
+                lasting = now >= max(arrived, moved) + GO_BACK * self._patience
+                if self._candidates.best() is not None or (
+                    lasting and self._candidates.others_stalled
+                ):
                     raise _StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
-                        f"for {self._patience:g} s"
+                        f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
                 if not self._candidates.searching:
                     patient_until = now + self._patience

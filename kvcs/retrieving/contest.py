@@ -26,7 +26,7 @@ HEDGE: Final = 0.25
 one of the same length is waited for."""
 
 DRIPS: Final = 5
-"""Times its patience that a manifest is waited for which comes drop by drop."""
+"""Times its patience that a manifest, or an Object, is waited for which comes drop by drop."""
 
 
 class Entrant:

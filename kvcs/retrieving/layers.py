@@ -7,11 +7,12 @@ them; `kvcs.retrieving.assembly` adds what a publication has to say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvcs.names.codes import Component
+from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import Stats
@@ -31,6 +32,25 @@ class Layer:
     k: Tensor
     v: Tensor
     publication: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What may be carried over to another publication of the same prefix, if both are
+    deterministic: the layers handed over."""
+
+    deterministic: bool
+    anchor_key: bytes
+    spans: Sequence[tuple[DataTrack, int, int]]
+    total: int
+    next_layer: int
+    unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
+    listed: Mapping[DataTrack, Sequence[bytes]]
+
+    def digests(self, track: DataTrack, layer: int) -> bytes | bytearray | None:
+        """Those of the Objects of a layer, listed or as they came."""
+        listed = self.listed.get(track, ())
+        return listed[layer] if layer < len(listed) else self.unconfirmed.get((track, layer))
 
 
 class Verdict(Enum):

@@ -17,8 +17,8 @@ from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
-from kvcs.retrieving.assembly import Assembly, Kept
-from kvcs.retrieving.layers import Layer, Verdict
+from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats

@@ -323,7 +323,9 @@ class Parts:
             if await self._storage[tier].quarantine(block):
                 self._store.counters.quarantined += 1
         except (TierFullError, TierUnavailableError) as refused:
-            logger.warning("block %s stays in %s: %s", block.block_key.hex(), tier, refused)
+            # among the blocks it would be served again after a restart
+            logger.warning("block %s is not quarantined: %s", block.block_key.hex(), refused)
+            await self.discard(tier, block)
         if block in self._store:
             self._records.changed(block)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from moqt.requests import IncomingPublish, OutgoingPublishNamespace, RequestState
@@ -54,7 +55,7 @@ class Interests:
         self._wanted: PrefixMap[object] = PrefixMap()
         self._asked: dict[TrackNamespace, Cancellable] = {}
         self._retry: dict[TrackNamespace, float] = {}
-        self._waiting: dict[TrackNamespace, list[Callable[[], None]]] = {}
+        self._waiting: dict[TrackNamespace, dict[Callable[[], None], None]] = {}
         """Who waits for the answer to what was asked."""
         self._now = 0.0
 
@@ -90,20 +91,28 @@ class Interests:
             del self._retry[prefix]
             self._start(prefix)
 
-    def await_answer(self, prefix: TrackNamespace, then: Callable[[], None]) -> bool:
-        """Call `then` when what covers `prefix` is answered; at once, and False, when nothing is
-        to be waited for."""
+    def await_answer(
+        self, prefix: TrackNamespace, then: Callable[[], None]
+    ) -> Callable[[], None] | None:
+        """Call `then` when what covers `prefix` is answered. Returns what calls it before that,
+        and waits no more; None when nothing was to be waited for, and it was called at once."""
         for length in range(len(prefix) + 1):
             asked = self._asked.get(prefix[:length])
             if asked is not None and asked.state in (RequestState.QUEUED, RequestState.PENDING):
-                self._waiting.setdefault(prefix[:length], []).append(then)
-                return True
+                waiting = self._waiting.setdefault(prefix[:length], {})
+                waiting[then] = None
+                return partial(self._enough, waiting, then)
         then()
-        return False
+        return None
+
+    @staticmethod
+    def _enough(waiting: dict[Callable[[], None], None], then: Callable[[], None]) -> None:
+        waiting.pop(then, None)
+        then()
 
     def answered(self, prefix: TrackNamespace) -> None:
         """What was asked for `prefix` is answered, refused or given up."""
-        for then in self._waiting.pop(prefix, ()):
+        for then in tuple(self._waiting.pop(prefix, ())):
             then()
 
     def _cancel(self, prefix: TrackNamespace) -> None:
@@ -217,10 +226,10 @@ class Uplink:
         if session in self.relay.upstreams:
             then()
             return
-        asked = self._namespaces.await_answer(prefix, then)
-        if asked:
+        enough = self._namespaces.await_answer(prefix, then)
+        if enough is not None:
             # what is known here is not kept back for an upstream that is slow
-            session.clock.after(UPSTREAM_PATIENCE, then)
+            session.clock.after(UPSTREAM_PATIENCE, enough)
 
     def _tracks_wanted(
         self, session: Session, prefix: TrackNamespace, item: object, on: bool

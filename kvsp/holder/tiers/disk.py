@@ -252,7 +252,11 @@ class DiskTier:
             self._files.unlink(path)
             return False
         folder.mkdir(mode=0o700, exist_ok=True)
-        kept = sorted(((each.stat(), each) for each in folder.iterdir()), key=_age)
+        kept = []
+        for each in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another thread made room, too
+                kept.append((each.stat(), each))
+        kept.sort(key=_age)
         total = octets + sum(about.st_size for about, _ in kept)
         for about, each in kept:
             if total > self._quarantine_octets:

@@ -761,6 +761,27 @@ async def test_layers_are_kept_from_another_publication_only_if_both_are_determi
         assert consumer.stats.layers == LAYERS
 
 
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "as it came"])
+async def test_layers_that_the_other_publication_lists_otherwise_are_not_kept(listed):
+    """Two that are called deterministic, and are not: nothing is mixed."""
+    cache = kv()
+    bad = produced(cache=kv(seed=3), deterministic=True)
+    good = produced(cache=cache, deterministic=True)
+    handler = publisher(bad, good)
+    wrong = altered(bad.tracks[2], lambda at, payload: None if at.group == 3 else payload)
+    handler.tracks[wrong.name] = wrong
+    if not listed:
+        unlisted = altered(bad.tracks[0], lambda at, payload: payload if at.group == 0 else None)
+        handler.tracks[unlisted.name] = unlisted
+    async with Link(handler) as link:
+        consumer = link.consumer(publications=[bad.namespace, good.namespace])
+        layers = await collect(consumer)
+        assert [layer.index for layer in layers] == [0, 1, 2, *range(LAYERS)]
+        check(layers[-LAYERS:], cache)
+        assert {layer.publication for layer in layers[-LAYERS:]} == {good.namespace.publication_id}
+        await link.assert_clean()
+
+
 # --- publishers that vanish ----------------------------------------------------------
 
 

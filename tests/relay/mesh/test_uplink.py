@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -335,6 +337,33 @@ def test_prefixes_that_one_covers_are_asked_for_once():
     assert asked == []
     interests.tick(1.5)
     assert asked == [("+", ac)]
+
+
+def test_nothing_is_left_of_a_wait_for_an_upstream_that_does_not_answer():
+    class Unanswered:
+        state = RequestState.PENDING
+
+        def cancel(self):
+            """Nobody is told."""
+
+    class Waiter:
+        called = 0
+
+        def __call__(self):
+            self.called += 1
+
+    interests = Interests(lambda session, prefix, end: Unanswered())
+    interests.attach("session")
+    interests.add((b"a",), 1)
+    waiter = Waiter()
+    enough = interests.await_answer((b"a", b"b"), waiter)
+    assert waiter.called == 0
+    enough()
+    assert waiter.called == 1
+    left = weakref.ref(waiter)
+    del waiter, enough
+    gc.collect()
+    assert left() is None
 
 
 def test_an_overlap_that_upstream_still_sees_is_asked_for_again(chain):

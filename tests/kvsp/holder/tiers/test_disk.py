@@ -506,6 +506,30 @@ async def test_the_quarantine_keeps_the_newest_and_no_more_than_its_octets(tmp_p
     assert files_below(tmp_path / "small") == []
 
 
+async def test_a_file_that_leaves_the_quarantine_meanwhile_keeps_no_other_out_of_it(
+    tmp_path: Path,
+) -> None:
+    """What stays among the blocks would be served again after a restart."""
+    world = await world_on(tmp_path)
+    await world.put(1)
+    os.truncate(tmp_path / part_name(block_id(1)), OCTETS - 1)
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "quarantine" / "listed").symlink_to(tmp_path / "gone")
+    assert (await world.get(1)).status == 404
+    assert world.holder.store.counters.quarantined == 1
+    assert not (tmp_path / part_name(block_id(1))).exists()
+
+
+async def test_a_damaged_block_that_cannot_be_quarantined_is_removed(tmp_path: Path) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    os.truncate(tmp_path / part_name(block_id(1)), OCTETS - 1)
+    (tmp_path / "quarantine").write_bytes(b"in the way")
+    assert (await world.get(1)).status == 404
+    assert world.holder.store.counters.quarantined == 0
+    assert not (tmp_path / part_name(block_id(1))).exists()
+
+
 async def test_a_holder_that_loses_leased_data_to_a_fault_must_withdraw_the_record_first(
     tmp_path: Path,
 ) -> None:
