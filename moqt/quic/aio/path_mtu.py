@@ -132,7 +132,10 @@ class ProbingConnection(ReceivingConnection):
     def _on_mtu_probe(self, delivery: QuicDeliveryState, number: int) -> None:
         self.recovery.mtu_probes.discard(number)
         if delivery is not QuicDeliveryState.ACKED:
-            self.mtu.lost(number)
+            if self.recovery.in_silence:
+                self.mtu.untold(number)
+            else:
+                self.mtu.lost(number)
         elif self.mtu.arrived(number):
             self._resize()
             self.recovery.resize(self.mtu.size)

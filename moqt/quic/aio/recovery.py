@@ -149,6 +149,11 @@ class Recovery:
             and self.handshake_confirmed
         )
 
+    @property
+    def in_silence(self) -> bool:
+        """Whether not even the probe of one time-out was answered before the next."""
+        return self._pto_count > 1
+
     def resize(self, size: int) -> None:
         """Packets have at most `size` octets from now on."""
         self._size = self.pacer.size = size

@@ -104,6 +104,13 @@ class PathMtu:
             self._failed[size] = self._failed.get(size, 0) + 1
         self._plan()
 
+    def untold(self, number: int) -> None:
+        """Nothing at all arrives: what became of a probe says nothing of its size."""
+        size = self._flying.pop(number, 0)
+        if size > self.size:
+            self._wanted = sorted({*self._wanted, size})
+        self._schedule()
+
     def narrowed(self) -> None:
         """Packets of `size` no longer arrive: search again below it, from the smallest size."""
         size = self.size

@@ -123,3 +123,15 @@ def test_an_outage_is_no_black_hole() -> None:
     pair.drop = None
     assert pair.run(lambda: stream in pair.server.record.finished)
     assert pair.client.live.counters.paths_narrowed == 0
+
+
+def test_an_outage_in_the_middle_of_the_search_leaves_it_its_result() -> None:
+    config = quic_config(max_datagram_size=8952)
+    pair = Pair(config, config)
+    pair.drop = lambda side, data: True
+    stream = bulk(pair)
+    pair.run(limit=5)
+    pair.drop = None
+    assert pair.run(lambda: stream in pair.server.record.finished)
+    pair.run(limit=5)
+    assert (pair.client.live.packet_size, pair.server.live.packet_size) == (8952, 8952)

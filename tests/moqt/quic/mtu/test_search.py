@@ -119,6 +119,20 @@ def test_a_size_is_given_up_after_three_lost_probes() -> None:
     assert searched.probes == [[1210]] * MAX_PROBES
 
 
+def test_a_probe_in_an_outage_is_tried_again_and_not_counted() -> None:
+    mtu = PathMtu()
+    mtu.begin(1452, 100.0)
+    for number in range(10):
+        assert mtu.probe_at <= 101.0
+        assert mtu.next_probe(9000, number, 101.0) == 1452
+        assert mtu.done is False
+        mtu.untold(number)
+    assert mtu.next_probe(9000, 10, 101.0) == 1452
+    assert mtu.arrived(10)
+    mtu.untold(10)
+    assert (mtu.size, mtu.done) == (1452, True)
+
+
 def test_a_search_that_is_over_begins_again_after_a_while_from_what_is_known() -> None:
     searched = Searched(1300, 1472)
     searched.finish()
