@@ -421,6 +421,8 @@ class Consumer:
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
+                if lasting and self._hasty and self._path is not None and self._path.blocks:
+                    raise _LateError("nothing comes of the publication, and holders have blocks")
                 if not self._candidates.searching:
                     patient_until = now + self._patience
             if now < patient_until:
@@ -549,15 +551,18 @@ class Consumer:
 
     def _late_at(self) -> float | None:
         """When to do without a publication: as long as none has told of itself, and holders
-        have as much."""
+        have something; a longer one is waited for with patience."""
         path = self._path
         if path is None or not self._hasty:
             return None
-        if not path.blocks or path.blocks < self._candidates.longest:
+        if not path.blocks:
             return None
         if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
             return None
-        return self._since + self._after
+        if self._candidates.longest <= path.blocks:
+            return self._since + self._after
+        silent = self._contest is None or self._contest.is_silent(self._now())
+        return self._since + max(self._after, self._patience * (1 if silent else DRIPS))
 
     def _left(self) -> float:
         return max(0.0, self._deadline - self._now())

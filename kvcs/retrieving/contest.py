@@ -129,6 +129,10 @@ class Contest:
             times += [at for at in waits if at > now]
         return min((at for at in times if at is not None), default=None)
 
+    def is_silent(self, now: float) -> bool:
+        """Whether nothing comes of any publication that is asked for."""
+        return all(self._is_silent(each, now) for each in self._entrants)
+
     def close(self) -> None:
         """Give up all but the winner: they may be tried again; harmless when repeated."""
         for entrant in self._entrants:
@@ -172,9 +176,7 @@ class Contest:
         while len(self._entrants) < SEATS:
             candidate = self._candidates.best()
             if candidate is None:
-                if self._candidates.searching or not all(
-                    self._is_silent(each, now) for each in self._entrants
-                ):
+                if self._candidates.searching or not self.is_silent(now):
                     return
                 if not self._candidates.retry_stalled():
                     if not self._entrants:

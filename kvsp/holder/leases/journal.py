@@ -149,6 +149,8 @@ class LeaseJournal:
         self._file: LeaseFile | None = None
         self._kept: dict[str, Lease] = {}
         self._ended: set[str] = set()
+        self._filed: set[str] = set()
+        """What is in the file, or on its way there."""
         self._writing: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 
@@ -158,10 +160,12 @@ class LeaseJournal:
             return []
         try:
             self._file = await uninterrupted(LeaseFile, self._path)
-            return await uninterrupted(self._file.load)
+            leases = await uninterrupted(self._file.load)
         except LeaseJournalError as error:
             logger.warning("leases do not outlive this process: %s", error)
             return []
+        self._filed.update(lease.lease_id for lease in leases)
+        return leases
 
     async def keep(self, lease: Lease) -> None:
         """Have a lease on disk. Raises LeaseJournalError."""
@@ -175,7 +179,8 @@ class LeaseJournal:
         if self._file is None:
             return
         self._kept.pop(lease_id, None)
-        self._ended.add(lease_id)
+        if lease_id in self._filed:
+            self._ended.add(lease_id)
 
     def _written(self) -> asyncio.Task[None]:
         """The write that takes what is to be written now."""
@@ -190,12 +195,16 @@ class LeaseJournal:
         self._writing, self._next = self._next, None
         kept, self._kept = self._kept, {}
         ended, self._ended = self._ended, set()
+        new = kept.keys() - self._filed
+        self._filed |= new
         assert self._file is not None
         try:
             await uninterrupted(self._file.write, tuple(kept.values()), tuple(ended))
         except LeaseJournalError:
-            self._ended |= ended
+            self._filed -= new
+            self._ended = (self._ended | ended) - new
             raise
+        self._filed -= ended
 
     async def stop(self) -> None:
         """Write what has ended, and close."""

@@ -272,6 +272,19 @@ async def test_one_whose_object_comes_drop_by_drop_hides_no_other() -> None:
         check(layers[-LAYERS:], SHORT)
 
 
+@pytest.mark.parametrize("longer", [merely_announced, announced_many_times, stalled, never_begun])
+async def test_a_longer_one_that_brings_nothing_does_not_hide_what_holders_have(longer) -> None:
+    scope = Scope()
+    longer(scope)
+    holders = FakeClient(CACHE, blocks=SHORT)
+    async with Link(scope) as link:
+        consumer = link.consumer(
+            patience=0.1, timeout=10, fallback=Fallback(holders, after=0.05, relay=RELAY)
+        )
+        check((await collect(consumer))[-LAYERS:], SHORT)
+        await link.assert_clean()
+
+
 async def test_when_all_have_failed_the_failure_that_tells_most_is_told() -> None:
     scope = Scope()
     dead(scope)

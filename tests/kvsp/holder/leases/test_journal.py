@@ -117,6 +117,33 @@ async def test_a_lease_that_cannot_be_kept_is_not_granted(
     assert (await world.lease(0)).status == 201
 
 
+async def test_leases_that_were_never_kept_are_not_to_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks on while the disk is full leaves nothing behind in memory."""
+    world = await world_on(tmp_path)
+    await world.put(0)
+    granted = (await world.lease(0)).json["lease"]
+    forgotten: list[list[str]] = []
+    write = LeaseFile.write
+
+    def full(self: LeaseFile, kept: Iterable[Lease], ended: Iterable[str]) -> None:
+        raise LeaseJournalError("the disk is full")
+
+    def noted(self: LeaseFile, kept: Iterable[Lease], ended: Iterable[str]) -> None:
+        forgotten.append(list(ended))
+        write(self, kept, ended)
+
+    monkeypatch.setattr(LeaseFile, "write", full)
+    for _ in range(20):
+        assert (await world.lease(0)).status == 503
+    world.holder.leases.revoke(block_id(0))
+    assert (await world.lease(0)).status == 503
+    monkeypatch.setattr(LeaseFile, "write", noted)
+    assert (await world.lease(0)).status == 201
+    assert forgotten == [[granted]]
+
+
 async def test_a_lease_is_on_disk_before_it_is_granted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
