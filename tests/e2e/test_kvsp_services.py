@@ -257,8 +257,8 @@ def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(
 
     with ThreadPoolExecutor(10) as threads:
         statuses = sum(threads.map(load, range(10)), Counter())
-    assert {status for _, status in statuses} <= {200, 201, 404, 412, 503, 507}, statuses
-    assert statuses["PUT", 201] > 100 and statuses["GET", 200] > 100
+    assert {status for _, status in statuses} <= {200, 201, 404, 412, 429, 503, 507}, statuses
+    assert statuses["PUT", 201] > 50 and statuses["GET", 200] > 50
     assert server.metric('kvsp_holder_evictions_total{tier="disk"}') > 50
     pid = server.process.popen.pid
     eventually(
