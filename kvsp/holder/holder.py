@@ -223,6 +223,7 @@ class Holder:
             await asyncio.wait([self._scrubbing])
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # where all have ended nothing was waited for, from 3.12 on
 
     async def close(self) -> None:
         """Let go of everything; leases are there again after the next start."""
