@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -27,6 +27,7 @@ from kvsp.holder.tiers.tiers import (
     verified_pieces,
 )
 from kvsp.holder.uninterrupted import to_the_end
+from kvsp.locks import Locks
 from kvsp.names.codes import Tier
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
@@ -79,7 +80,7 @@ class Parts:
         self._leases = leases
         self._records = records
         self._clock = clock
-        self.locks = Locks()
+        self.locks = Locks[BlockId]()
         self._shrinking = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -367,22 +368,3 @@ async def give_up(writer: PartWriter) -> None:
         await writer.abort()
     except (TierFullError, TierUnavailableError) as error:
         logger.warning("what was written of a block could not be removed: %s", error)
-
-
-class Locks:
-    """One lock per block that somebody is at."""
-
-    def __init__(self) -> None:
-        self._locks: dict[BlockId, tuple[asyncio.Lock, int]] = {}
-
-    @contextlib.asynccontextmanager
-    async def of(self, block: BlockId) -> AsyncIterator[None]:
-        lock, users = self._locks.get(block, (asyncio.Lock(), 0))
-        self._locks[block] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(block)
-            if users > 1:
-                self._locks[block] = (lock, users - 1)

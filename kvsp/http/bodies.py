@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from kvsp.http.limits import HttpLimits
+from kvsp.locks import Locks
 from kvsp.names import ijson
 from kvsp.records.problems import Problem, ProblemName
 
@@ -44,7 +44,7 @@ class Bodies:
         self._pool = ThreadPoolExecutor(_THREADS, "kvsp-json")
         self._held: Counter[str] = Counter()
         self._warned: set[str] = set()
-        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._turns = Locks[str]()
 
     @property
     def octets(self) -> int:
@@ -94,7 +94,7 @@ class Bodies:
             take(self._size(text))
             return read(ijson.loads(text))
         loop = asyncio.get_running_loop()
-        async with self._turn(principal):
+        async with self._turns.of(principal):
             take(await loop.run_in_executor(self._pool, self._size, text))
             return await loop.run_in_executor(self._pool, lambda: read(ijson.loads(text)))
 
@@ -117,18 +117,6 @@ class Bodies:
                 )
             size += found * each
         return size
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, principal: str) -> AsyncIterator[None]:
-        lock, users = self._turns.get(principal, (asyncio.Lock(), 0))
-        self._turns[principal] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._turns.pop(principal)
-            if users > 1:
-                self._turns[principal] = (lock, users - 1)
 
     def close(self) -> None:
         """Let the threads end."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -30,6 +29,7 @@ from kvsp.holder.tiers.tiers import PartLostError, TierFullError, TierUnavailabl
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
 from kvsp.instance.engines.engine import KvBlock
 from kvsp.instance.engines.pool import BlockPool, CapacityError
+from kvsp.locks import Locks
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.identity import Descriptor
@@ -188,7 +188,8 @@ class BlockLoader:
         self._base_uri = base_uri
         self._client = client
         self._export_to = tuple(export_to)
-        self._locks: dict[BlockId, tuple[asyncio.Lock, int]] = {}
+        self._locks = Locks[BlockId]()
+        """One load of a block at a time: the second finds what the first one brought."""
         self._clock = clock
         self._away: dict[str, float] = {}
         """Until when a source that did not answer is asked after the others."""
@@ -215,7 +216,7 @@ class BlockLoader:
 
         Raises LoadError with the reason of the last source.
         """
-        async with self._lock(block):
+        async with self._locks.of(block):
             found = self.pool.get(block)
             if found is None:
                 found = await self._obtain(block, sources, lease_ms, publish)
@@ -361,19 +362,6 @@ class BlockLoader:
             return
         with contextlib.suppress(MissError, LeasedError, TierUnavailableError):
             await self.holder.delete(block)
-
-    @contextlib.asynccontextmanager
-    async def _lock(self, block: BlockId) -> AsyncIterator[None]:
-        """One load of a block at a time: the second finds what the first one brought."""
-        lock, users = self._locks.get(block, (asyncio.Lock(), 0))
-        self._locks[block] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks.pop(block)
-            if users > 1:
-                self._locks[block] = lock, users - 1
 
 
 async def _octets(container: Container) -> AsyncIterator[bytes]:
