@@ -64,6 +64,9 @@ class Registry(Protocol):
     def at_limit(self, name: str, limit: int) -> None:
         """The session has come to one of its limits: the log says so, once for each."""
 
+    def over_limit(self, request: Any, name: str, limit: int, why: str) -> None:
+        """Refuse a `request` of the peer's beyond the limit `name`; `why` is for the peer."""
+
     def tracks_request_for(self, name: FullTrackName) -> Offers | None:
         """The SUBSCRIBE_TRACKS of ours that a PUBLISH of this track answers."""
         ...

@@ -346,12 +346,8 @@ class IncomingPublish(SubscriberSide, IncomingTrackRequest):
         self.session.counters.publications_received += 1
         if len(self.session.data_streams.aliases) > self.session.config.max_track_aliases:
             limit = self.session.config.max_track_aliases
-            self.session.counters.requests_over_limit += 1
-            self.session.requests.at_limit("max_track_aliases", limit)
-            self.reject(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                f"{limit} tracks are open, and no more may be (max_track_aliases)",
-                retry_after_ms=1000,
+            self.session.requests.over_limit(
+                self, "max_track_aliases", limit, f"{limit} tracks are open, and no more may be"
             )
             return False
         if self.offered_for is not None:

@@ -271,32 +271,28 @@ class OpenRequests:
                 session.counters.tokens_refused += 1
             request.reject(RequestErrorCode(error.code), error.reason)
             return stream
+        config = session.config
         if self._open_here > session.config.max_requests:
-            session.counters.requests_over_limit += 1
-            self.at_limit("max_requests", session.config.max_requests)
-            request.reject(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                f"{session.config.max_requests} requests and fills are open, and no more may be "
-                "(max_requests)",
-                retry_after_ms=1000,
+            self.over_limit(
+                request,
+                "max_requests",
+                config.max_requests,
+                f"{config.max_requests} requests and fills are open, and no more may be",
             )
         elif not self._rate.take(session.clock.now):
-            session.counters.requests_over_limit += 1
-            self.at_limit("max_request_rate", session.config.max_request_rate)
-            request.reject(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                f"more than {session.config.max_request_rate} requests a second have come "
-                "(max_request_rate)",
-                retry_after_ms=1000,
+            self.over_limit(
+                request,
+                "max_request_rate",
+                config.max_request_rate,
+                f"more than {config.max_request_rate} requests a second have come",
             )
         elif session.request_octets.exceeded:
-            session.counters.requests_over_limit += 1
-            self.at_limit("max_request_octets", session.config.max_request_octets)
-            request.reject(
-                RequestErrorCode.EXCESSIVE_LOAD,
+            self.over_limit(
+                request,
+                "max_request_octets",
+                config.max_request_octets,
                 f"the requests that are open have {session.request_octets.total} octets of "
-                f"messages, and {session.config.max_request_octets} may be (max_request_octets)",
-                retry_after_ms=1000,
+                f"messages, and {config.max_request_octets} may be",
             )
         elif leaving:
             request.reject(RequestErrorCode.GOING_AWAY, "this endpoint is going away")
@@ -305,6 +301,12 @@ class OpenRequests:
         elif request.admit():
             getattr(session.handler, opening.received)(request)
         return stream
+
+    def over_limit(self, request: IncomingRequest, name: str, limit: int, why: str) -> None:
+        """Refuse what is beyond the limit `name`; `why` is for the peer."""
+        self._session.counters.requests_over_limit += 1
+        self.at_limit(name, limit)
+        request.reject(RequestErrorCode.EXCESSIVE_LOAD, f"{why} ({name})", retry_after_ms=1000)
 
     def claim_prefix(self, request: IncomingRequest, prefix: TrackNamespace) -> bool:
         """Have `request` claim `prefix`; False when it overlaps that of another of its kind."""
