@@ -27,6 +27,8 @@ TOKENS = [(3 * number + 1) % 256 for number in range(40)]
 MOST = 32 << 10
 """No file of the holder `short` grows beyond this: the kernel refuses, as on a full disk."""
 
+NEW_BLOCK = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+
 
 def limited() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, MOST))
@@ -66,10 +68,9 @@ def test_a_full_disk_refuses_blocks_and_harms_nothing_else(deployment, tmp_path)
     container = Container.build(big.descriptor, context.block(0).sections())
     assert container.total_octets > MOST
     block = model.block_id(keys[0])._replace(compat_id=big.descriptor.compat_id)
-    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
     octets = b"".join(bytes(part) for part in container)
     for _ in range(2):
-        status, problem = holder.ask("PUT", block_path(block), octets, headers=fields)
+        status, problem = holder.ask("PUT", block_path(block), octets, headers=NEW_BLOCK)
         assert status == 507
         assert problem["type"].endswith("#kvsp-storage-full")
     assert holder.ask("GET", block_path(block))[0] == 404
@@ -161,6 +162,17 @@ def test_a_block_that_rots_is_fetched_elsewhere_and_withdrawn_by_the_holder_that
     eventually(lambda: min(len(each) for each in asyncio.run(replicas())) == 1, "the withdrawal")
 
 
+def described(server, folder, *, block_tokens):
+    """A model that the server knows, and the octets of a block."""
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=block_tokens)
+    context = engine.context()
+    context.prefill(range(block_tokens))
+    container = Container.build(engine.descriptor, context.block(0).sections())
+    compat = compat_path(engine.descriptor.compat_id)
+    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
+    return Model(folder / "model", engine), b"".join(bytes(part) for part in container)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 6 MiB."""
@@ -178,26 +190,18 @@ def small_disk(tmp_path):
 
 def test_a_disk_smaller_than_the_budget_goes_on_storing_and_starts_when_it_is_full(small_disk):
     server = Server(small_disk, "server", "index,holder").begin().ready()
-    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=32)
-    context = engine.context()
-    context.prefill(range(32))
-    container = Container.build(engine.descriptor, context.block(0).sections())
-    octets = b"".join(bytes(part) for part in container)
-    model = Model(small_disk / "model", engine)
-    compat = compat_path(engine.descriptor.compat_id)
-    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
-    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+    model, octets = described(server, small_disk, block_tokens=32)
 
     def put(number):
         block = block_path(model.block_id(number.to_bytes(32)))
-        assert server.ask("PUT", block, octets, headers=fields)[0] == 201
+        assert server.ask("PUT", block, octets, headers=NEW_BLOCK)[0] == 201
         assert server.ask("GET", block)[1] == octets
         return block
 
     needed = 3 * (6 << 20) // len(octets)
     leased = put(needed + 2)
     body = {
-        "compat_id": engine.descriptor.compat_id.hex(),
+        "compat_id": model.descriptor.compat_id.hex(),
         "scope_id": model.scope.scope_id.hex(),
         "block_keys": [leased.rpartition("/")[2]],
         "ttl_ms": 60_000,
@@ -231,15 +235,7 @@ def few_descriptors() -> None:
 def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(tmp_path):
     server = Server(tmp_path, "server", "index,holder", holder={"disk_mib": 1})
     server.begin(preexec_fn=few_descriptors).ready()
-    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
-    context = engine.context()
-    context.prefill(range(8))
-    container = Container.build(engine.descriptor, context.block(0).sections())
-    octets = b"".join(bytes(part) for part in container)
-    model = Model(tmp_path / "model", engine)
-    compat = compat_path(engine.descriptor.compat_id)
-    assert server.ask("PUT", compat, json.loads(engine.descriptor.jcs))[0] == 201
-    fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
+    model, octets = described(server, tmp_path, block_tokens=8)
     blocks = [block_path(model.block_id(bytes([number]) * 32)) for number in range(48)]
     assert len(blocks) * len(octets) > 2 << 20
 
@@ -247,7 +243,7 @@ def test_reading_while_blocks_are_evicted_fails_nothing_and_leaks_no_descriptor(
         numbers, statuses = random.Random(seed), Counter()
         for _ in range(60):
             block = numbers.choice(blocks)
-            status, _ = server.ask("PUT", block, octets, headers=fields)
+            status, _ = server.ask("PUT", block, octets, headers=NEW_BLOCK)
             statuses["PUT", status] += 1
             query = numbers.choice(["", "?layers=2-3", "?codec=61441"])
             status, answer = server.ask("GET", numbers.choice(blocks) + query)

@@ -206,23 +206,26 @@ async def test_a_longer_one_in_production_comes_before_a_shorter_whole_one() -> 
         check(layers, BLOCKS)
 
 
+async def retrieved(consumer, slow, when) -> list:
+    """The layers handed over; `slow` goes on after its first one `when` the stats say so."""
+
+    async def go_on() -> None:
+        while not when(consumer.stats):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for layer in range(1, LAYERS):
+            slow.put_layer(layer, *CACHE[layer])
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(go_on())
+        return [layer async for layer in consumer.layers()]
+
+
 async def test_one_that_stalled_is_gone_back_to_when_all_others_have_failed() -> None:
     slow, bad = live(1), of(SHORT)
     served = publisher(slow, bad)
     served.add_track(altered(bad.tracks[0], lambda at, octets: b"{}"))
     async with Link(served) as link, link.consumer(patience=0.1, timeout=10) as consumer:
-        layers = []
-
-        async def go_on() -> None:
-            while "missing-member" not in consumer.stats.discarded:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            for layer in range(1, LAYERS):
-                slow.put_layer(layer, *CACHE[layer])
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(go_on())
-            async for layer in consumer.layers():
-                layers.append(layer)
+        layers = await retrieved(consumer, slow, lambda stats: "missing-member" in stats.discarded)
         check(layers[-LAYERS:], BLOCKS)
 
 
@@ -233,18 +236,7 @@ async def test_one_that_stalled_is_gone_back_to_when_those_that_are_left_bring_n
     scope.put(slow)
     scope.put(never, how)
     async with Link(scope) as link, link.consumer(patience=0.1, timeout=10) as consumer:
-        layers = []
-
-        async def go_on() -> None:
-            while consumer.stats.publications_tried < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            for layer in range(1, LAYERS):
-                slow.put_layer(layer, *CACHE[layer])
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(go_on())
-            async for layer in consumer.layers():
-                layers.append(layer)
+        layers = await retrieved(consumer, slow, lambda stats: stats.publications_tried >= 2)
         check(layers[-LAYERS:], BLOCKS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -394,48 +395,46 @@ async def test_a_full_holder_is_507_with_retry_after_while_leases_last() -> None
     assert (await world.put(3)).status == 201
 
 
-async def test_more_uploads_than_allowed_are_503_with_retry_after() -> None:
-    world = make_world(uploads=1)
-    started, release = asyncio.Event(), asyncio.Event()
+class SlowUpload:
+    """A block whose octets come in two pieces, the second after `release`."""
 
-    async def slow() -> Any:
+    def __init__(self) -> None:
+        self.started, self.release = asyncio.Event(), asyncio.Event()
+
+    async def octets(self) -> AsyncIterator[bytes]:
         data = octets(container(1))
         yield data[:100]
-        started.set()
-        await release.wait()
+        self.started.set()
+        await self.release.wait()
         yield data[100:]
 
-    first = asyncio.ensure_future(world.holder.put(block_id(1), DESCRIPTOR, slow()))
-    await started.wait()
+
+async def test_more_uploads_than_allowed_are_503_with_retry_after() -> None:
+    world = make_world(uploads=1)
+    upload = SlowUpload()
+    first = asyncio.ensure_future(world.holder.put(block_id(1), DESCRIPTOR, upload.octets()))
+    await upload.started.wait()
     answer = await world.put(2)
     assert answer.status == 503 and "retry-after" in answer.headers
-    release.set()
+    upload.release.set()
     await first
     assert (await world.put(2)).status == 201
 
 
 async def test_a_client_has_its_share_of_the_uploads_and_others_have_theirs() -> None:
     world = make_world(uploads=3, uploads_per_client=1)
-    started, release = asyncio.Event(), asyncio.Event()
-
-    async def slow() -> Any:
-        data = octets(container(1))
-        yield data[:100]
-        started.set()
-        await release.wait()
-        yield data[100:]
-
+    upload = SlowUpload()
     first = asyncio.ensure_future(
-        world.holder.put(block_id(1), DESCRIPTOR, slow(), client="writer")
+        world.holder.put(block_id(1), DESCRIPTOR, upload.octets(), client="writer")
     )
-    await started.wait()
+    await upload.started.wait()
     answer = await world.put(2)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     assert world.holder.store.counters.stores_rejected == {"client-busy": 1}
     path = f"blocks/{block_id(2, scope=OTHER_SCOPE).path}"
     other = await world.client.as_("tenant").request("PUT", path, octets(container(2)), STORE)
     assert other.status == 201
-    release.set()
+    upload.release.set()
     await first
     assert (await world.put(2)).status == 201
 

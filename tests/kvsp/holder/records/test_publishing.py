@@ -256,8 +256,10 @@ async def test_a_refused_record_is_tried_again_much_later(world: World) -> None:
     assert world.publisher.refusals == 6
 
 
-async def test_a_withdrawal_never_loses_to_a_publication_under_way(world: World) -> None:
-    go_on, began = asyncio.Event(), asyncio.Event()
+def hold_up_publishing(world: World) -> tuple[asyncio.Event, asyncio.Event]:
+    """The index takes the record of block 0 only after the second event; the first one tells
+    that it was asked to."""
+    began, go_on = asyncio.Event(), asyncio.Event()
     publish = world.index.publish
 
     async def slow(record: ReplicaRecord) -> Published:
@@ -267,6 +269,11 @@ async def test_a_withdrawal_never_loses_to_a_publication_under_way(world: World)
         return await publish(record)
 
     world.index.publish = slow  # type: ignore[method-assign]
+    return began, go_on
+
+
+async def test_a_withdrawal_never_loses_to_a_publication_under_way(world: World) -> None:
+    began, go_on = hold_up_publishing(world)
     step = asyncio.ensure_future(world.publisher.step())
     await began.wait()
     withdrawal = asyncio.ensure_future(world.publisher.withdraw(block_id(0)))
@@ -280,16 +287,7 @@ async def test_a_publication_that_comes_after_its_withdrawal_is_withdrawn_again(
     world: World,
 ) -> None:
     """The index took so long over it that nobody waited: it does not come to stay."""
-    go_on, began = asyncio.Event(), asyncio.Event()
-    publish = world.index.publish
-
-    async def slow(record: ReplicaRecord) -> Published:
-        if record.block == block_id(0):
-            began.set()
-            await go_on.wait()
-        return await publish(record)
-
-    world.index.publish = slow  # type: ignore[method-assign]
+    began, go_on = hold_up_publishing(world)
     step = asyncio.ensure_future(world.publisher.step())
     await began.wait()
     assert (await world.client.request("DELETE", f"blocks/{block_id(0).path}")).status == 204
