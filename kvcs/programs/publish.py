@@ -41,6 +41,7 @@ from kvcs.programs.index_options import (
     KvspTokenFile,
 )
 from kvcs.publishing.publication import Publication, publish
+from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
@@ -156,6 +157,10 @@ def command(
     congestion: Congestion = Algorithm.BBR,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign the manifest (key: kvcs-keygen producer)."),
+    ] = None,
     kvsp: KvspIndex = None,
     kvsp_cafile: KvspCafile = None,
     kvsp_token_file: KvspTokenFile = None,
@@ -175,10 +180,11 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         with inputs():
-            scope = Scope.load(scope_key_file)
+            scope = Scope.load(scope_key_file, sealing=True)
+            signer = None if sign_key is None else ProducerKey.load(sign_key)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
-            publication = Publication(scope, descriptor, ids)
+            publication = Publication(scope, descriptor, ids, signer=signer)
             cache = KvFile.open(kv, descriptor)
         held = complete_blocks(cache.tokens, descriptor.block_tokens)
         if held != publication.blocks:

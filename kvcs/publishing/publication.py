@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component, ManifestTrack
@@ -18,7 +19,10 @@ from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
 from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
-from kvsp.blocks.layout import Tensor, block_section, check_tensor
+from kvcs.trust.cose import sign
+from kvcs.trust.producers import ProducerKey
+from kvcs.trust.sealing import TrackSealer
+from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -43,9 +47,10 @@ class Publication:
     """One production of the KV cache of a token prefix, as three tracks.
 
     `k.raw.s0` and `v.raw.s0` get one Group per layer and one Object per block, `manifest`
-    one Group per version. The first manifest version is there from the beginning. Objects
-    are put in layer order, and in block order within a layer; each can be sent at once.
-    The arrays are kept by reference, never copied: they must not change any more.
+    (`manifest.cose` when it is signed) one Group per version. The first manifest version is
+    there from the beginning. Objects are put in layer order, and in block order within a layer;
+    each can be sent at once. The arrays are kept by reference, never copied, unless they are
+    sealed: they must not change any more.
     """
 
     namespace: PublicationNamespace
@@ -66,10 +71,14 @@ class Publication:
         cache_ms: int = DEFAULT_CACHE_MS,
         deterministic: bool = False,
         manifest_every: int = MANIFEST_EVERY,
+        signer: ProducerKey | None = None,
     ) -> None:
         """`tokens` are the ids of the prefix; those after the last complete block are not
         published. `cache_ms` is how long relays may keep the Objects. `deterministic` is a
-        promise that every publication of this prefix has bit-identical Objects.
+        promise that every publication of this prefix has bit-identical Objects. With `signer`
+        the manifests are signed, in the track "manifest.cose". When `scope` has content keys,
+        every Object is sealed with the last of them, so that no relay can read it; what is
+        sealed is a copy of the arrays.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
@@ -98,7 +107,9 @@ class Publication:
         def store(name: bytes) -> TrackStore:
             return TrackStore(FullTrackName(self.namespace.fields, name), properties)
 
-        self._manifest = store(ManifestTrack.MANIFEST.encode())
+        self._signer = signer
+        signed = ManifestTrack.MANIFEST if signer is None else ManifestTrack.MANIFEST_COSE
+        self._manifest = store(signed.encode())
         self._data = {
             DataTrack(component, Codec.RAW.label, _SEGMENT): store(
                 DataTrack(component, Codec.RAW.label, _SEGMENT).name
@@ -106,6 +117,11 @@ class Publication:
             for component in _COMPONENTS
         }
         self.tracks = (self._manifest, *self._data.values())
+        self._sealers = {
+            each: TrackSealer(scope.content_keys[-1], each.name)
+            for each in self.tracks
+            if scope.content_keys
+        }
         self._version = 0
         self._layer = 0
         self._block = 0
@@ -198,7 +214,10 @@ class Publication:
                 data_length=self._section,
                 data_digest=digest,
             )
-            store.append(layer, block, (header, data), priority=priority)
+            if self._sealers:
+                self._append(store, layer, block, (header, data), priority)
+            else:
+                store.append(layer, block, (header, data), priority=priority)
             self._digests[track].append(digest)
         self._block += 1
         if self._block == self.blocks:
@@ -229,9 +248,27 @@ class Publication:
             store.finish_subgroup(group, 0)
             store.finish(PublishDoneCode.TRACK_ENDED)
 
+    def _append(
+        self,
+        store: TrackStore,
+        group: int,
+        object_id: int,
+        parts: Sequence[Octets],
+        priority: int,
+    ) -> None:
+        """An Object, sealed where that is due."""
+        sealer = self._sealers.get(store)
+        if sealer is None:
+            store.append(group, object_id, parts, priority=priority)
+            return
+        payload = sealer.seal(group, object_id, priority, parts)
+        store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
+
     def _publish_manifest(self) -> None:
         octets = self._builder.build().to_json()
-        self._manifest.append(self._version, 0, octets, priority=MANIFEST_PRIORITY)
+        if self._signer is not None:
+            octets = sign(octets, self._signer)
+        self._append(self._manifest, self._version, 0, (octets,), MANIFEST_PRIORITY)
         _end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 
