@@ -108,8 +108,11 @@ class Publication:
             return TrackStore(FullTrackName(self.namespace.fields, name), properties)
 
         self._signer = signer
-        signed = ManifestTrack.MANIFEST if signer is None else ManifestTrack.MANIFEST_COSE
-        self._manifest = store(signed.encode())
+        plain, signed = (each.encode() for each in ManifestTrack)
+        self._manifest = store(plain if signer is None else signed)
+        self.absent = FullTrackName(self.namespace.fields, signed if signer is None else plain)
+        """The manifest track that it does not have, and never will: it has one of the two."""
+        self.cache_ms = cache_ms
         self._data = {
             DataTrack(component, Codec.RAW.label, _SEGMENT): store(
                 DataTrack(component, Codec.RAW.label, _SEGMENT).name
@@ -283,6 +286,7 @@ async def publish(session: MoqtSession, publication: Publication) -> PublishedNa
     publisher = session.publisher
     for store in publication.tracks:
         publisher.add_track(store)
+    publisher.set_absent(publication.absent, publication.cache_ms)
     try:
         return await session.publish_namespace(publication.namespace.fields)
     except BaseException:
@@ -301,6 +305,7 @@ def unpublish(
         announced.withdraw()
     for store in publication.tracks:
         session.publisher.remove_track(store.name)
+    session.publisher.set_absent(publication.absent, None)
 
 
 def _end_group(store: TrackStore, location: Location, priority: int) -> None:
