@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -54,8 +55,9 @@ from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
+from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
-from moqt.values.errors import ConnectError, MoqtError
+from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 
 if TYPE_CHECKING:
@@ -248,7 +250,8 @@ class _Program:
         self._announced = False
 
     async def run(self) -> None:
-        """Raises what the first try to connect or announce raises; later ones are repeated."""
+        """Raises what the first try to connect raises, and a refusal of the first announcement;
+        what is cut off in between, and everything later, is tried again."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -295,7 +298,8 @@ class _Program:
             if session is not None:
                 session.close()
                 await session.wait_closed()
-        if not self._announced or exit_code(error) is ExitCode.NOT_AUTHORIZED:
+        again = self._announced or (session is not None and _is_passing(error))
+        if not again or exit_code(error) is ExitCode.NOT_AUTHORIZED:
             raise error
         return str(error)
 
@@ -416,6 +420,14 @@ class _Program:
 
 async def _result(future: asyncio.Future[_T]) -> _T:
     return await asyncio.shield(future)
+
+
+def _is_passing(error: MoqtError) -> bool:
+    """Whether a relay that was reached may take the announcement the next time: it went away, or
+    says so itself."""
+    if isinstance(error, SessionClosed):
+        return error.transport or error.code == SessionErrorCode.NO_ERROR
+    return retry_delay(error) is not None
 
 
 def main() -> None:
