@@ -23,6 +23,7 @@ from kvcs.programs.common import (
     Mtu,
     QlogDir,
     ScopeKeyFile,
+    SessionWindow,
     TokenFile,
     Tokens,
     Url,
@@ -51,7 +52,7 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
@@ -156,6 +157,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -192,6 +194,8 @@ def command(
             cafile=cafile,
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            stream_window=min(STREAM_WINDOW, session_window),
+            session_window=session_window,
             # a relay that vanished is noticed within this time, and then looked for again
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
