@@ -42,6 +42,9 @@ arrived. Where it is not, a packet is cut in two."""
 SHORTEST_TRIP = 1e-6
 """Seconds: a clock may stand still over a round trip in one process."""
 
+LONGEST_BACKOFF = 2.0
+"""Seconds that probes of a silent path are apart at most, if two time-outs are not longer."""
+
 PERSISTENT_CONGESTION = 3
 """Probe time-outs without an arrival between two losses (RFC 9002 section 7.6.1)."""
 
@@ -209,7 +212,8 @@ class Recovery:
         if self.peer_completed_address_validation and not waiting:
             return None
         timeout = self.get_probe_timeout(include_max_ack_delay=self.handshake_confirmed)
-        return self._time_of_last_sent_ack_eliciting_packet + timeout * (1 << self._pto_count)
+        apart = min(timeout * (1 << self._pto_count), max(2 * timeout, LONGEST_BACKOFF))
+        return self._time_of_last_sent_ack_eliciting_packet + apart
 
     def _loss_space(self) -> QuicPacketSpace | None:
         """The space of which a packet is given up first."""
@@ -388,13 +392,13 @@ class Recovery:
             self._round_had_loss = False
         congestive = [packet for packet in lost if packet.in_flight and packet.sent_bytes]
         octets = sum(packet.sent_bytes for packet in congestive)
-        if congestive:
-            self._round_had_loss = True
+        self._round_had_loss = self._round_had_loss or bool(congestive)
         self.controller.on_acks(
             Sample(
                 now=now,
                 acked=acked,
                 lost=octets,
+                lost_runs=self._lost.take_runs() if congestive else 0,
                 in_flight=delivery.in_flight,
                 delivered=delivery.delivered,
                 lost_ever=delivery.lost,
