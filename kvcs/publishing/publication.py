@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component, ManifestTrack
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
@@ -25,7 +25,7 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
-from moqt.values.names import FullTrackName, Location
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
@@ -236,8 +236,22 @@ class Publication:
         self._version += 1
 
 
-async def publish(session: MoqtSession, publication: Publication) -> PublishedNamespace:
-    """Serve a publication on a session and announce its five-field namespace.
+class _Named(Protocol):
+    @property
+    def fields(self) -> TrackNamespace: ...
+
+
+class Publishable(Protocol):
+    """What can be served and announced: a `Publication`, or one of another profile."""
+
+    @property
+    def namespace(self) -> _Named: ...
+    @property
+    def tracks(self) -> tuple[TrackStore, ...]: ...
+
+
+async def publish(session: MoqtSession, publication: Publishable) -> PublishedNamespace:
+    """Serve a publication on a session and announce its whole namespace.
 
     It stays announced until `unpublish`, or the session ends; on a new session, publish it
     again. Raises moqt RequestError when the peer refuses the namespace, SessionClosed,
@@ -254,7 +268,7 @@ async def publish(session: MoqtSession, publication: Publication) -> PublishedNa
 
 
 def unpublish(
-    session: MoqtSession, publication: Publication, announced: PublishedNamespace | None = None
+    session: MoqtSession, publication: Publishable, announced: PublishedNamespace | None = None
 ) -> None:
     """Serve the publication to no new request of the session, and let go of its arrays.
 
