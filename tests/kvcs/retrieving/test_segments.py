@@ -19,18 +19,14 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
-    same,
 )
-from tests.kvcs.support_segments import in_codec, segmented, with_component
+from tests.kvcs.support_segments import in_codec, segmented, whole, with_component
 
 CACHE = kv()
 
 
 def check(layers, blocks=BLOCKS) -> None:
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), CACHE[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
+    whole(layers, CACHE, blocks)
 
 
 @pytest.mark.parametrize("mode", ["live", "fetch"])
