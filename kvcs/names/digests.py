@@ -37,6 +37,11 @@ class TrackDigests:
         first, rows = entry.first_block, descriptor.block_tokens
         return cls(PayloadForm(track.component, codec, first, rows, octets), first, blocks)
 
+    @property
+    def span(self) -> range:
+        """The blocks needed, as they count in the context."""
+        return range(self.first, self.first + self.blocks)
+
     def digest(self, layer: int, number: int) -> bytes | None:
         """The digest that is listed for an Object."""
         if layer >= len(self.listed):

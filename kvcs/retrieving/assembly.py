@@ -132,13 +132,9 @@ class Assembly(LayerBuffer):
         return tuple(self._facts)
 
     @property
-    def segments(self) -> int:
-        """How many segments are retrieved, as far as is known."""
-        return len(self._of_segment)
-
-    def tracks_of(self, segment: int) -> tuple[DataTrack, ...]:
-        """The tracks that a segment is retrieved from."""
-        return self._of_segment[segment]
+    def segments(self) -> Sequence[tuple[DataTrack, ...]]:
+        """The tracks that each segment is retrieved from."""
+        return self._of_segment
 
     def entry(self, track: DataTrack) -> SegmentEntry:
         """The manifest's entry of the segment of a track."""
@@ -157,15 +153,24 @@ class Assembly(LayerBuffer):
     @property
     def settled(self) -> bool:
         """Whether a later manifest can say nothing more of what was handed over."""
-        return all(
-            self.entry(track).complete or self.entry(track).object_digests is None
-            for track in self._facts
-        )
+        return all(map(self._final, self._facts))
+
+    def _final(self, track: DataTrack) -> bool:
+        entry = self.entry(track)
+        return entry.complete or entry.object_digests is None
 
     @property
     def confirmed(self) -> bool:
         """Whether every Object held is listed in the manifest."""
         return not any(facts.came for facts in self._facts.values())
+
+    @property
+    def vouched(self) -> int:
+        """Leading blocks of whole segments of which the manifest says nothing else any more."""
+        for segment, span in enumerate(self._spans[: self.segment]):
+            if any(self._facts[t].came and not self._final(t) for t in self._of_segment[segment]):
+                return span.start
+        return self._spans[self.segment - 1].stop if self.segment else 0
 
     @property
     def manifest_refused(self) -> bool:
@@ -392,7 +397,7 @@ class Assembly(LayerBuffer):
         assert self.manifest is not None
         most = self._most(self.manifest.blocks if self._keys is None else len(self._keys))
         total = self.blocks if self.growing else max(self.blocks, min(over_http, most))
-        spans = self._extents()
+        spans = [self._facts[tracks[0]].span for tracks in self._of_segment]
         spans[-1] = range(spans[-1].start, total)
         if kept is not None and self._continues(kept, spans):
             self._go_on(spans, kept.segment, kept.next_layer)
@@ -471,13 +476,8 @@ class Assembly(LayerBuffer):
         self._take(manifest, self._most(manifest.continued(self._keys, following[0].segment)))
         self.growing &= self.blocks == manifest.blocks < self._most(len(self._keys))
         if self.total:
-            for span in self._extents()[len(self._spans) :]:
-                self._add(span)
-
-    def _extents(self) -> list[range]:
-        """The blocks needed of each segment."""
-        firsts = [self._facts[tracks[0]] for tracks in self._of_segment]
-        return [range(facts.first, facts.first + facts.blocks) for facts in firsts]
+            for tracks in self._of_segment[len(self._spans) :]:
+                self._add(self._facts[tracks[0]].span)
 
     def _of_ours(
         self, manifest: Manifest, keys: Sequence[bytes]

@@ -185,6 +185,8 @@ class Consumer:
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
+        self._given = 0
+        """Blocks of segments that were given whole, and are as their manifest lists them."""
         self._hasty = True
         """Whether to do without a publication when none comes in time."""
         self._started = False
@@ -204,7 +206,8 @@ class Consumer:
         layers come again from the first, of the other publication (see
         `Layer.publication`), unless both are deterministic; arrays of a destination are then
         written again. Until the iteration ends
-        without an exception, layers may turn out to differ from what the manifest lists.
+        without an exception, layers may turn out to differ from what the manifest lists; when it
+        ends with one, those of the first `stats.whole_blocks` blocks do not.
 
         Raises NotFound, NotAuthorized, VerificationFailed, PublisherLost, RetrievalTimeout,
         or what the destination raises. Whatever the end, every request is cancelled.
@@ -304,6 +307,10 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
+            if retrieval.assembly.blocks <= self._given:
+                retrieval.close()  # what was given of another one is no less
+                self._candidates.failed(PublisherLost("no other publication has more"))
+                continue
             self._retrieval = retrieval
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
@@ -330,6 +337,9 @@ class Consumer:
             finally:
                 if self._path is not None:
                     self._path.stop()
+                if not retrieval.finished:
+                    self.stats.whole_blocks = retrieval.assembly.vouched
+                    self._given = max(self._given, self.stats.whole_blocks)
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()

@@ -199,8 +199,9 @@ class Retrieval:
             and not self.assembly.confirmed
             and (self._require_listed or self.assembly.manifest_refused)
         ):
+            lost = not (self._versions.ended or self.assembly.manifest_refused)
             self.fail(
-                VerificationFailed(
+                (PublisherLost if lost and not self.assembly.complete else VerificationFailed)(
                     f"{self._publication}: the manifest does not list every layer that came"
                 )
             )
@@ -297,12 +298,12 @@ class Retrieval:
             state = self._tracks.pop(next(iter(self._tracks)))
             self._arrived += state.arrivals
             state.cancel()
-        while self._asked < min(assembly.segments, assembly.segment + SEGMENTS_AT_ONCE):
+        while self._asked < min(len(assembly.segments), assembly.segment + SEGMENTS_AT_ONCE):
             segment, self._asked = self._asked, self._asked + 1
             if segment < assembly.segment:
                 continue
             needed = [layer for layer in assembly.layers if assembly.needs(layer, segment)]
-            for track in assembly.tracks_of(segment):
+            for track in assembly.segments[segment]:
                 self._ask_for(track, needed)
 
     def _ask_for(self, track: DataTrack, needed: list[int]) -> None:
