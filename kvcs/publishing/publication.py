@@ -26,7 +26,7 @@ from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
-from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
+from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publisher_priority
 from kvsp.blocks.layout import Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
@@ -34,7 +34,7 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
-from moqt.values.names import FullTrackName, Location
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
@@ -45,16 +45,6 @@ MANIFEST_EVERY: Final = 8
 _COMPONENTS: Final = (Component.K, Component.V)
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
 """Octets of one digest in a manifest: its digits, two quotes and a comma."""
-
-
-class Serving(Protocol):
-    """Who serves tracks, as `moqt.Publisher` does."""
-
-    def add_track(self, store: TrackStore) -> None:
-        """Serve a track from now on."""
-
-    def remove_track(self, name: FullTrackName) -> None:
-        """Serve a track to no new request."""
 
 
 @dataclass(slots=True)
@@ -136,7 +126,7 @@ class Publication:
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
         self._manifest = self._store(ManifestTrack.MANIFEST.encode())
         self.tracks = (self._manifest,)
-        self._serving: WeakSet[Serving] = WeakSet()
+        self._serving: WeakSet[TrackServer] = WeakSet()
         self._version = 0
         self._ended = False
         self._rest: list[int] = []
@@ -255,13 +245,13 @@ class Publication:
             if not store.ended:
                 store.finish(PublishDoneCode.INTERNAL_ERROR, reason)
 
-    def serve(self, publisher: Serving) -> None:
+    def serve(self, publisher: TrackServer) -> None:
         """Serve every track by `publisher`, also those of segments to come."""
         self._serving.add(publisher)
         for store in self.tracks:
             publisher.add_track(store)
 
-    def withdraw(self, publisher: Serving) -> None:
+    def withdraw(self, publisher: TrackServer) -> None:
         """Serve nothing by `publisher` any more; harmless when it does not."""
         self._serving.discard(publisher)
         for store in self.tracks:
@@ -382,8 +372,26 @@ class Publication:
         self._version += 1
 
 
-async def publish(session: MoqtSession, publication: Publication) -> PublishedNamespace:
-    """Serve a publication on a session and announce its five-field namespace.
+class _Named(Protocol):
+    @property
+    def fields(self) -> TrackNamespace: ...
+
+
+class Publishable(Protocol):
+    """What can be served and announced: a `Publication`, or one of another profile."""
+
+    @property
+    def namespace(self) -> _Named: ...
+
+    def serve(self, publisher: TrackServer) -> None:
+        """Serve every track by `publisher`, also those to come."""
+
+    def withdraw(self, publisher: TrackServer) -> None:
+        """Serve nothing by `publisher` any more; harmless when it does not."""
+
+
+async def publish(session: MoqtSession, publication: Publishable) -> PublishedNamespace:
+    """Serve a publication on a session and announce its whole namespace.
 
     It stays announced until `unpublish`, or the session ends; on a new session, publish it
     again. Raises moqt RequestError when the peer refuses the namespace, SessionClosed,
@@ -398,7 +406,7 @@ async def publish(session: MoqtSession, publication: Publication) -> PublishedNa
 
 
 def unpublish(
-    session: MoqtSession, publication: Publication, announced: PublishedNamespace | None = None
+    session: MoqtSession, publication: Publishable, announced: PublishedNamespace | None = None
 ) -> None:
     """Serve the publication to no new request of the session, and let go of its arrays.
 

@@ -224,6 +224,8 @@ class FetchReceiver(DataReceiver):
         self.start = start
         self.end = end
         self.again = again
+        self.request: OutgoingFetch | None = None
+        """None while it waits to be made."""
         self.useful = False
         """It brought an Object that was needed."""
         self.answered = False

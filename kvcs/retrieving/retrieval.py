@@ -361,20 +361,19 @@ class Retrieval:
             if state.fetch is not receiver or state.track.segment < self.assembly.segment:
                 return
             state.requests = [r for r in state.requests if r.state is not RequestState.CLOSED]
-            state.requests.append(
-                self.session.fetch(
-                    state.name,
-                    receiver,
-                    Parameters(
-                        location_filter=LocationFilter.groups(start.group, end.group)
-                        if whole_groups
-                        else LocationFilter.range(start, end),
-                        group_order=GroupOrder.ASCENDING,
-                        range_filters=self._filters(state.track),
-                        subscriber_priority=subscriber_priority(state.track),
-                    ),
-                )
+            receiver.request = self.session.fetch(
+                state.name,
+                receiver,
+                Parameters(
+                    location_filter=LocationFilter.groups(start.group, end.group)
+                    if whole_groups
+                    else LocationFilter.range(start, end),
+                    group_order=GroupOrder.ASCENDING,
+                    range_filters=self._filters(state.track),
+                    subscriber_priority=subscriber_priority(state.track),
+                ),
             )
+            state.requests.append(receiver.request)
 
         self.later(delay, make)
 
@@ -534,6 +533,8 @@ class Retrieval:
             return self._quiet + STALL
         why = f"nothing came for {STALL:g} s"
         if fetch is not None:
+            assert fetch.request is not None, "it was answered"
+            fetch.request.cancel()
             self.fetch_over(fetch, why)
         elif self.assembly.entry(state.track).complete:
             state.silent = now
