@@ -113,7 +113,10 @@ class Relay(SessionHandler):
         self.counters.sessions += 1
         config = self.config
         session.scheduler.limits = DeliveryLimits(
-            config.pending_subgroups, config.pending_datagrams, config.pending_fills
+            config.pending_subgroups,
+            config.pending_datagrams,
+            config.pending_fills,
+            config.stream_patience,
         )
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:

@@ -444,6 +444,18 @@ class SubgroupDelivery(StreamDelivery):
         self.subscription.subgroup_done(self.log)
         return Progress.DONE
 
+    # -- the peer's limit of streams -----------------------------------------------------
+
+    def give_way(self) -> bool:
+        """Another stream continues the Subgroup, with the Object that this one was in."""
+        if self.over or not self.flushed():
+            return False
+        if self.current is not None:
+            self.position = self.current.location.object - 1
+        self.reset(StreamErrorCode.CANCELLED)
+        self.wake()
+        return True
+
     # -- the end -------------------------------------------------------------------------
 
     def stopped(self) -> None:
