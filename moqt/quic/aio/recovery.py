@@ -33,6 +33,7 @@ from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
 from moqt.quic.congestion.pacer import Pacer
 from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, ReorderingWindow
+from moqt.quic.counters import Wait
 from moqt.quic.mtu.black_hole import BlackHole
 
 SMALL_PROBES = 1
@@ -260,15 +261,16 @@ class Recovery:
         assert isinstance(sent, deque)
         return sent
 
-    def sending_stopped(self, room: int, paced: bool) -> None:
+    def sending_stopped(self, room: int, paced: bool) -> Wait:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
-            return
+            return Wait.PACING
         self.pacer.released()
         if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
-        else:
-            self.delivery.limited_by_application()
+            return Wait.CONGESTION_WINDOW
+        self.delivery.limited_by_application()
+        return Wait.APPLICATION
 
     # ---- acknowledgements
 

@@ -46,7 +46,7 @@ def log_metrics(
     trips: tuple[float, float, float],
     probe_timeouts: int,
 ) -> None:
-    """What is known of the path; `trips` are its round trip smoothed, its variance and the latest."""
+    """What is known of the path; `trips`: the round trip smoothed, its variance, the latest."""
     smoothed, variance, latest = map(trace.encode_time, trips)
     data: dict[str, Any] = {
         "bytes_in_flight": in_flight,

@@ -17,7 +17,7 @@ from moqt.quic.aio.context import SUPPORTED_VERSIONS, QuicContext
 from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import NO_ANSWER, QuicConfig
-from moqt.quic.counters import TransportCounters
+from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, show_address
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import Admission
@@ -66,6 +66,7 @@ class Endpoint:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = TransportCounters()
+        self.waits = Waits()
         self._context = context
         self._config = context.config
         self._udp = udp
@@ -167,6 +168,7 @@ class Endpoint:
         self._cids[transport] = set()
         self._idle.clear()
         transport.counters = self.counters
+        transport.waits = self.waits
         transport.ask_interface(self._udp.payload_limit)
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
