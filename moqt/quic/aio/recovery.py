@@ -28,6 +28,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from moqt.quic.aio.trace import log_metrics, log_phase
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
+from moqt.quic.congestion.careful_resume import Saved
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
@@ -166,6 +167,13 @@ class Recovery:
         self._size = self.pacer.size = size
         self._black_hole = BlackHole()
         self.controller.on_new_size(size)
+
+    def resume(self, saved: Saved, now: float) -> None:
+        """The handshake is over; a connection before this one left behind what the path held."""
+        jump = saved.jump(self._rtt_smoothed)
+        if jump and not self.lost_packets:
+            self.controller.resume(jump, self._rtt_smoothed, self.delivery.delivered, now)
+            self._set_pace(now)
 
     def begin_path(self, now: float) -> None:
         """Packets go to another host from now on: what is known of the path is of no use.

@@ -516,6 +516,7 @@ class AioquicTransport:
             )
         self.closed = (event.error_code, reason, application)
         self.counters.connections_over_budget += self._connection.over_budget
+        self._connection.remember_path()
         self._connection.drop_streams()
         self._paused.clear()
         self._on_acknowledged.clear()

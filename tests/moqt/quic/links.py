@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from moqt.quic.aio.transport import AioquicTransport
+from moqt.quic.congestion.careful_resume import PathMemory
 from tests.moqt.probe import Probe
 from tests.moqt.quic_pair import Recorder
 from tests.moqt.simulator import Host, Link, Path, Simulation
@@ -85,6 +86,8 @@ class Flow:
     """Octets a second that the application has to say at most; None is no limit."""
     quic: Mapping[str, Any] = field(default_factory=dict)
     """More settings of both connections."""
+    known: PathMemory | None = None
+    """What the sender's process remembers. Flows that share it go to one server."""
 
     began: float | None = None
     """When its connection began, on the clock of the simulation."""
@@ -205,6 +208,8 @@ class Story:
         self._waiting = sorted(flows, key=lambda flow: flow.start)
         self._senders: dict[int, _Sender] = {}
         self._sample_at = self.began
+        self._servers: dict[int, Host] = {}
+        self._served: dict[str, Flow] = {}  # whose connection a server accepts next
 
     def _start(self, flow: Flow) -> None:
         simulation, number = self.simulation, len(self._senders)
@@ -215,9 +220,15 @@ class Story:
         if flow.congestion is not None:
             quic["congestion_control_algorithm"] = flow.congestion
         sender = self._senders[id(flow)] = _Sender(flow, simulation)
-        server = simulation.serve(
-            f"server {number}", lambda transport: _Receiver(transport, flow, simulation), **quic
-        )
+        server = None if flow.known is None else self._servers.get(id(flow.known))
+        if server is None:
+            served = f"server {number}"
+            server = self._servers[id(flow.known)] = simulation.serve(
+                served,
+                lambda transport: _Receiver(transport, self._served[served], simulation),
+                **quic,
+            )
+        self._served[server.name] = flow
         # The client's first datagram leaves in here: its paths are set by name before.
         name = f"client {number}"
         simulation.paths[name, server.name] = self.up
@@ -230,7 +241,7 @@ class Story:
             flow.sender = Probe(transport)
             return recorder
 
-        sender.host = simulation.connect(name, server, talks, wait=False, **quic)
+        sender.host = simulation.connect(name, server, talks, wait=False, paths=flow.known, **quic)
 
     def _note(self) -> bool:
         """Take samples and start who is due; whether all flows are over."""
@@ -255,6 +266,8 @@ class Story:
                     )
                     if flow.rate is not None or flow.pauses:
                         self._senders[id(flow)].host.end.transport.wake()
+                elif flow.known is not None and flow.ended is not None:
+                    self._senders[id(flow)].host.end.transport.close(0, "")
         return not self._waiting and all(flow.ended is not None for flow in self.flows)
 
     def run(self, until: float, changes: Mapping[float, Path] | None = None) -> None:
