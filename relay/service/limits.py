@@ -40,6 +40,7 @@ QUIC = (
     "max_open_streams_uni",
     "stream_window",
     "session_window",
+    "window_memory",
     "max_reassembly",
     "max_pieces",
     "max_datagram_queue",
