@@ -108,7 +108,7 @@ class Demand:
         if wants:
             self._direct(True)
         for subscription in tuple(self._track.subscriptions):
-            if subscription.established:
+            if subscription.established and not subscription.settle():
                 widened = subscription.ask(reduce(or_, more, subscription.asked))
                 if not widened and (subscription.flows or not wants):
                     subscription.refresh()

@@ -355,7 +355,8 @@ class UpstreamTrack:
         return was
 
     def _lost_upstream(self, code: int, reason: str) -> None:
-        if self.established:
+        over = code == PublishDoneCode.TRACK_ENDED and self.store.is_complete()
+        if self.established and not over:
             if self.downstream.listens:
                 self.ranges.recover()
             self.adjust()

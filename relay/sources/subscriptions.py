@@ -97,7 +97,7 @@ class UpstreamSubscription(UpstreamReceiver):
     def flows(self) -> bool:
         """The Objects that are asked for come."""
         if self.request is not None and self.request.done is not None:
-            return self.established
+            return self.established and not self.paused
         waits = self.paused or self._resuming or self._widening
         return self.established and not waits
 
@@ -117,6 +117,15 @@ class UpstreamSubscription(UpstreamReceiver):
         self.established = True
         if self.request.largest is not None:
             self.start = location_after(self.request.largest)
+
+    def settle(self) -> bool:
+        """End it, if PUBLISH_DONE has come while not everything was asked for: who wants more has
+        to ask anew, and the streams that are still to come do not matter for that."""
+        request = self.request
+        if not self.established or request is None or request.done is None or self.current:
+            return False
+        request.check_done(expired=True)
+        return True
 
     # -- asking ----------------------------------------------------------------------------
 
