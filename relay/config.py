@@ -51,6 +51,9 @@ class RelayConfig:
     """Objects that may wait to go out as datagrams, per subscription; beyond, they are dropped."""
     pending_fills: int = 64
     """Fills one subscription may have open; an update that asks for one more is refused."""
+    stream_patience: float = 1.0
+    """Seconds without a new stream from a peer after which a Subgroup that waits for one takes
+    that of another of lower priority, which goes on with a later one."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

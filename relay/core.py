@@ -113,7 +113,10 @@ class Relay(SessionHandler):
         self.counters.sessions += 1
         config = self.config
         session.scheduler.limits = DeliveryLimits(
-            config.pending_subgroups, config.pending_datagrams, config.pending_fills
+            config.pending_subgroups,
+            config.pending_datagrams,
+            config.pending_fills,
+            config.stream_patience,
         )
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:
@@ -278,7 +281,7 @@ class Relay(SessionHandler):
         if (
             track is not None
             and track.servable(request)
-            and not track.stale
+            and not track.demand.stale
             and not self._comes_from(track, session_of(request))
         ):
             self._serve(track, request)
@@ -311,7 +314,7 @@ class Relay(SessionHandler):
         if publishers:
             track.open(publishers)
         else:
-            track.catch_up()
+            track.demand.catch_up(request)
 
     def _comes_from(self, track: UpstreamTrack, asking: Session) -> bool:
         """Whether an upstream relay asks for what only upstream relays bring: a circle."""
@@ -348,12 +351,13 @@ class Relay(SessionHandler):
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
+        if isinstance(request, IncomingSubscribe):
+            request.updates.gate = partial(track.demand.update_received, request)
         request.accept(track.store)
         if request.state is not RequestState.ESTABLISHED:
             return
         if isinstance(request, IncomingSubscribe):
             self.counters.downstream_subscriptions += 1
-            request.updates.gate = partial(track.update_received, request)
         else:
             self.counters.downstream_fetches += 1
         track.requests[request] = None

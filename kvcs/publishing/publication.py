@@ -303,7 +303,7 @@ class Publication:
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
         """Begin a segment: its tracks are served before the manifest names them."""
         descriptor = self.descriptor
-        _check_manifest_size(descriptor, self.blocks + len(keys))
+        check_manifest_size(descriptor, self.blocks + len(keys))
         number = self._builder.add_segment(keys, [(each, Codec.RAW) for each in _COMPONENTS])
         names = [DataTrack(component, Codec.RAW.label, number) for component in _COMPONENTS]
         self._segment = _Segment(
@@ -468,7 +468,8 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.finish(PublishDoneCode.TRACK_ENDED)
 
 
-def _check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
+def check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
+    """Raises KvcsError when the manifest of so many blocks would be too large."""
     # known now, and better said now than after the last layer
     digests = len(_COMPONENTS) * descriptor.layers * blocks
     octets = digests * _DIGEST_TEXT + len(descriptor.jcs)

@@ -87,6 +87,7 @@ class Consumer:
         *,
         layers: range | None = None,
         blocks: int | None = None,
+        follow: bool = False,
         mode: Mode | str = Mode.AUTO,
         timeout: float = DEFAULT_TIMEOUT,
         destination: Destination | None = None,
@@ -102,7 +103,10 @@ class Consumer:
         producers: Producers | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
+        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
+        blocks of the tokens are there or the publication has ended; without it, the segments that
+        have begun are retrieved.
+        `timeout` bounds everything, in seconds. `destination` is where layers are
         written (new arrays by default). `publications` are known already, in order of
         preference, and replace discovery. With `require_listed` no layer is handed over
         before the manifest lists its digests. `discovery` says how publications are found;
@@ -148,6 +152,7 @@ class Consumer:
         self._keys = block_keys(scope, descriptor, tokens)
         self._layers = layers
         self._blocks = blocks
+        self._follow_growth = follow
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
@@ -187,6 +192,8 @@ class Consumer:
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
+        self._given = 0
+        """Blocks of segments that were given whole, and are as their manifest lists them."""
         self._hasty = not self._terms.strict
         """Whether to do without a publication when none comes in time."""
         self._started = False
@@ -200,13 +207,14 @@ class Consumer:
         return buffer.octets_held if buffer is not None else 0
 
     async def layers(self) -> AsyncGenerator[Layer, None]:
-        """The layers in order, each as soon as it is usable.
+        """The layers of each segment in order, each as soon as it is usable.
 
         When a publication turns out to be bad or incomplete and another one is there, the
         layers come again from the first, of the other publication (see
         `Layer.publication`), unless both are deterministic; arrays of a destination are then
         written again. Until the iteration ends
-        without an exception, layers may turn out to differ from what the manifest lists.
+        without an exception, layers may turn out to differ from what the manifest lists; when it
+        ends with one, those of the first `stats.whole_blocks` blocks do not.
 
         Raises NotFound, NotAuthorized, VerificationFailed, PublisherLost, RetrievalTimeout,
         or what the destination raises. Whatever the end, every request is cancelled.
@@ -308,6 +316,10 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
+            if retrieval.assembly.blocks <= self._given:
+                retrieval.close()  # what was given of another one is no less
+                self._candidates.failed(PublisherLost("no other publication has more"))
+                continue
             self._retrieval = retrieval
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
@@ -334,6 +346,9 @@ class Consumer:
             finally:
                 if self._path is not None:
                     self._path.stop()
+                if not retrieval.finished:
+                    self.stats.whole_blocks = retrieval.assembly.vouched
+                    self._given = max(self._given, self.stats.whole_blocks)
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
@@ -371,6 +386,7 @@ class Consumer:
             self._destination,
             self.stats,
             blocks=self._blocks,
+            follow=self._follow_growth,
             require_listed=self._require_listed,
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
@@ -392,7 +408,7 @@ class Consumer:
         # once: whoever begins again with other blocks voids what was kept
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
-        arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        arrivals, arrived, moved, layers = 0, self._now(), self._now(), (0, 0)
         octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
@@ -419,8 +435,9 @@ class Consumer:
                 arrivals, arrived = retrieval.arrivals, now
                 # what comes drop by drop is no whole Object
                 patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
-            if self.stats.layers != layers:
-                layers, moved, patient_until = self.stats.layers, now, now + self._patience
+            at = (self.stats.segments, self.stats.layers)
+            if at != layers or assembly.caught_up:
+                layers, moved, patient_until = at, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
                 lasting = now >= max(arrived, moved) + GO_BACK * self._patience
@@ -460,7 +477,7 @@ class Consumer:
         for layer, block in list(assembly.promised):
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
-                retrieval.ask_again(layer)
+                retrieval.ask_again(layer, assembly.segment_of(block))
         begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
             raise _LateError("what holders have is of another production than the publication")
@@ -524,7 +541,7 @@ class Consumer:
                 self._descriptor, self._layers, self._destination, self.stats
             )
             self._kept = None
-            buffer.begin(blocks)
+            buffer.begin([range(blocks)])
             try:
                 async with aclosing(self._from_holders(buffer)) as run:
                     async for layer in run:

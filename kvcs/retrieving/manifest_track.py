@@ -81,6 +81,8 @@ class ManifestVersions:
         self._live = False
         self._fetching = False
         self._fetches = 0
+        self.ended = False
+        """The publisher has said that the track has ended: no version will follow."""
         self.arrivals = 0
         """Answers and parts of Objects that have come."""
 
@@ -175,7 +177,7 @@ class ManifestVersions:
         manifest = self._assembly.manifest
         if self._retrieval.over or self._fetching or (self._live and manifest is not None):
             return
-        if self._assembly.complete:
+        if self._assembly.complete and (self.ended or not self._assembly.growing):
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
             self._fetching = True
@@ -242,6 +244,7 @@ class ManifestReceiver(ObjectReceiver):
 
     def fetch_accepted(self, request: AcceptedFetch) -> None:
         self._accepted(request.properties)
+        self.versions.ended |= self._in_use and request.end_of_track
 
     def _accepted(self, properties: Properties) -> None:
         self.versions.arrivals += 1
@@ -254,8 +257,12 @@ class ManifestReceiver(ObjectReceiver):
         self.versions.arrivals += 1
 
     def object_received(self, received: ReceivedObject) -> None:
-        if received.status is ObjectStatus.NORMAL and self._in_use:
+        if not self._in_use:
+            return
+        if received.status is ObjectStatus.NORMAL:
             self.versions.received(received, self._priority)
+        elif received.status is ObjectStatus.END_OF_TRACK:
+            self.versions.ended = True
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         if self._in_use:
@@ -267,6 +274,7 @@ class ManifestReceiver(ObjectReceiver):
 
     def subscription_done(self, code: int, reason: str) -> None:
         if self._in_use:
+            self.versions.ended |= code == PublishDoneCode.TRACK_ENDED
             name = code_name(PublishDoneCode, code)
             self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
 

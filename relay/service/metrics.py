@@ -65,6 +65,7 @@ DELIVERIES = {
     "expired_subscriptions": "Subscriptions ended with EXPIRED.",
     "expired_objects": "Objects not sent because a delivery timeout had passed.",
     "expired_streams": "Streams reset with DELIVERY_TIMEOUT.",
+    "streams_given_up": "Streams reset so that a Subgroup of higher priority gets one.",
     "datagrams_sent": "Objects sent as datagrams.",
     "datagrams_too_large": "Datagrams that no packet holds, or QUIC had no room for.",
     "datagrams_dropped": "Objects for which a subscription's queue of datagrams had no room.",

@@ -132,6 +132,23 @@ def test_two_consumers_at_once_cost_the_publisher_one_subscription_of_each_track
     assert sent >= cache.objects
 
 
+def test_blocks_that_no_consumer_wants_do_not_come_to_the_relay_until_one_does(
+    cache, hub, tmp_path
+):
+    producer = hub.produce(cache)
+    consumer = hub.subscribe(cache, tmp_path / "some", "--blocks", "2", "--json", name="some")
+    hub.reaches(downstream_subscriptions=TRACKS)
+    producer.say(64)
+    producer.wait_for("produced")
+    assert consumer.finish().json()["tokens"] == 2 * 4
+    cache.check(tmp_path / "some", None, 2)
+    wanted = cache.objects * 2 // cache.blocks
+    assert wanted <= hub.metric("objects_in_total") < cache.objects
+    hub.subscribe(cache, tmp_path / "all", name="all").finish(0)
+    cache.check(tmp_path / "all")
+    assert hub.metric("objects_in_total") >= cache.objects
+
+
 @pytest.mark.parametrize("end", ["killed", "killed and noticed", "stopped"])
 def test_a_second_request_is_served_from_the_cache_and_survives_its_publisher(
     end, cache, hub, tmp_path
