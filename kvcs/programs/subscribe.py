@@ -47,6 +47,7 @@ from kvcs.programs.index_options import (
     KvspIndex,
     KvspTokenFile,
 )
+from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.retrieving.assembly import NOT_NEEDED
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
@@ -95,6 +96,7 @@ def command(
     compat: Compat,
     tokens: Tokens,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
+    profile: Profile = KVCS,
     cafile: Cafile = None,
     token_file: TokenFile = None,
     layers: Annotated[
@@ -135,6 +137,7 @@ def command(
 
     async def main() -> None:
         deadline = asyncio.get_running_loop().time() + timeout
+        check_profile(profile, KVCS)
         check_url(url)
         check_cafile(cafile)
         shown = session_config(token_file)

@@ -25,7 +25,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.quic.aio.trace import log_metrics, log_phase
+from moqt.quic.aio.trace import log_metrics
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
 from moqt.quic.congestion.careful_resume import Saved
@@ -43,6 +43,9 @@ arrived. Where it is not, a packet is cut in two."""
 
 SHORTEST_TRIP = 1e-6
 """Seconds: a clock may stand still over a round trip in one process."""
+
+LONGEST_BACKOFF = 2.0
+"""Seconds that probes of a silent path are apart at most, if two time-outs are not longer."""
 
 PERSISTENT_CONGESTION = 3
 """Probe time-outs without an arrival between two losses (RFC 9002 section 7.6.1)."""
@@ -218,7 +221,8 @@ class Recovery:
         if self.peer_completed_address_validation and not waiting:
             return None
         timeout = self.get_probe_timeout(include_max_ack_delay=self.handshake_confirmed)
-        return self._time_of_last_sent_ack_eliciting_packet + timeout * (1 << self._pto_count)
+        apart = min(timeout * (1 << self._pto_count), max(2 * timeout, LONGEST_BACKOFF))
+        return self._time_of_last_sent_ack_eliciting_packet + apart
 
     def _loss_space(self) -> QuicPacketSpace | None:
         """The space of which a packet is given up first."""
@@ -398,13 +402,13 @@ class Recovery:
             self._round_had_loss = False
         congestive = [packet for packet in lost if packet.in_flight and packet.sent_bytes]
         octets = sum(packet.sent_bytes for packet in congestive)
-        if congestive:
-            self._round_had_loss = True
+        self._round_had_loss = self._round_had_loss or bool(congestive)
         self.controller.on_acks(
             Sample(
                 now=now,
                 acked=acked,
                 lost=octets,
+                lost_runs=self._lost.take_runs() if congestive else 0,
                 in_flight=delivery.in_flight,
                 delivered=delivery.delivered,
                 lost_ever=delivery.lost,
@@ -426,7 +430,14 @@ class Recovery:
             delivery.limited_by_application()
         self._set_pace(now)
         if self._quic_logger is not None:
-            self._log_metrics()
+            self._phase = log_metrics(
+                self._quic_logger,
+                self.state(),
+                self._phase,
+                in_flight=delivery.in_flight,
+                trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
+                probe_timeouts=self._pto_count,
+            )
         if (
             congestive
             and self._size > MIN_DATAGRAM_SIZE
@@ -573,21 +584,6 @@ class Recovery:
         self.resize(MIN_DATAGRAM_SIZE)
         self._set_pace(now)
         self.narrow()
-
-    def _log_metrics(self) -> None:
-        trace = self._quic_logger
-        assert trace is not None
-        state = self.state()
-        log_metrics(
-            trace,
-            state,
-            in_flight=self.delivery.in_flight,
-            trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
-            probe_timeouts=self._pto_count,
-        )
-        if state.phase != self._phase:
-            log_phase(trace, self._phase, state.phase)
-            self._phase = state.phase
 
 
 def _has_something(packet: Any) -> bool:

@@ -10,8 +10,9 @@ one bottleneck; `change` in either alters the path while they run.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from moqt.quic.aio.transport import AioquicTransport
@@ -57,6 +58,70 @@ def random_path(seed: int) -> Path:
     )
 
 
+class Journey(NamedTuple):
+    """What a transfer meets from its first datagram to its last."""
+
+    up: Path
+    """What its data goes over."""
+    down: Path
+    """The way of the acknowledgments."""
+    changes: Mapping[float, Path]
+    """What `up` is like from some moments on."""
+    moves: tuple[float, ...]
+    """When the client is seen at another port ..."""
+    roams: tuple[float, ...]
+    """... and when at another host."""
+    download: bool
+
+    @property
+    def rate(self) -> float:
+        """Octets a second that it can bring at least, when nothing is lost."""
+        paths = self.up, *self.changes.values()
+        return min(min(path.bandwidth or inf, path.police or inf) for path in paths)
+
+    @property
+    def round_trip(self) -> float:
+        """The longest, in seconds, with an empty queue."""
+        ways = [path.latency + path.jitter for path in (self.up, *self.changes.values())]
+        return max(ways) + self.down.latency + self.down.jitter
+
+    @property
+    def dark(self) -> float:
+        """Seconds in which nothing passes."""
+        return sum(end - begin for path in (self.up, self.down) for begin, end in path.blackouts)
+
+
+def random_journey(seed: int) -> Journey:
+    """A transfer over `random_path(seed)`, and what else may happen to it: losses on the way back,
+    an outage, a tunnel with little MTU, another path under way, another port of a NAT's."""
+    dice = random.Random(f"journey {seed}")
+
+    def happens(odds: float = 0.2) -> bool:
+        return dice.random() < odds
+
+    up = random_path(seed)
+    if happens():
+        begin = dice.uniform(0, 3)
+        up = replace(up, blackouts=((begin, begin + dice.uniform(0.1, 4)),))
+    if happens():
+        up = replace(up, mtu=dice.randrange(1200, 1452))
+    down = Path(latency=up.latency, jitter=up.jitter)
+    if happens():
+        down = replace(down, loss=up.loss, burst=up.burst, burst_length=up.burst_length)
+    if happens():
+        down = replace(down, reorder=up.reorder, reorder_by=up.reorder_by, duplicate=up.duplicate)
+    if happens():
+        down = replace(down, blackouts=up.blackouts, mtu=up.mtu)
+    changes = {}
+    if happens(0.1):
+        other = random_path(seed + 1000)
+        changes[dice.uniform(0.5, 5)] = replace(other, blackouts=up.blackouts, mtu=up.mtu)
+    moves = (dice.uniform(0.2, 4),) if happens() else ()
+    download = happens(0.5)
+    roams = (dice.uniform(0.2, 4),) if happens(0.1) else ()
+    return Journey(up, down, changes, moves, roams, download)
+
+
 class Sample(NamedTuple):
     """A flow at one moment: seconds since it began, octets, seconds."""
 
@@ -86,6 +151,12 @@ class Flow:
     """Octets a second that the application has to say at most; None is no limit."""
     quic: Mapping[str, Any] = field(default_factory=dict)
     """More settings of both connections."""
+    download: bool = False
+    """Whether the server sends, and not the client."""
+    moves: tuple[float, ...] = ()
+    """When the client is seen at another port, in seconds since it began ..."""
+    roams: tuple[float, ...] = ()
+    """... and when at another host, as one that leaves its Wi-Fi."""
     known: PathMemory | None = None
     """What the sender's process remembers. Flows that share it go to one server."""
 
@@ -96,8 +167,8 @@ class Flow:
     received: int = 0
     """Octets the receiver's application has."""
     history: list[Sample] = field(default_factory=list)
-    sender: Probe = field(init=False)
-    """The inside of the sending connection."""
+    sender: Probe | None = None
+    """The inside of the sending connection, once there is one."""
     up: Link = field(init=False)
     """What the flow's data went over; shared by all flows of the story."""
     down: Link = field(init=False)
@@ -167,6 +238,7 @@ class _Sender:
             assert self.stream is not None
             transport.send(self.stream, PIECE[:1])
             self.given = 1
+            assert self.flow.sender is not None
             self.flow.lost_notes = self.flow.sender.note_lost(self.stream)
         due = self.due()
         while self.given < due and transport.unsent < BUDGET:
@@ -206,10 +278,12 @@ class Story:
         back = down or Path(latency=up.latency)
         self.down = Link(back, now=self.began, seed=f"{seed} down")
         self._waiting = sorted(flows, key=lambda flow: flow.start)
+        self._moving: list[tuple[float, Host, bool]] = []
         self._senders: dict[int, _Sender] = {}
         self._sample_at = self.began
         self._servers: dict[int, Host] = {}
-        self._served: dict[str, Flow] = {}  # whose connection a server accepts next
+        self._accepts: dict[str, Callable[[AioquicTransport], Recorder]] = {}
+        """What a server does with the connection that it accepts next."""
 
     def _start(self, flow: Flow) -> None:
         simulation, number = self.simulation, len(self._senders)
@@ -220,39 +294,57 @@ class Story:
         if flow.congestion is not None:
             quic["congestion_control_algorithm"] = flow.congestion
         sender = self._senders[id(flow)] = _Sender(flow, simulation)
-        server = None if flow.known is None else self._servers.get(id(flow.known))
-        if server is None:
-            served = f"server {number}"
-            server = self._servers[id(flow.known)] = simulation.serve(
-                served,
-                lambda transport: _Receiver(transport, self._served[served], simulation),
-                **quic,
-            )
-        self._served[server.name] = flow
-        # The client's first datagram leaves in here: its paths are set by name before.
-        name = f"client {number}"
-        simulation.paths[name, server.name] = self.up
-        simulation.paths[server.name, name] = self.down
-        flow.began, flow.up, flow.down = simulation.now, self.up, self.down
 
-        def talks(transport: AioquicTransport) -> Recorder:
+        def receives(transport: AioquicTransport) -> Recorder:
+            return _Receiver(transport, flow, simulation)
+
+        def sends(transport: AioquicTransport) -> Recorder:
             recorder = Recorder(transport)
             recorder.on_ready = sender
             flow.sender = Probe(transport)
             return recorder
 
-        sender.host = simulation.connect(name, server, talks, wait=False, paths=flow.known, **quic)
+        accepts = sends if flow.download else receives
+        server = None if flow.known is None else self._servers.get(id(flow.known))
+        if server is None:
+            served = f"server {number}"
+            server = self._servers[id(flow.known)] = simulation.serve(
+                served, lambda transport: self._accepts[served](transport), **quic
+            )
+        self._accepts[server.name] = accepts
+        # The client's first datagram leaves in here: its paths are set by name before.
+        name = f"client {number}"
+        there, back = (self.down, self.up) if flow.download else (self.up, self.down)
+        simulation.paths[name, server.name] = there
+        simulation.paths[server.name, name] = back
+        flow.began, flow.up, flow.down = simulation.now, self.up, self.down
+        client = simulation.connect(
+            name,
+            server,
+            receives if flow.download else sends,
+            wait=False,
+            paths=flow.known,
+            **quic,
+        )
+        sender.host = server if flow.download else client
+        self._moving += [(flow.began + at, client, False) for at in flow.moves]
+        self._moving += [(flow.began + at, client, True) for at in flow.roams]
 
     def _note(self) -> bool:
         """Take samples and start who is due; whether all flows are over."""
         now = self.simulation.now
         while self._waiting and self._waiting[0].start <= now - self.began:
             self._start(self._waiting.pop(0))
+        for move in [move for move in self._moving if move[0] <= now]:
+            self._moving.remove(move)
+            _, client, roams = move
+            host, port = client.seen_as
+            client.seen_as = f"198.51.100.{port % 250}" if roams else host, port + 1
         if now >= self._sample_at:
             self._sample_at = now + SAMPLE
             queue = int(self.up.waiting(now))
             for flow in self.flows:
-                if flow.began is not None and flow.ended is None:
+                if flow.began is not None and flow.ended is None and flow.sender is not None:
                     probe = flow.sender
                     flow.history.append(
                         Sample(
@@ -307,6 +399,21 @@ def transfer(
     """
     flow = Flow(octets=octets, congestion=congestion, pauses=pauses, rate=rate, quic=quic)
     Story(flow, up=up, down=down, seed=seed, tick=tick).run(until, changes)
+    return flow
+
+
+def travel(octets: int, journey: Journey, *, until: float, seed: int = 1, **quic: Any) -> Flow:
+    """One flow of `octets` that meets what `journey` says."""
+    flow = Flow(
+        octets=octets,
+        download=journey.download,
+        moves=journey.moves,
+        roams=journey.roams,
+        quic=quic,
+    )
+    Story(flow, up=journey.up, down=journey.down, seed=seed, tick=EVENT_LOOP).run(
+        until, journey.changes
+    )
     return flow
 
 
