@@ -140,5 +140,11 @@ async def test_every_segment_is_signed_and_sealed(mode: str) -> None:
                     payloads = [bytes(each.payload) for each in group.objects.values()]
                     assert not any(b"KVO1" in each or b"kvcs" in each for each in payloads)
         consumer = link.consumer(scope=world.scope, producers=world.producers)
-        check(await collect(consumer))
+        layers = await collect(consumer)
+        assert [(each.segment, each.index) for each in layers] == [
+            (segment, layer) for segment in (0, 1) for layer in range(LAYERS)
+        ]
+        for each in layers:
+            for got, wanted in zip((each.k, each.v), CACHE[each.index], strict=True):
+                assert same(got, wanted[each.first_token :][: len(got)])
         assert consumer.stats.objects_confirmed == consumer.stats.objects_verified
