@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
 
+from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -23,6 +24,7 @@ from kvcs.programs.common import (
     Mtu,
     QlogDir,
     ScopeKeyFile,
+    SessionWindow,
     TokenFile,
     Tokens,
     Url,
@@ -52,12 +54,13 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
+from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
-from moqt.values.errors import ConnectError, MoqtError
+from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 
 if TYPE_CHECKING:
@@ -157,6 +160,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -194,6 +198,8 @@ def command(
             cafile=cafile,
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            stream_window=min(STREAM_WINDOW, session_window),
+            session_window=session_window,
             # a relay that vanished is noticed within this time, and then looked for again
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
@@ -252,7 +258,8 @@ class Serving(ABC):
         self._announced = False
 
     async def run(self) -> None:
-        """Raises what the first try to connect or announce raises; later ones are repeated."""
+        """Raises what the first try to connect raises, and a refusal of the first announcement;
+        what is cut off in between, and everything later, is tried again."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -299,7 +306,8 @@ class Serving(ABC):
             if session is not None:
                 session.close()
                 await session.wait_closed()
-        if not self._announced or exit_code(error) is ExitCode.NOT_AUTHORIZED:
+        again = self._announced or (session is not None and _is_passing(error))
+        if not again or exit_code(error) is ExitCode.NOT_AUTHORIZED:
             raise error
         return str(error)
 
@@ -445,6 +453,14 @@ class _Program(Serving):
 
 async def _result(future: asyncio.Future[_T]) -> _T:
     return await asyncio.shield(future)
+
+
+def _is_passing(error: MoqtError) -> bool:
+    """Whether a relay that was reached may take the announcement the next time: it went away, or
+    says so itself."""
+    if isinstance(error, SessionClosed):
+        return error.transport or error.code == SessionErrorCode.NO_ERROR
+    return retry_delay(error) is not None
 
 
 def main() -> None:

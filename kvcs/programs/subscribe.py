@@ -26,6 +26,7 @@ from kvcs.programs.common import (
     Mtu,
     QlogDir,
     ScopeKeyFile,
+    SessionWindow,
     TokenFile,
     Tokens,
     Url,
@@ -60,7 +61,7 @@ from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
@@ -116,6 +117,7 @@ def command(
     ] = 60,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -154,6 +156,8 @@ def command(
             cafile=cafile,
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            stream_window=min(STREAM_WINDOW, session_window),
+            session_window=session_window,
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

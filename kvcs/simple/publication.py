@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from kvcs.names.errors import MisuseError
+from kvcs.names.tracks import TrackServer
 from kvcs.simple.elements import encode_tokens
 from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
 from kvsp.blocks.layout import Tensor, check_tensor
@@ -71,6 +72,16 @@ class PromptPublication:
     def tracks(self) -> tuple[TrackStore, ...]:
         """The stores, to be served by any `moqt` Publisher."""
         return tuple(self._stores.values())
+
+    def serve(self, publisher: TrackServer) -> None:
+        """Serve every track by `publisher`."""
+        for store in self.tracks:
+            publisher.add_track(store)
+
+    def withdraw(self, publisher: TrackServer) -> None:
+        """Serve nothing by `publisher` any more; harmless when it does not."""
+        for store in self.tracks:
+            publisher.remove_track(store.name)
 
     def put_tokens(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Publish the next tokens: K and V of each layer, `[tokens, kv_heads, head_dim]` of the
