@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvcs.names.codes import Component
+from kvcs.names.encoding import EncodedForm, digest_as_data, payload_form
 from kvcs.names.errors import Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
@@ -19,7 +20,6 @@ from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
-from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
@@ -47,7 +47,7 @@ OTHER_PRODUCTION: Final = "other-production"
 class _Facts:
     """What is known of every Object of one track."""
 
-    form: PayloadForm
+    form: PayloadForm | EncodedForm
     first: int
     """The first block of its segment."""
     blocks: int
@@ -100,6 +100,8 @@ class Assembly(LayerBuffer):
         max_bad: int = MAX_BAD_OBJECTS,
         records: Sequence[ReplicaRecord] = (),
         elsewhere: Callable[[int, int], bool] | None = None,
+        codecs: Sequence[Codec] | None = None,
+        allow_lossy: bool = False,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
         no tokens and tells blocks apart otherwise, `blocks` how many
@@ -107,7 +109,8 @@ class Assembly(LayerBuffer):
         `keys`: of a publication that goes on with other tokens no manifest can show which of
         its blocks are ours, so they are compared with the records. `elsewhere(layer, block)` is
         asked, for an Object that came and is bad, whether it will be had over HTTP; then it is
-        not asked for again.
+        not asked for again. `codecs` are taken in that order, else as KVCS says; lossy ones only
+        when allowed, and never of blocks that are compared with records.
         """
         super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
@@ -125,6 +128,8 @@ class Assembly(LayerBuffer):
         """Blocks that holders have of the production of this publication."""
         self._elsewhere = elsewhere
         self._most_blocks = blocks
+        self._codecs = codecs
+        self._allow_lossy = allow_lossy
         self._require_listed = require_listed
         self._max_bad = max_bad
         self._facts: dict[DataTrack, _Facts] = {}
@@ -348,14 +353,12 @@ class Assembly(LayerBuffer):
             return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
-        sections = {Component.K: k, Component.V: v}
         digests = {}
         same = block not in self._bound or data_digest(k, v) == self._bound[block][layer]
         for track, facts in self._facts.items():
             if not facts.first <= block < facts.first + facts.blocks:
                 continue
-            data = [sections[half] for half in halves(track.component)]
-            digests[track] = digest = data_digest(*data)
+            digests[track] = digest = digest_as_data(track, k, v, self.descriptor)
             known = self._known_digest(track, layer, block)
             same &= known in (None, digest)
             if known == digest and (block, layer) not in self._stats.over_http:
@@ -435,7 +438,12 @@ class Assembly(LayerBuffer):
             if entry.first_block >= needed:
                 break
             try:
-                tracks = manifest.select_tracks(entry.segment, codecs={Codec.RAW})
+                tracks = manifest.select_tracks(
+                    entry.segment,
+                    prefer=self._codecs,
+                    # a record is of the raw sections, which a lossy codec does not give
+                    allow_lossy=self._allow_lossy and not bound,
+                )
             except DecodeError as error:
                 if not facts:
                     raise
@@ -445,7 +453,11 @@ class Assembly(LayerBuffer):
                 break
             blocks = min(entry.blocks, needed - entry.first_block)
             for track in tracks:
-                facts[track] = _Facts(self._form(track, entry), entry.first_block, blocks)
+                facts[track] = _Facts(
+                    payload_form(self.descriptor, track, entry.first_block),
+                    entry.first_block,
+                    blocks,
+                )
         self.blocks, self._facts = needed, facts
         self._bound = {block: each for block, each in bound.items() if block < needed}
 
@@ -483,18 +495,6 @@ class Assembly(LayerBuffer):
     @property
     def _publication(self) -> str:
         return f"publication {self.namespace.publication_id.hex()}"
-
-    def _form(self, track: DataTrack, entry: SegmentEntry) -> PayloadForm:
-        codec = track.known_codec
-        assert codec is not None
-        descriptor = self.descriptor
-        return PayloadForm(
-            track.component,
-            codec,
-            entry.first_block,
-            descriptor.block_tokens,
-            raw_octets(descriptor, track.component),
-        )
 
     # -- inside --------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from kvcs.retrieving.destinations import Destination, MemoryDestination
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
+from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 
@@ -97,6 +98,8 @@ class Consumer:
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
         fallback: Fallback | None = None,
+        codecs: Sequence[Codec] | None = None,
+        allow_lossy: bool = False,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
@@ -108,7 +111,9 @@ class Consumer:
         at a time where it lists nothing. After `patience` seconds
         without anything arriving another publication is tried, if there is one, also a shorter
         one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        over HTTP, too; `session` may then be None, and the consumer opens it itself. Of several
+        encodings the first is taken of those in `codecs`; without, raw, else another lossless one,
+        else with `allow_lossy` a lossy one.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -131,6 +136,8 @@ class Consumer:
                 descriptor.compat_id,
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
+        if not allow_lossy and any(not codec.lossless for codec in codecs or ()):
+            raise ValueError("a lossy codec is asked for, and lossy ones are not allowed")
         discovery = DiscoveryMode(discovery)
         if discovery is DiscoveryMode.INDEX and fallback is None and publications is None:
             raise ValueError("discovery by an index service needs a fallback that reaches one")
@@ -142,6 +149,8 @@ class Consumer:
         self._keys = block_keys(scope, descriptor, tokens)
         self._layers = layers
         self._blocks = blocks
+        self._codecs = codecs
+        self._allow_lossy = allow_lossy
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
@@ -302,6 +311,7 @@ class Consumer:
             self._retrieval = retrieval
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
+            self.stats.codecs = sorted({track.codec for track in retrieval.assembly.tracks})
             try:
                 async with aclosing(self._follow(retrieval)) as run:
                     async for layer in run:
@@ -365,6 +375,8 @@ class Consumer:
             require_listed=self._require_listed,
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
+            codecs=self._codecs,
+            allow_lossy=self._allow_lossy,
         )
         return Retrieval(
             session.session,

@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import Final
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
+from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
@@ -290,7 +291,7 @@ class Retrieval:
         self.stats.mode = Mode.FETCH.value
         for track in assembly.tracks:
             name = FullTrackName(assembly.namespace.fields, track.name)
-            octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
+            octets = PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track)
             state = self._tracks[track] = TrackState(track, name, needed[0], octets)
             complete = assembly.entry(track).complete
             if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
