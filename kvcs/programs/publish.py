@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
 
+from kvcs.names.encoding import Encoding
 from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -48,6 +49,7 @@ from kvcs.publishing.publication import Publication, Publishable, publish
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
+from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -73,6 +75,8 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
+TURN_ENCODED_OCTETS: Final = 128 << 10
+"""The same where they are encoded, too, which takes 10 to 100 times as long."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -151,6 +155,14 @@ def command(
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Offer raw, x-zstd, x-q8 (lossy) or x-zlib (slow), or kv. and one of them for K "
+            "and V jointly; may be repeated. raw without any.",
+        ),
+    ] = None,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -186,7 +198,8 @@ def command(
             scope = Scope.load(scope_key_file)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
-            publication = Publication(scope, descriptor, ids)
+            encodings = [Encoding.parse(name) for name in codec or ("raw",)]
+            publication = Publication(scope, descriptor, ids, encodings=encodings)
             cache = KvFile.open(kv, descriptor)
         held = complete_blocks(cache.tokens, descriptor.block_tokens)
         if held != publication.blocks:
@@ -217,6 +230,8 @@ def command(
         )
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
+        if kvsp is not None and Encoding(Codec.RAW) not in encodings:
+            raise InputError("--kvsp tells the index of raw sections: add --codec raw")
         async with access.client() as client:
             replicas = None
             if client is not None:
@@ -436,7 +451,10 @@ class _Program(Serving):
         """Put every layer, block by block, and let the sessions send in between."""
         publication, cache = self._produced, self._cache
         rows = publication.descriptor.block_tokens
-        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
+        octets = TURN_OCTETS
+        if any(each.codec is not Codec.RAW for each in publication.encodings):
+            octets = TURN_ENCODED_OCTETS
+        turn = max(1, octets // (2 * publication.descriptor.section_octets()))
         for layer in range(publication.descriptor.layers):
             if layer and self._settings.live_delay:
                 await asyncio.sleep(self._settings.live_delay)

@@ -131,6 +131,7 @@ class Publication:
         self.namespace = PublicationNamespace.create(scope.scope_id, descriptor.compat_id, keys[-1])
         self._scope = scope
         self._growing = growing
+        self.encodings = tuple(offered)
         self._forms = tuple((part, each.codec) for each in offered for part in each.components)
         self._plain = self._forms == _PLAIN
         self._manifest_every = manifest_every

@@ -5,6 +5,7 @@ A section is encoded from, and decoded to, its raw octets (layout "kvsp-layout-1
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Final
@@ -137,10 +138,22 @@ def _inflate(section: memoryview, descriptor: Descriptor) -> memoryview:
 # is no larger than the raw section.
 
 
+class _Contexts(threading.local):
+    """What compresses and decompresses, for each thread one: making them takes twice as long as
+    using them for a small section."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_CONTEXTS: Final = _Contexts()
+
+
 def _pack(raw: memoryview, descriptor: Descriptor) -> memoryview:
     elements = np.frombuffer(raw, np.uint8).reshape(-1, descriptor.dtype.itemsize)
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-    return memoryview(compressor.compress(octets_of(np.ascontiguousarray(elements.T))))
+    shuffled = octets_of(np.ascontiguousarray(elements.T))
+    return memoryview(_CONTEXTS.compressor.compress(shuffled))
 
 
 def _unpack(section: memoryview, descriptor: Descriptor) -> memoryview:
@@ -156,7 +169,7 @@ def _unpack(section: memoryview, descriptor: Descriptor) -> memoryview:
             raise _wrong_length(f"the zstd frame wants a window of {frame.window_size} octets")
         if frame.dict_id:
             raise _wrong_length("the zstd frame wants a dictionary")
-        shuffled = zstandard.ZstdDecompressor().decompress(section, allow_extra_data=False)
+        shuffled = _CONTEXTS.decompressor.decompress(section, allow_extra_data=False)
     except zstandard.ZstdError:
         raise _wrong_length(f"no zstd frame of {raw_octets} octets and nothing else") from None
     if len(shuffled) != raw_octets:
