@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvcs.names.codes import Component
+from kvcs.names.manifest import Manifest
 from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvsp.blocks.codecs import decode_section, encode_section, section_bounds
@@ -45,6 +46,32 @@ class Encoding(NamedTuple):
             known = ", ".join(each.label for each in Codec)
             raise ValueError(f"{text!r} is none of {known}, nor kv. and one of them")
         return cls(codec, text.startswith(_JOINT))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of several encodings a consumer takes: the first of those in `codecs`; without, raw,
+    else another lossless one, else with `allow_lossy` a lossy one (KVCS "Track Names").
+
+    Raises ValueError for a lossy codec that is asked for and not allowed.
+    """
+
+    codecs: Sequence[Codec] | None = None
+    allow_lossy: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.allow_lossy and any(not codec.lossless for codec in self.codecs or ()):
+            raise ValueError("a lossy codec is asked for, and lossy ones are not allowed")
+
+    def of(self, manifest: Manifest, segment: int, *, recorded: bool) -> tuple[DataTrack, ...]:
+        """The tracks to get a segment from. No lossy one when its blocks are `recorded`: to be
+        compared with records, which are of the raw sections. Raises as `select_tracks`."""
+        lossy = self.allow_lossy and not recorded
+        return manifest.select_tracks(segment, prefer=self.codecs, allow_lossy=lossy)
+
+
+LOSSLESS: Final = Choice()
+"""Raw, else another lossless one."""
 
 
 @dataclass(frozen=True, slots=True)

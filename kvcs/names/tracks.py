@@ -11,6 +11,7 @@ from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from moqt.track.store import TrackStore
+from moqt.values.codes import DEFAULT_PRIORITY
 from moqt.values.names import FullTrackName
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
@@ -83,6 +84,14 @@ def publisher_priority(group: int, layers: int) -> int:
     if not 0 <= group < layers:
         raise ValueError(f"group {group} is no layer of a model with {layers} layers")
     return 128 * group // layers
+
+
+def subscriber_priority(track: DataTrack) -> int | None:
+    """Subscriber Priority of the requests for a track: those of an earlier segment go first.
+
+    None is the default, 128, which segment 0 has.
+    """
+    return min(DEFAULT_PRIORITY + track.segment, 255) if track.segment else None
 
 
 def raw_octets(descriptor: Descriptor, component: Component) -> int:

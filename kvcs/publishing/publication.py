@@ -297,7 +297,7 @@ class Publication:
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
         """Begin a segment: its tracks are served before the manifest names them."""
         descriptor = self.descriptor
-        _check_manifest_size(descriptor, len(self._forms) * (self.blocks + len(keys)))
+        check_manifest_size(descriptor, self.blocks + len(keys), self.encodings)
         number = self._builder.add_segment(keys, self._forms)
         names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
         self._segment = _Segment(
@@ -452,9 +452,12 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.finish(PublishDoneCode.TRACK_ENDED)
 
 
-def _check_manifest_size(descriptor: Descriptor, objects: int) -> None:
+def check_manifest_size(
+    descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding] = (Encoding(Codec.RAW),)
+) -> None:
+    """Raises KvcsError when the manifest of so many blocks would be too large."""
     # known now, and better said now than after the last layer
-    digests = descriptor.layers * objects
+    digests = sum(len(each.components) for each in encodings) * descriptor.layers * blocks
     octets = digests * _DIGEST_TEXT + len(descriptor.jcs)
     if octets > MAX_MANIFEST_OCTETS:
         raise KvcsError(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
+from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
     NotAuthorized,
@@ -86,6 +87,7 @@ class Consumer:
         *,
         layers: range | None = None,
         blocks: int | None = None,
+        follow: bool = False,
         mode: Mode | str = Mode.AUTO,
         timeout: float = DEFAULT_TIMEOUT,
         destination: Destination | None = None,
@@ -102,18 +104,18 @@ class Consumer:
         allow_lossy: bool = False,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
-        written (new arrays by default). `publications` are known already, in order of
-        preference, and replace discovery. With `require_listed` no layer is handed over
-        before the manifest lists its digests. `discovery` says how publications are found;
-        `min_blocks` is the shortest prefix worth having, `grace` how long, in seconds, a
-        relay's listing must pause to count as whole, `probes` how many prefixes are asked for
-        at a time where it lists nothing. After `patience` seconds
-        without anything arriving another publication is tried, if there is one, also a shorter
-        one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself. Of several
-        encodings the first is taken of those in `codecs`; without, raw, else another lossless one,
-        else with `allow_lossy` a lossy one.
+        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
+        blocks of the tokens are there or the publication has ended; without it, the segments that
+        have begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where
+        layers are written (new arrays by default). `publications` are known already, in order of
+        preference, and replace discovery. With `require_listed` no layer is handed over before the
+        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is
+        the shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause
+        to count as whole, `probes` how many prefixes are asked for at a time where there is none.
+        After `patience` seconds without anything arriving another publication is tried, if there is
+        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks are
+        from holders over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        `codecs` and `allow_lossy` choose among several encodings (`Choice`).
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -136,8 +138,6 @@ class Consumer:
                 descriptor.compat_id,
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
-        if not allow_lossy and any(not codec.lossless for codec in codecs or ()):
-            raise ValueError("a lossy codec is asked for, and lossy ones are not allowed")
         discovery = DiscoveryMode(discovery)
         if discovery is DiscoveryMode.INDEX and fallback is None and publications is None:
             raise ValueError("discovery by an index service needs a fallback that reaches one")
@@ -149,8 +149,8 @@ class Consumer:
         self._keys = block_keys(scope, descriptor, tokens)
         self._layers = layers
         self._blocks = blocks
-        self._codecs = codecs
-        self._allow_lossy = allow_lossy
+        self._choice = Choice(codecs, allow_lossy)
+        self._follow_growth = follow
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
@@ -189,6 +189,8 @@ class Consumer:
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
+        self._given = 0
+        """Blocks of segments that were given whole, and are as their manifest lists them."""
         self._hasty = True
         """Whether to do without a publication when none comes in time."""
         self._started = False
@@ -202,13 +204,14 @@ class Consumer:
         return buffer.octets_held if buffer is not None else 0
 
     async def layers(self) -> AsyncGenerator[Layer, None]:
-        """The layers in order, each as soon as it is usable.
+        """The layers of each segment in order, each as soon as it is usable.
 
         When a publication turns out to be bad or incomplete and another one is there, the
         layers come again from the first, of the other publication (see
         `Layer.publication`), unless both are deterministic; arrays of a destination are then
         written again. Until the iteration ends
-        without an exception, layers may turn out to differ from what the manifest lists.
+        without an exception, layers may turn out to differ from what the manifest lists; when it
+        ends with one, those of the first `stats.whole_blocks` blocks do not.
 
         Raises NotFound, NotAuthorized, VerificationFailed, PublisherLost, RetrievalTimeout,
         or what the destination raises. Whatever the end, every request is cancelled.
@@ -308,6 +311,10 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
+            if retrieval.assembly.blocks <= self._given:
+                retrieval.close()  # what was given of another one is no less
+                self._candidates.failed(PublisherLost("no other publication has more"))
+                continue
             self._retrieval = retrieval
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
@@ -335,6 +342,9 @@ class Consumer:
             finally:
                 if self._path is not None:
                     self._path.stop()
+                if not retrieval.finished:
+                    self.stats.whole_blocks = retrieval.assembly.vouched
+                    self._given = max(self._given, self.stats.whole_blocks)
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
@@ -372,11 +382,11 @@ class Consumer:
             self._destination,
             self.stats,
             blocks=self._blocks,
+            follow=self._follow_growth,
             require_listed=self._require_listed,
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
-            codecs=self._codecs,
-            allow_lossy=self._allow_lossy,
+            choice=self._choice,
         )
         return Retrieval(
             session.session,
@@ -394,7 +404,7 @@ class Consumer:
         # once: whoever begins again with other blocks voids what was kept
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
-        arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        arrivals, arrived, moved, layers = 0, self._now(), self._now(), (0, 0)
         octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
@@ -421,8 +431,9 @@ class Consumer:
                 arrivals, arrived = retrieval.arrivals, now
                 # what comes drop by drop is no whole Object
                 patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
-            if self.stats.layers != layers:
-                layers, moved, patient_until = self.stats.layers, now, now + self._patience
+            at = (self.stats.segments, self.stats.layers)
+            if at != layers or assembly.caught_up:
+                layers, moved, patient_until = at, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
                 lasting = now >= max(arrived, moved) + GO_BACK * self._patience
@@ -462,7 +473,7 @@ class Consumer:
         for layer, block in list(assembly.promised):
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
-                retrieval.ask_again(layer)
+                retrieval.ask_again(layer, assembly.segment_of(block))
         begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
             raise _LateError("what holders have is of another production than the publication")
@@ -526,7 +537,7 @@ class Consumer:
                 self._descriptor, self._layers, self._destination, self.stats
             )
             self._kept = None
-            buffer.begin(blocks)
+            buffer.begin([range(blocks)])
             try:
                 async with aclosing(self._from_holders(buffer)) as run:
                     async for layer in run:

@@ -14,6 +14,7 @@ from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from moqt.receiving.receiver import (
+    AcceptedFetch,
     AcceptedSubscribe,
     IncomingStream,
     ObjectReceiver,
@@ -68,6 +69,8 @@ class ManifestVersions:
         self._live = False
         self._fetching = False
         self._fetches = 0
+        self.ended = False
+        """The publisher has said that the track has ended: no version will follow."""
         self.arrivals = 0
         """Answers and parts of Objects that have come."""
 
@@ -133,7 +136,7 @@ class ManifestVersions:
         manifest = self._assembly.manifest
         if self._retrieval.over or self._fetching or (self._live and manifest is not None):
             return
-        if self._assembly.complete:
+        if self._assembly.complete and (self.ended or not self._assembly.growing):
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
             self._fetching = True
@@ -192,6 +195,9 @@ class ManifestReceiver(ObjectReceiver):
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.versions.arrivals += 1
 
+    def fetch_accepted(self, request: AcceptedFetch) -> None:
+        self.versions.ended |= request.end_of_track
+
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         super().object_part(stream, part)
         self.versions.arrivals += 1
@@ -199,6 +205,8 @@ class ManifestReceiver(ObjectReceiver):
     def object_received(self, received: ReceivedObject) -> None:
         if received.status is ObjectStatus.NORMAL:
             self.versions.received(received)
+        elif received.status is ObjectStatus.END_OF_TRACK:
+            self.versions.ended = True
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.versions.too_large(header.length)
@@ -208,6 +216,7 @@ class ManifestReceiver(ObjectReceiver):
             self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
 
     def subscription_done(self, code: int, reason: str) -> None:
+        self.versions.ended |= code == PublishDoneCode.TRACK_ENDED
         name = code_name(PublishDoneCode, code)
         self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
 

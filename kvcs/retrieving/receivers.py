@@ -6,6 +6,7 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
@@ -15,7 +16,7 @@ from moqt.receiving.receiver import (
     IncomingStream,
     ObjectReceiver,
 )
-from moqt.requests import OutgoingFetch
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
@@ -89,12 +90,21 @@ class TrackState:
         self.suspects: set[int] = set()
         """Layers in which Objects may be missing that nobody is going to bring."""
         self.fetch: FetchReceiver | None = None
+        self.requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        """Those that were made and may not be over."""
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
         self.failures = 0
         self.delay = 0.0
         self.due = 0.0
         self.cause = ""
+
+    def cancel(self) -> None:
+        """Cancel every request of the track; harmless when repeated."""
+        for request in self.requests:
+            if request.state is not RequestState.CLOSED:
+                request.cancel()
+        self.requests.clear()
 
     def accepted(self, largest: Location | None) -> None:
         self.answered = True
@@ -118,6 +128,28 @@ class TrackState:
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
+
+    def uncovered(
+        self, missing: Callable[[DataTrack, int], list[int]]
+    ) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for;
+        `missing` gives those of a layer that have not come."""
+        first = last = None
+        for layer in sorted(self.suspects):
+            owed = missing(self.track, layer)
+            if self.subscribed:
+                owed = [b for b in owed if not self.is_coming(Location(layer, b))]
+            if not owed:
+                self.suspects.discard(layer)
+                if last is not None:
+                    break
+                continue
+            if last is not None and layer != last.group + 1:
+                break
+            if first is None:
+                first = Location(layer, owed[0])
+            last = Location(layer, owed[-1])
+        return None if first is None or last is None else (first, last)
 
 
 class DataReceiver(ObjectReceiver):
