@@ -114,3 +114,6 @@ class TrackServer(Protocol):
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve a track to no new request."""
+
+    def set_absent(self, name: FullTrackName, retry_after_ms: int | None) -> None:
+        """Say of a track that it does not exist and will not for so long; None: no more."""

@@ -47,6 +47,7 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.publishing.publication import Publication, Publishable, check_manifest_size, publish
+from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
@@ -185,6 +186,10 @@ def command(
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign the manifest (key: kvcs-keygen producer)."),
+    ] = None,
     kvsp: KvspIndex = None,
     kvsp_cafile: KvspCafile = None,
     kvsp_token_file: KvspTokenFile = None,
@@ -205,13 +210,15 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         with inputs():
-            scope = Scope.load(scope_key_file)
+            scope = Scope.load(scope_key_file, sealing=True)
+            signer = None if sign_key is None else ProducerKey.load(sign_key)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = [Encoding.parse(name) for name in codec or ("raw",)]
             chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens)
+            growing = len(chunks) > 1
             publication = Publication(
-                scope, descriptor, chunks[0], growing=len(chunks) > 1, encodings=encodings
+                scope, descriptor, chunks[0], growing=growing, signer=signer, encodings=encodings
             )
             cache = KvFile.open(kv, descriptor)
         held = complete_blocks(cache.tokens, descriptor.block_tokens)

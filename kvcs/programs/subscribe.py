@@ -54,6 +54,7 @@ from kvcs.retrieving.destinations import FileDestination
 from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Mode
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
 from kvsp.cli.plain import PlainCommand
@@ -137,6 +138,16 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
+    producers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take only what a producer in FILE has signed."),
+    ] = None,
+    require_listed: Annotated[
+        bool,
+        typer.Option(
+            "--require-listed", help="Take a layer only once the manifest lists its digests."
+        ),
+    ] = False,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
     session_window: SessionWindow = SESSION_WINDOW,
@@ -164,13 +175,14 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
-        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file)
+        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file, producers)
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
         if discovery is DiscoveryMode.INDEX and kvsp is None:
             raise InputError("--discovery index finds what an index service names: give --kvsp URI")
         with inputs():
-            scope = Scope.load(scope_key_file)
+            scope = Scope.load(scope_key_file, sealing=True)
+            accepted = None if producers is None else Producers.load(producers)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             codecs = _codecs(codec, lossy)
@@ -218,7 +230,7 @@ def command(
                     blocks=blocks,
                     follow=follow,
                     # what is written before the end is never taken back
-                    require_listed=follow,
+                    require_listed=require_listed or follow,
                     mode=mode,
                     discovery=discovery,
                     timeout=left,
@@ -227,6 +239,7 @@ def command(
                     fallback=fallback,
                     codecs=codecs,
                     allow_lossy=lossy,
+                    producers=accepted,
                 )
                 consumer.stats = stats
                 grow = _Growth(destination, stats, json=json) if follow else None

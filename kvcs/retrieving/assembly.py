@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
-from kvcs.names.errors import Unsupported, VerificationFailed
+from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
@@ -22,6 +22,7 @@ from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -57,15 +58,13 @@ class Assembly(LayerBuffer):
     when it does: only their digests are kept for that. With `require_listed` a layer waits
     for it.
 
-    Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if
-    they are the same production as far as anybody can tell, and after the last block of
-    the publication.
+    Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if they are
+    the same production as far as anybody can tell, and after the last block of the publication.
 
-    Methods raise VerificationFailed when the publication is not to be used any further:
-    its first manifest is not acceptable, there were more than `max_bad` bad Objects, a block
-    is not the one that the index service has a record of, or a layer that was handed over is
-    not what the manifest lists; Unsupported when there is no track that can be read; and
-    whatever `destination` raises.
+    Methods raise VerificationFailed when the publication is not to be used any further: its first
+    manifest is not acceptable, there were more than `max_bad` bad Objects, or a block is not what
+    a record or the manifest lists; Unsupported when no track can be read, UnknownKey when it is
+    sealed with another key; and whatever `destination` raises.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class Assembly(LayerBuffer):
         records: Sequence[ReplicaRecord] = (),
         elsewhere: Callable[[int, int], bool] | None = None,
         choice: Choice = LOSSLESS,
+        terms: Terms = ANY,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
         no tokens and tells blocks apart otherwise, `blocks` how many
@@ -92,7 +92,8 @@ class Assembly(LayerBuffer):
         `keys`: of a publication that goes on with other tokens no manifest can show which of
         its blocks are ours, so they are compared with the records. `elsewhere(layer, block)` is
         asked, for an Object that came and is bad, whether it will be had over HTTP; then it is
-        not asked for again. `choice` is made among the encodings of each segment.
+        not asked for again. Strict `terms` trust no record, and holders with what is listed.
+        `choice` is made among the encodings of each segment.
         """
         super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
@@ -104,8 +105,9 @@ class Assembly(LayerBuffer):
         """Bad Objects and manifests of this publication."""
         self.promised: set[tuple[int, int]] = set()
         """(layer, block) of bad Objects that are to come over HTTP."""
+        self.terms = terms
         self._keys = keys
-        self._records = records
+        self._records = () if terms.strict else records
         self._proven: set[int] = set()
         """Blocks that holders have of the production of this publication."""
         self._elsewhere = elsewhere
@@ -199,7 +201,7 @@ class Assembly(LayerBuffer):
             proof = None if block in self.foreign else self._proof_of(layer, block)
             if proof is not None and not has(proof, block):
                 self.foreign.add(block)
-            if block in self.foreign:
+            if block in self.foreign or not self._may_be_given(layer, block):
                 continue
             if proof is not None and (proof, block) not in proofs:
                 proofs.add((proof, block))
@@ -225,6 +227,15 @@ class Assembly(LayerBuffer):
                     return other
         return None
 
+    def _may_be_given(self, layer: int, block: int) -> bool:
+        """Whether a holder's block may be used here: with strict terms, one that is listed."""
+        if not self.terms.strict:
+            return True
+        if block >= self.blocks:
+            return False
+        given = (self._facts[track] for track in self._of_segment[self.segment_of(block)])
+        return all(facts.digest(layer, block - facts.first) for facts in given)
+
     def take_back(self) -> list[tuple[DataTrack, Location]]:
         """Objects that a manifest refused after they were written, once each."""
         taken, self._taken_back = self._taken_back, []
@@ -248,7 +259,7 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, payload: Octets) -> None:
+    def manifest_received(self, location: Location, payload: Octets, came: Came = IN_CLEAR) -> None:
         """A version of the manifest; its number is the Group ID."""
         version, object_id = location
         if version == self.version:
@@ -260,20 +271,17 @@ class Assembly(LayerBuffer):
             return  # Objects are immutable: asked for again, it is as bad as before
         try:
             if object_id:
-                raise DecodeError(
-                    DecodeErrorName.BAD_MANIFEST, "a manifest is Object 0 of its Group"
-                )
-            manifest = Manifest.parse(payload, self.namespace)
+                detail = "a manifest is Object 0 of its Group"
+                raise DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
+            manifest = self.terms.manifest(location, payload, came, self.namespace)
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:
                 self._judge(manifest)
         except DecodeError as error:
             self._stats.discarded[error.name] += 1
-            if self.manifest is None and error.name is DecodeErrorName.CODEC_UNSUPPORTED:
-                raise Unsupported(f"{self._publication}: {error.detail}") from None
             if self.manifest is None:
-                raise VerificationFailed(f"the manifest is not acceptable: {error}") from None
+                raise refusal(self._publication, error) from None
             self._refused.add(location)
             self._count_bad(error.name)
             return
@@ -353,6 +361,8 @@ class Assembly(LayerBuffer):
         self.promised.discard((layer, block))
         if self.manifest is None or layer not in self.layers or block >= self.total:
             return Verdict.EXTRA
+        if not self._may_be_given(layer, block):
+            return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
         digests = {}
@@ -396,7 +406,8 @@ class Assembly(LayerBuffer):
         """
         assert self.manifest is not None
         most = self._most(self.manifest.blocks if self._keys is None else len(self._keys))
-        total = self.blocks if self.growing else max(self.blocks, min(over_http, most))
+        listed_only = self.growing or self.terms.strict
+        total = self.blocks if listed_only else max(self.blocks, min(over_http, most))
         spans = [self._facts[tracks[0]].span for tracks in self._of_segment]
         spans[-1] = range(spans[-1].start, total)
         if kept is not None and self._continues(kept, spans):
@@ -535,7 +546,8 @@ class Assembly(LayerBuffer):
 
     def _bad_object(self, layer: int, block: int, reason: str) -> None:
         self._stats.discarded[reason] += 1
-        if self._elsewhere is not None and self._elsewhere(layer, block):
+        elsewhere = self._elsewhere if self._may_be_given(layer, block) else None
+        if elsewhere is not None and elsewhere(layer, block):
             self.promised.add((layer, block))
         self._count_bad(reason)
 

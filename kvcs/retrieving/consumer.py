@@ -41,6 +41,8 @@ from kvcs.retrieving.destinations import Destination, MemoryDestination
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.producers import Producers
+from kvcs.trust.terms import Terms
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
@@ -102,6 +104,7 @@ class Consumer:
         fallback: Fallback | None = None,
         codecs: Sequence[Codec] | None = None,
         allow_lossy: bool = False,
+        producers: Producers | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. With `follow` the retrieval goes on while the publication grows, until all complete
@@ -115,6 +118,8 @@ class Consumer:
         After `patience` seconds without anything arriving another publication is tried, if there is
         one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks are
         from holders over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        With `producers` only what one of them has signed and listed is handed over, and with
+        content keys in `scope` only what is sealed with one of them, and of holders what is listed.
         `codecs` and `allow_lossy` choose among several encodings (`Choice`).
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
@@ -154,7 +159,8 @@ class Consumer:
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
-        self._require_listed = require_listed
+        self._terms = Terms(scope.content_keys, producers)
+        self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
         self._event = asyncio.Event()
@@ -191,7 +197,7 @@ class Consumer:
         self._kept: Kept | None = None
         self._given = 0
         """Blocks of segments that were given whole, and are as their manifest lists them."""
-        self._hasty = True
+        self._hasty = not self._terms.strict
         """Whether to do without a publication when none comes in time."""
         self._started = False
         self._since = 0.0
@@ -293,6 +299,8 @@ class Consumer:
                 failure = error
             finally:
                 self.stats.note = path.note
+            if self._terms.strict:
+                raise failure
             late = isinstance(failure, _LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
@@ -387,6 +395,7 @@ class Consumer:
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
             choice=self._choice,
+            terms=self._terms,
         )
         return Retrieval(
             session.session,

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
+from kvcs.trust.sealing import TrackOpener
+from kvsp.names.codes import DecodeErrorName
 from moqt.receiving.receiver import (
     AcceptedFetch,
     AcceptedSubscribe,
@@ -33,8 +35,8 @@ class DataNeeds(Protocol):
         """An Object, whole; True when it was needed and good."""
         ...
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
 
     def live_accepted(self, state: TrackState, largest: Location | None) -> None:
         """SUBSCRIBE_OK, with the largest Object there was."""
@@ -64,12 +66,19 @@ class TrackState:
     """What is asked for on one data track, and so, what is nobody's to bring any more."""
 
     def __init__(
-        self, track: DataTrack, name: FullTrackName, first_layer: int, max_object_octets: int
+        self,
+        track: DataTrack,
+        name: FullTrackName,
+        first_layer: int,
+        max_object_octets: int,
+        opener: TrackOpener | None = None,
     ) -> None:
         self.track = track
         self.name = name
         self.first = Location(first_layer, 0)
         self.max_object_octets = max_object_octets
+        self.opener = opener
+        """What its Objects are opened with; None when they come in clear."""
         self.arrivals = 0
         """Answers, streams and parts of Objects that have come."""
         self.subscribed = False
@@ -161,7 +170,7 @@ class DataReceiver(ObjectReceiver):
         self.max_object_octets = state.max_object_octets
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.object_too_large(self.state, header.location)
+        self.retrieval.object_bad(self.state, header.location, DecodeErrorName.TRAILING_OCTETS)
 
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload

@@ -23,8 +23,10 @@ from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.sealing import OVERHEAD_OCTETS
+from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
-from kvsp.names.errors import KvspError
+from kvsp.names.errors import DecodeError, KvspError
 from moqt.receiving.receiver import IncomingStream, Via
 from moqt.requests import RequestState
 from moqt.session import Session
@@ -267,12 +269,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
+    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, payload)
+            self.assembly.manifest_received(location, payload, came)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -311,7 +313,10 @@ class Retrieval:
         assembly = self.assembly
         name = FullTrackName(assembly.namespace.fields, track.name)
         octets = PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track)
-        state = self._tracks[track] = TrackState(track, name, needed[0], octets)
+        opener = assembly.terms.opener(name)
+        if opener is not None:
+            octets += OVERHEAD_OCTETS
+        state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
         complete = assembly.entry(track).complete
         if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
             end = Location(needed[-1], assembly.needed(track) - 1)
@@ -385,6 +390,12 @@ class Retrieval:
         if self.over:
             return False
         location = header.location
+        if state.opener is not None:
+            try:
+                parts = [state.opener.open(*location, header.priority, header.properties, parts)]
+            except DecodeError as error:
+                self.object_bad(state, location, error.name)
+                return False
         try:
             verdict = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
@@ -400,14 +411,12 @@ class Retrieval:
                 self._changed()
         return verdict is Verdict.NEW
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
         if self.over:
             return
         try:
-            refused = self.assembly.object_refused(
-                state.track, location, DecodeErrorName.TRAILING_OCTETS
-            )
+            refused = self.assembly.object_refused(state.track, location, reason)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
