@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench bench-paths random-paths trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz bench bench-paths random-paths trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -29,6 +29,9 @@ lock:            ## make requirements.lock anew, with the newest versions; then 
 
 demo: $(STAMP)   ## a real KV cache crosses a relay, twice
 	$(BIN)/python -m tools.demo
+
+demo-profiles: $(STAMP)  ## one KV cache by KVCS and by KVCache over MoQT, side by side
+	$(BIN)/python -m tools.demo_profiles $(QUICK)
 
 lint: $(STAMP)   ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvcs.finding.candidates import DiscoveryMode
     from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
+    from kvcs.names.encoding import Encoding
     from kvcs.names.errors import (
         KvcsError,
         MisuseError,
@@ -43,13 +44,16 @@ if TYPE_CHECKING:
     from kvcs.retrieving.stats import Stats
     from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
+    from kvsp.names.codes import Codec
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
 
 _WHERE = {
     "ArrayDestination": "kvcs.retrieving.destinations",
     "Consumer": "kvcs.retrieving.consumer",
+    "Codec": "kvsp.names.codes",
     "DecodeError": "kvsp.names.errors",
+    "Encoding": "kvcs.names.encoding",
     "Descriptor": "kvsp.names.identity",
     "Destination": "kvcs.retrieving.destinations",
     "Directory": "kvcs.finding.listing",
@@ -95,12 +99,14 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "ArrayDestination",
+    "Codec",
     "Consumer",
     "DecodeError",
     "Descriptor",
     "Destination",
     "Directory",
     "DiscoveryMode",
+    "Encoding",
     "Fallback",
     "FileDestination",
     "FileError",

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvcs.names.encoding import EncodedForm, payload_form
 from kvcs.names.manifest import SegmentEntry
 from kvcs.names.payload import PayloadForm
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack
 from kvsp.names.codes import HASH_OCTETS
 from kvsp.names.identity import Descriptor
 
@@ -16,7 +17,7 @@ from kvsp.names.identity import Descriptor
 class TrackDigests:
     """What is known of every Object of one track, as far as it is needed."""
 
-    form: PayloadForm
+    form: PayloadForm | EncodedForm
     first: int
     """The first block of its segment."""
     blocks: int
@@ -31,11 +32,8 @@ class TrackDigests:
         cls, descriptor: Descriptor, track: DataTrack, entry: SegmentEntry, blocks: int
     ) -> TrackDigests:
         """For the first `blocks` Objects of every Group of a track whose codec is known."""
-        codec = track.known_codec
-        assert codec is not None
-        octets = raw_octets(descriptor, track.component)
-        first, rows = entry.first_block, descriptor.block_tokens
-        return cls(PayloadForm(track.component, codec, first, rows, octets), first, blocks)
+        first = entry.first_block
+        return cls(payload_form(descriptor, track, first), first, blocks)
 
     @property
     def span(self) -> range:

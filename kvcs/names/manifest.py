@@ -224,11 +224,13 @@ class Manifest:
         *,
         codecs: Collection[Codec] = _EVERY_CODEC,
         allow_lossy: bool = False,
+        prefer: Sequence[Codec] | None = None,
     ) -> tuple[DataTrack, ...]:
         """The tracks to get a segment from: one `kv` track, or `k` and `v` of one codec.
 
         The pair in codec raw first, then `kv.raw`, then lossless codecs among `codecs`,
         then, if `allow_lossy`, the others among them, each in the order of "tracks".
+        With `prefer` only codecs in it, in its order, a pair of tracks before a joint one.
         Raises DecodeError `codec-unsupported` when none fits, LookupError for a segment
         that is not listed.
         """
@@ -241,6 +243,8 @@ class Manifest:
             codec = choice[0].known_codec
             if codec is None or codec not in codecs or (not codec.lossless and not allow_lossy):
                 return None
+            if prefer is not None:
+                return 2 * prefer.index(codec) + (len(choice) == 1) if codec in prefer else None
             if codec is Codec.RAW:
                 return 0 if len(choice) == 2 else 1
             return 2 if codec.lossless else 3

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 import typer
 
 from kvcs.names.codes import MAX_SEGMENTS
+from kvcs.names.encoding import Encoding
 from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -50,6 +51,7 @@ from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
+from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -75,6 +77,8 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
+TURN_ENCODED_OCTETS: Final = 128 << 10
+"""The same where they are encoded, too, which takes 10 to 100 times as long."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -153,6 +157,14 @@ def command(
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Offer raw, x-zstd, x-q8 (lossy) or x-zlib (slow), or kv. and one of them for K "
+            "and V jointly; may be repeated. raw without any.",
+        ),
+    ] = None,
     chunk_tokens: Annotated[
         int | None,
         typer.Option(
@@ -202,13 +214,16 @@ def command(
             signer = None if sign_key is None else ProducerKey.load(sign_key)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
+            encodings = [Encoding.parse(name) for name in codec or ("raw",)]
             chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens)
             growing = len(chunks) > 1
-            publication = Publication(scope, descriptor, chunks[0], growing=growing, signer=signer)
+            publication = Publication(
+                scope, descriptor, chunks[0], growing=growing, signer=signer, encodings=encodings
+            )
             cache = KvFile.open(kv, descriptor)
         held = complete_blocks(cache.tokens, descriptor.block_tokens)
         blocks = complete_blocks(len(ids), descriptor.block_tokens)
-        check_manifest_size(descriptor, blocks)
+        check_manifest_size(descriptor, blocks, encodings)
         if held != blocks:
             raise InputError(
                 f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
@@ -237,6 +252,8 @@ def command(
         )
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
+        if kvsp is not None and Encoding(Codec.RAW) not in encodings:
+            raise InputError("--kvsp tells the index of raw sections: add --codec raw")
         async with access.client() as client:
             replicas = None
             if client is not None:
@@ -475,7 +492,10 @@ class _Program(Serving):
     async def _produce_segment(self) -> None:
         publication, cache = self._produced, self._cache
         rows, first = publication.descriptor.block_tokens, publication.first_token
-        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
+        octets = TURN_OCTETS
+        if any(each.codec is not Codec.RAW for each in publication.encodings):
+            octets = TURN_ENCODED_OCTETS
+        turn = max(1, octets // (2 * publication.descriptor.section_octets()))
         for layer in range(publication.descriptor.layers):
             if layer:
                 await self._pause()

@@ -58,6 +58,7 @@ from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
 from kvsp.cli.plain import PlainCommand
+from kvsp.names.codes import Codec
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
@@ -122,6 +123,18 @@ def command(
         ),
     ] = DiscoveryMode.LISTING,
     mode: Annotated[Mode, typer.Option(help="How to ask for the layers.")] = Mode.AUTO,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take one of these encodings, the first that is offered: raw, x-zstd, x-zlib, "
+            "and with --lossy x-q8; may be repeated. Without, raw before other lossless ones.",
+        ),
+    ] = None,
+    lossy: Annotated[
+        bool,
+        typer.Option("--lossy", help="Take a lossy encoding, too: smaller, and not the same."),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
@@ -172,6 +185,7 @@ def command(
             accepted = None if producers is None else Producers.load(producers)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
+            codecs = _codecs(codec, lossy)
             wanted = parse_layers(layers, descriptor.layers)
         quic = QuicConfig(
             cafile=cafile,
@@ -223,6 +237,8 @@ def command(
                     destination=destination,
                     source=url,
                     fallback=fallback,
+                    codecs=codecs,
+                    allow_lossy=lossy,
                     producers=accepted,
                 )
                 consumer.stats = stats
@@ -265,6 +281,20 @@ def command(
             raise
 
     run(PROGRAM, reported, token_file=token_file)
+
+
+def _codecs(names: list[str] | None, lossy: bool) -> list[Codec] | None:
+    """Those named, in their order. Raises InputError."""
+    codecs = []
+    for name in names or ():
+        codec = Codec.from_label(name)
+        if codec is None:
+            known = ", ".join(each.label for each in Codec)
+            raise InputError(f"--codec: {name!r} is none of {known}")
+        if not codec.lossless and not lossy:
+            raise InputError(f"--codec {name}: it is lossy; --lossy allows that")
+        codecs.append(codec)
+    return codecs or None
 
 
 async def _connected(connecting: connect) -> MoqtSession:
@@ -372,6 +402,8 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
     reasons = [f"{name} {n}" for name, n in stats.discarded.items() if name != NOT_NEEDED]
     if reasons or stats.duplicates:
         text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
+    if stats.codecs not in ([], [Codec.RAW.label]):
+        text += f"; decoded from {', '.join(stats.codecs)}"
     if with_sources:
         text += f"; {stats.described_sources()}"
     print(text, flush=True)

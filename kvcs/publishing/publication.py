@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, Component, ManifestTrack
+from kvcs.names.encoding import Encoding, encode_data
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
@@ -33,6 +34,7 @@ from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
 from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
+from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
@@ -46,7 +48,7 @@ DEFAULT_CACHE_MS: Final = 600_000
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track")."""
 
-_COMPONENTS: Final = (Component.K, Component.V)
+_PLAIN: Final = ((Component.K, Codec.RAW), (Component.V, Codec.RAW))
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
 """Octets of one digest in a manifest: its digits, two quotes and a comma."""
 
@@ -59,6 +61,7 @@ class _Segment:
     first_block: int
     blocks: int
     stores: dict[DataTrack, TrackStore]
+    """In the order of the encodings, and of their components."""
     digests: dict[DataTrack, list[bytes]]
     layer: int = 0
     block: int = 0
@@ -99,6 +102,7 @@ class Publication:
         cache_ms: int = DEFAULT_CACHE_MS,
         deterministic: bool = False,
         manifest_every: int = MANIFEST_EVERY,
+        encodings: Sequence[Encoding | Codec] = (Codec.RAW,),
         signer: ProducerKey | None = None,
     ) -> None:
         """`tokens` are the ids of the first segment; those after the last complete block are not
@@ -107,7 +111,9 @@ class Publication:
         promise that every publication of this prefix has bit-identical Objects. With `signer`
         the manifests are signed, in the track "manifest.cose". When `scope` has content keys,
         every Object is sealed with the last of them, so that no relay can read it; what is
-        sealed is a copy of the arrays.
+        sealed is a copy of the arrays. `encodings` are offered side by side, a codec standing for
+        tracks of K and of V; what is encoded is a copy, made when it is put (speeds:
+        `tools.bench_codecs`).
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
@@ -115,7 +121,10 @@ class Publication:
         """
         if cache_ms < 1 or manifest_every < 1:
             raise ValueError("cache_ms and manifest_every are at least 1")
-        self._section = descriptor.section_octets()
+        offered = [Encoding(each) if isinstance(each, Codec) else each for each in encodings]
+        if not offered or len(set(offered)) < len(offered):
+            raise ValueError("give one or more encodings, each once")
+        descriptor.section_octets()
         keys = block_keys(scope, descriptor, tokens)
         if not keys:
             raise NothingToPublish(
@@ -129,6 +138,9 @@ class Publication:
         self.namespace = PublicationNamespace.create(scope.scope_id, descriptor.compat_id, keys[-1])
         self._scope = scope
         self._growing = growing
+        self.encodings = tuple(offered)
+        self._forms = tuple((part, each.codec) for each in offered for part in each.components)
+        self._plain = self._forms == _PLAIN
         self._manifest_every = manifest_every
         self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
@@ -303,9 +315,9 @@ class Publication:
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
         """Begin a segment: its tracks are served before the manifest names them."""
         descriptor = self.descriptor
-        check_manifest_size(descriptor, self.blocks + len(keys))
-        number = self._builder.add_segment(keys, [(each, Codec.RAW) for each in _COMPONENTS])
-        names = [DataTrack(component, Codec.RAW.label, number) for component in _COMPONENTS]
+        check_manifest_size(descriptor, self.blocks + len(keys), self.encodings)
+        number = self._builder.add_segment(keys, self._forms)
+        names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
         self._segment = _Segment(
             number,
             self.blocks,
@@ -341,7 +353,10 @@ class Publication:
                 f"layer {segment.layer}, block {segment.block} is due"
             )
         priority = publisher_priority(layer, descriptor.layers)
-        for (track, store), data in zip(segment.stores.items(), (k, v), strict=True):
+        encoded = (k, v) if self._plain else self._encoded(layer, block, k, v)
+        for (track, store), data, (_, codec) in zip(
+            segment.stores.items(), encoded, self._forms, strict=True
+        ):
             digest = data_digest(data)
             header = encode_header(
                 component=track.component,
@@ -349,8 +364,8 @@ class Publication:
                 block=block,
                 token_start=(segment.first_block + block) * descriptor.block_tokens,
                 token_count=descriptor.block_tokens,
-                codec=Codec.RAW,
-                data_length=self._section,
+                codec=codec,
+                data_length=len(data),
                 data_digest=digest,
             )
             if self._sealers:
@@ -361,6 +376,14 @@ class Publication:
         segment.block += 1
         if segment.block == segment.blocks:
             self._end_layer(segment, priority)
+
+    def _encoded(self, layer: int, block: int, k: memoryview, v: memoryview) -> list[Octets]:
+        """The Data of each track. Raises MisuseError for values that a codec cannot hold."""
+        try:
+            parts = [encode_data(*form, k, v, self.descriptor) for form in self._forms]
+        except DecodeError as error:
+            raise MisuseError(f"layer {layer}, block {block}: {error.detail}") from None
+        return [each[0] if len(each) == 1 else b"".join(each) for each in parts]
 
     def _end_layer(self, segment: _Segment, priority: int) -> None:
         layer = segment.layer
@@ -468,10 +491,12 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.finish(PublishDoneCode.TRACK_ENDED)
 
 
-def check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
+def check_manifest_size(
+    descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding] = (Encoding(Codec.RAW),)
+) -> None:
     """Raises KvcsError when the manifest of so many blocks would be too large."""
     # known now, and better said now than after the last layer
-    digests = len(_COMPONENTS) * descriptor.layers * blocks
+    digests = sum(len(each.components) for each in encodings) * descriptor.layers * blocks
     octets = digests * _DIGEST_TEXT + len(descriptor.jcs)
     if octets > MAX_MANIFEST_OCTETS:
         raise KvcsError(

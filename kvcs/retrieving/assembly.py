@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests
+from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
@@ -20,7 +21,6 @@ from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
-from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
@@ -82,6 +82,7 @@ class Assembly(LayerBuffer):
         max_bad: int = MAX_BAD_OBJECTS,
         records: Sequence[ReplicaRecord] = (),
         elsewhere: Callable[[int, int], bool] | None = None,
+        choice: Choice = LOSSLESS,
         terms: Terms = ANY,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
@@ -92,6 +93,7 @@ class Assembly(LayerBuffer):
         its blocks are ours, so they are compared with the records. `elsewhere(layer, block)` is
         asked, for an Object that came and is bad, whether it will be had over HTTP; then it is
         not asked for again. Strict `terms` trust no record, and holders with what is listed.
+        `choice` is made among the encodings of each segment.
         """
         super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
@@ -110,6 +112,7 @@ class Assembly(LayerBuffer):
         """Blocks that holders have of the production of this publication."""
         self._elsewhere = elsewhere
         self._most_blocks = blocks
+        self._choice = choice
         self._follow = follow
         self._require_listed = require_listed
         self._max_bad = max_bad
@@ -362,11 +365,10 @@ class Assembly(LayerBuffer):
             return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
-        sections, digests = {Component.K: k, Component.V: v}, {}
+        digests = {}
         same = block not in self._bound or data_digest(k, v) == self._bound[block][layer]
         for track in self._of_segment[self.segment_of(block)]:
-            data = [sections[half] for half in halves(track.component)]
-            digests[track] = digest = data_digest(*data)
+            digests[track] = digest = digest_as_data(track, k, v, self.descriptor)
             known = self._known_digest(track, layer, block)
             same &= known in (None, digest)
             if known == digest and (block, layer) not in self._stats.over_http:
@@ -440,14 +442,13 @@ class Assembly(LayerBuffer):
 
     def _judge(self, manifest: Manifest) -> None:
         """Check that it is for our tokens, and choose segments and tracks."""
-        covered = manifest.blocks
-        bound: dict[int, Sequence[bytes]] = {}
+        covered, self._bound = manifest.blocks, {}
         if self._keys is not None:
-            confirmed, bound = self._of_ours(manifest, self._keys)
-            covered = max([confirmed, *(block + 1 for block in bound)])
+            confirmed, self._bound = self._of_ours(manifest, self._keys)
+            covered = max([confirmed, *(block + 1 for block in self._bound)])
         self._facts, self._of_segment = {}, []
         self._take(manifest, self._most(min(covered, manifest.blocks)))
-        self._bound = {block: each for block, each in bound.items() if block < self.blocks}
+        self._bound = {block: each for block, each in self._bound.items() if block < self.blocks}
         self.growing = (
             self._follow
             and self._keys is not None
@@ -462,7 +463,7 @@ class Assembly(LayerBuffer):
             if entry.first_block >= needed:
                 break
             try:
-                tracks = manifest.select_tracks(entry.segment, codecs={Codec.RAW})
+                tracks = self._choice.of(manifest, entry.segment, recorded=bool(self._bound))
             except DecodeError as error:
                 if not self._facts:
                     raise

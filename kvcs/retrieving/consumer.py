@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
+from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
     NotAuthorized,
@@ -42,6 +43,7 @@ from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.producers import Producers
 from kvcs.trust.terms import Terms
+from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 
@@ -100,25 +102,25 @@ class Consumer:
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
         fallback: Fallback | None = None,
+        codecs: Sequence[Codec] | None = None,
+        allow_lossy: bool = False,
         producers: Producers | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. With `follow` the retrieval goes on while the publication grows, until all complete
         blocks of the tokens are there or the publication has ended; without it, the segments that
-        have begun are retrieved.
-        `timeout` bounds everything, in seconds. `destination` is where layers are
-        written (new arrays by default). `publications` are known already, in order of
-        preference, and replace discovery. With `require_listed` no layer is handed over
-        before the manifest lists its digests. `discovery` says how publications are found;
-        `min_blocks` is the shortest prefix worth having, `grace` how long, in seconds, a
-        relay's listing must pause to count as whole, `probes` how many prefixes are asked for
-        at a time where it lists nothing. After `patience` seconds
-        without anything arriving another publication is tried, if there is one, also a shorter
-        one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself. With
-        `producers` only what one of them has signed and listed is handed over, and with content
-        keys in `scope` only what is sealed with one of them; holders then give what the manifest
-        lists, and nothing besides.
+        have begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where
+        layers are written (new arrays by default). `publications` are known already, in order of
+        preference, and replace discovery. With `require_listed` no layer is handed over before the
+        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is
+        the shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause
+        to count as whole, `probes` how many prefixes are asked for at a time where there is none.
+        After `patience` seconds without anything arriving another publication is tried, if there is
+        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks are
+        from holders over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        With `producers` only what one of them has signed and listed is handed over, and with
+        content keys in `scope` only what is sealed with one of them, and of holders what is listed.
+        `codecs` and `allow_lossy` choose among several encodings (`Choice`).
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -152,6 +154,7 @@ class Consumer:
         self._keys = block_keys(scope, descriptor, tokens)
         self._layers = layers
         self._blocks = blocks
+        self._choice = Choice(codecs, allow_lossy)
         self._follow_growth = follow
         self._mode = Mode(mode)
         self._timeout = timeout
@@ -323,6 +326,7 @@ class Consumer:
             self._retrieval = retrieval
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
+            self.stats.codecs = sorted({track.codec for track in retrieval.assembly.tracks})
             try:
                 async with aclosing(self._follow(retrieval)) as run:
                     async for layer in run:
@@ -390,6 +394,7 @@ class Consumer:
             require_listed=self._require_listed,
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
+            choice=self._choice,
             terms=self._terms,
         )
         return Retrieval(

@@ -14,9 +14,10 @@ from enum import StrEnum
 from typing import Final
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
+from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
-from kvcs.names.tracks import DataTrack, raw_octets, subscriber_priority
+from kvcs.names.tracks import DataTrack, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
@@ -311,7 +312,7 @@ class Retrieval:
     def _ask_for(self, track: DataTrack, needed: list[int]) -> None:
         assembly = self.assembly
         name = FullTrackName(assembly.namespace.fields, track.name)
-        octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
+        octets = PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track)
         opener = assembly.terms.opener(name)
         if opener is not None:
             octets += OVERHEAD_OCTETS

@@ -25,7 +25,7 @@ class Stats:
     """Segments of which a layer was handed over."""
 
     octets: int = 0
-    """Octets of verified Data."""
+    """Octets of verified sections, decoded."""
 
     seconds: float = 0.0
     """From the start to the end, over all publications tried."""
@@ -63,6 +63,9 @@ class Stats:
     """UDP payload of the largest packet that came: what the path from the relay carries. 0 when
     nothing came from one."""
 
+    codecs: list[str] = field(default_factory=list)
+    """The codecs that its Objects came in; empty when everything came from holders."""
+
     mode: str | None = None
     """`live` or `fetch`; None when no publication was asked for data."""
 
@@ -92,6 +95,7 @@ class Stats:
 
     def _reset(self) -> None:
         self.mode = None
+        self.codecs = []
         self.tokens = self.blocks = self.layers = self.octets = 0
         self.whole_blocks = self.segments = 0
         self.objects_verified = self.objects_confirmed = 0
@@ -159,6 +163,7 @@ class Stats:
             "source": self.source,
             "packet_octets": self.packet_octets,
             "mode": self.mode,
+            "codecs": self.codecs,
             "sources": self.sources,
             "note": self.note,
             "relay_error": self.relay_error,

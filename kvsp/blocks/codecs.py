@@ -6,6 +6,7 @@ A section is encoded from, and decoded to, its raw octets (layout "kvsp-layout-1
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -137,10 +138,36 @@ def _inflate(section: memoryview, descriptor: Descriptor) -> memoryview:
 # is no larger than the raw section.
 
 
+# Making one takes twice as long as using it for a small section, and none may be used by two
+# threads at once: whoever needs one takes it out, and puts it back.
+_COMPRESSORS: Final[deque[zstandard.ZstdCompressor]] = deque(maxlen=16)
+_DECOMPRESSORS: Final[deque[zstandard.ZstdDecompressor]] = deque(maxlen=16)
+
+
+def _compressed(octets: memoryview) -> bytes:
+    try:
+        compressor = _COMPRESSORS.pop()
+    except IndexError:
+        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+    section = compressor.compress(octets)
+    _COMPRESSORS.append(compressor)
+    return section
+
+
+def _decompressed(frame: memoryview) -> bytes:
+    """Raises ZstdError for what is not one frame and nothing else."""
+    try:
+        decompressor = _DECOMPRESSORS.pop()
+    except IndexError:
+        decompressor = zstandard.ZstdDecompressor()
+    octets = decompressor.decompress(frame, allow_extra_data=False)
+    _DECOMPRESSORS.append(decompressor)
+    return octets
+
+
 def _pack(raw: memoryview, descriptor: Descriptor) -> memoryview:
     elements = np.frombuffer(raw, np.uint8).reshape(-1, descriptor.dtype.itemsize)
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
-    return memoryview(compressor.compress(octets_of(np.ascontiguousarray(elements.T))))
+    return memoryview(_compressed(octets_of(np.ascontiguousarray(elements.T))))
 
 
 def _unpack(section: memoryview, descriptor: Descriptor) -> memoryview:
@@ -156,7 +183,7 @@ def _unpack(section: memoryview, descriptor: Descriptor) -> memoryview:
             raise _wrong_length(f"the zstd frame wants a window of {frame.window_size} octets")
         if frame.dict_id:
             raise _wrong_length("the zstd frame wants a dictionary")
-        shuffled = zstandard.ZstdDecompressor().decompress(section, allow_extra_data=False)
+        shuffled = _decompressed(section)
     except zstandard.ZstdError:
         raise _wrong_length(f"no zstd frame of {raw_octets} octets and nothing else") from None
     if len(shuffled) != raw_octets:
