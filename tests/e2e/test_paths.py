@@ -67,7 +67,10 @@ def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
         producer = hub.produce(cache)
         producer.say(cache.objects)
         with path_to(hub, tmp_path, "--delay", "10ms", "--loss", "2%"):
-            consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50", *chosen)
+            window = ("--session-window", str(1 << 20))
+            consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50", *chosen, *window)
             eventually(lambda: f'phase="{PHASES[algorithm]}' in hub.metrics(), "the phase shown")
+            assert 'sending_waits_seconds_total{waits_for="flow_control"}' in hub.metrics()
+            assert hub.metric("quic_receive_window_octets") > 0
             consumer.finish()
         cache.check(tmp_path / "out")

@@ -108,7 +108,8 @@ class Side:
 
     @property
     def connected(self) -> bool:
-        return self.transport is not None and self.transport.established
+        told = self.handler is not None and self.handler.alpn is not None
+        return told and self.live.established
 
 
 class Pair:

@@ -3,5 +3,6 @@
 `controller` has what recovery and the algorithms say to each other; `reno`, `cubic` and `bbr` are
 the algorithms, `algorithms` has their names. `delivery` measures what a path delivers, `pacer`
 spreads packets over time, `reordering` says how long a packet is waited for that others have
-overtaken, `losses` remembers which packets were given up. Imports nothing of moqt.
+overtaken, `losses` remembers which packets were given up, `careful_resume` what the paths of
+connections that are over have held. Imports nothing of moqt.
 """
