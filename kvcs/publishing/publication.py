@@ -31,7 +31,8 @@ DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
 
 MANIFEST_EVERY: Final = 8
-"""Completed layers after which a new manifest version is published (KVCS "Manifest Track")."""
+"""Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
+of a long publication become rarer (`ManifestBuilder.worth_a_version`)."""
 
 _SEGMENT: Final = 0
 _COMPONENTS: Final = (Component.K, Component.V)
@@ -213,7 +214,7 @@ class Publication:
         self._layer, self._block = layer + 1, 0
         if self._layer == self.descriptor.layers:
             self._end()
-        elif self._layer % self._manifest_every == 0:
+        elif self._layer % self._manifest_every == 0 and self._builder.worth_a_version:
             self._publish_manifest()
 
     def _end(self) -> None:
@@ -230,8 +231,8 @@ class Publication:
             store.finish(PublishDoneCode.TRACK_ENDED)
 
     def _publish_manifest(self) -> None:
-        octets = self._builder.build().to_json()
-        self._manifest.append(self._version, 0, octets, priority=MANIFEST_PRIORITY)
+        text = self._builder.version()
+        self._manifest.append(self._version, 0, text, priority=MANIFEST_PRIORITY)
         _end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvcs.names.codes import Component
 from kvcs.names.errors import Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
+from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
@@ -119,6 +120,8 @@ class Assembly(LayerBuffer):
         """Bad Objects and manifests of this publication."""
         self.promised: set[tuple[int, int]] = set()
         """(layer, block) of bad Objects that are to come over HTTP."""
+        self.known_blocks = len(keys) if keys and namespace.anchor_key in keys else None
+        """Blocks of the tokens known; None when those are not all of segment 0, or none."""
         self._keys = keys
         self._records = records
         self._proven: set[int] = set()
@@ -244,7 +247,7 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, payload: Octets) -> None:
+    def manifest_received(self, location: Location, text: ManifestReader) -> None:
         """A version of the manifest; its number is the Group ID."""
         version, object_id = location
         if version == self.version:
@@ -259,7 +262,7 @@ class Assembly(LayerBuffer):
                 raise DecodeError(
                     DecodeErrorName.BAD_MANIFEST, "a manifest is Object 0 of its Group"
                 )
-            manifest = Manifest.parse(payload, self.namespace)
+            manifest = Manifest.parse(text, self.namespace)
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:

@@ -11,13 +11,13 @@ from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from moqt.receiving.receiver import (
     AcceptedSubscribe,
     IncomingStream,
     ObjectReceiver,
-    ReceivedObject,
     Via,
 )
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
@@ -32,6 +32,12 @@ from moqt.wire.objects import ObjectHeader
 MANIFEST_FETCHES: Final = 2
 """How often the manifest is fetched when its subscription does not bring it."""
 
+ENCODINGS: Final = 4
+"""Encodings side by side that a manifest may list our blocks in."""
+
+ROOM_TO_GO_ON: Final = 16 << 20
+"""Octets that any manifest may have: a publication may go on with segments after our tokens."""
+
 
 class ManifestNeeds(Protocol):
     """What asking for the manifest needs of the retrieval it is a part of."""
@@ -44,8 +50,8 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
-        """An Object of the manifest track."""
+    def version_received(self, location: Location, text: ManifestReader) -> None:
+        """An Object of the manifest track, read as it came."""
 
     def versions_over(self) -> None:
         """No further version will come."""
@@ -84,17 +90,28 @@ class ManifestVersions:
 
     # -- what the requests bring ---------------------------------------------------------
 
-    def received(self, received: ReceivedObject) -> None:
+    @property
+    def max_octets(self) -> int:
+        """The most octets that the manifest may have: what listing our blocks needs in several
+        encodings, and no less than `ROOM_TO_GO_ON`. How long a publication is of which only the
+        index service knows that it has our blocks, nobody can tell."""
+        blocks = self._assembly.known_blocks
+        if blocks is None:
+            return MAX_MANIFEST_OCTETS
+        objects = ENCODINGS * 2 * self._assembly.descriptor.layers * blocks
+        return max(ROOM_TO_GO_ON, max_octets(objects))
+
+    def received(self, location: Location, text: ManifestReader) -> None:
         """An Object of the track."""
-        self._retrieval.version_received(received.location, received.payload)
+        self._retrieval.version_received(location, text)
 
     def too_large(self, octets: int) -> None:
-        """A manifest of more than `MAX_MANIFEST_OCTETS` has begun, and is thrown away."""
+        """A manifest of more than `max_octets` has begun, and is thrown away."""
         if not self._retrieval.over:
             self._retrieval.fail(
                 VerificationFailed(
-                    f"{self._publication}: a manifest of {octets} octets is more than "
-                    f"{MAX_MANIFEST_OCTETS}"
+                    f"{self._publication}: a manifest of {octets} octets is more than the "
+                    f"{self.max_octets} that the Objects it may list need"
                 )
             )
 
@@ -181,24 +198,31 @@ class ManifestVersions:
 
 
 class ManifestReceiver(ObjectReceiver):
-    """The manifest track, subscribed to or fetched."""
-
-    max_object_octets = MAX_MANIFEST_OCTETS
+    """The manifest track, subscribed to or fetched. A version is read as it comes: at no time is
+    all of a long one still to be read."""
 
     def __init__(self, versions: ManifestVersions, *, fetched: bool) -> None:
         self.versions = versions
         self.fetched = fetched
+        self.max_object_octets = versions.max_octets
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.versions.arrivals += 1
 
-    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        super().object_part(stream, part)
-        self.versions.arrivals += 1
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        super().object_begun(stream, header)
+        if stream.state is not None:
+            stream.state = ManifestReader(self.max_object_octets)
 
-    def object_received(self, received: ReceivedObject) -> None:
-        if received.status is ObjectStatus.NORMAL:
-            self.versions.received(received)
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        self.versions.arrivals += 1
+        if isinstance(stream.state, ManifestReader):
+            stream.state.feed(part)
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        text, stream.state = stream.state, None
+        if isinstance(text, ManifestReader) and header.status is ObjectStatus.NORMAL:
+            self.versions.received(header.location, text)
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.versions.too_large(header.length)

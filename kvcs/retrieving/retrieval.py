@@ -15,6 +15,7 @@ from typing import Final
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
@@ -260,12 +261,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
+    def version_received(self, location: Location, text: ManifestReader) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, payload)
+            self.assembly.manifest_received(location, text)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return

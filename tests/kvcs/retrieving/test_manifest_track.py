@@ -12,7 +12,7 @@ from moqt.receiving.receiver import IncomingStream, Via
 from moqt.requests import RequestState
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError, SessionClosed
-from tests.kvcs.support import produced
+from tests.kvcs.support import DESCRIPTOR, descriptor, produced
 
 NAMESPACE = produced().namespace
 
@@ -27,7 +27,12 @@ class Asked:
         self.receivers: list = []
         self.requests: list = []
         self.assembly = SimpleNamespace(
-            namespace=NAMESPACE, manifest=None, version=-1, complete=False
+            namespace=NAMESPACE,
+            manifest=None,
+            version=-1,
+            complete=False,
+            known_blocks=5,
+            descriptor=DESCRIPTOR,
         )
         self.versions = ManifestVersions(self, self.assembly, self)
         self.versions.ask()
@@ -108,6 +113,17 @@ def test_a_manifest_that_is_too_large_fails_verification() -> None:
         IncomingStream(0, Via.FILL), SimpleNamespace(length=(16 << 20) + 1)
     )
     assert isinstance(asked.error, VerificationFailed)
+
+
+def test_a_manifest_may_be_as_large_as_listing_the_blocks_of_the_tokens_needs() -> None:
+    asked = Asked()
+    assert asked.receivers[0].max_object_octets == 16 << 20  # for what may follow them
+    asked.assembly.descriptor, asked.assembly.known_blocks = descriptor(layers=32), 2000
+    assert asked.versions.max_octets == (64 << 10) + 96 * (4 * 2 * 32 * 2000)
+    asked.assembly.known_blocks = 1 << 20
+    assert asked.versions.max_octets == 256 << 20
+    asked.assembly.known_blocks = None
+    assert asked.versions.max_octets == 256 << 20
 
 
 def test_cancelling_ends_every_request() -> None:
