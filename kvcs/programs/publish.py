@@ -49,6 +49,7 @@ from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
+from moqt.loop_hold import forget_holds, longest_hold
 from moqt.publisher import Publisher
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -252,6 +253,7 @@ class _Program:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
+        forget_holds()  # those of reading the inputs
         backoff = Backoff()
         try:
             while not self._stop.is_set():
@@ -267,6 +269,8 @@ class _Program:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
             self._publication.abandon("the publisher is going away")
+            if self._announced and self._settings.json:
+                print_json({"event": "ended", "loop_hold_seconds": longest_hold()})
         if self._failure is not None:
             raise self._failure
 

@@ -59,6 +59,7 @@ from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.loop_hold import forget_holds, longest_hold
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -156,6 +157,7 @@ def command(
             keylog_file=keylog_file,
         )
         check_logs(quic)
+        forget_holds()  # those of reading the inputs
         within = min(timeout, CONNECT_TIMEOUT)
 
         def relay_session(relay: str) -> connect:
@@ -202,7 +204,7 @@ def command(
                         f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
                         f"of --timeout"
                     ) from None
-                destination.commit()
+                await destination.acommit()
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
         if stats.relay_error is not None:
@@ -222,6 +224,7 @@ def command(
                         "error": explained(error, token_file),
                         "exit_code": int(exit_code(error)),
                         **stats.as_dict(),
+                        "loop_hold_seconds": longest_hold(),
                     }
                 )
             raise
@@ -270,6 +273,7 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
             "first_layer": layers.start,
             "last_layer": layers.stop - 1,
             **stats.as_dict(),
+            "loop_hold_seconds": longest_hold(),
         }
         print_json(result)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self
@@ -78,6 +79,17 @@ class FileDestination:
             raise ValueError("the file was not begun")
         self._writer.commit()
         self._writer = None
+
+    async def acommit(self) -> None:
+        """`commit` in a thread: the disk takes seconds for some GB, and the event loop goes on.
+        Once begun it is carried to its end, also when the task is cancelled. Raises as `commit`.
+        """
+        committing = asyncio.ensure_future(asyncio.to_thread(self.commit))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait([committing])
+            raise
 
     def abort(self) -> None:
         """Remove what was written; harmless after `commit`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import start_http_server
 
 import moqt
+from moqt.loop_hold import longest_hold
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
 from moqt.uri import parse_uri
@@ -162,7 +163,7 @@ async def _tick(
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
-        numbers.update()
+        numbers.update(longest_hold() or 0.0)
         transport.update()
         await asyncio.sleep(TICK_SECONDS)
 
