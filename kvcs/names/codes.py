@@ -26,6 +26,9 @@ MAX_MANIFEST_FRAME_OCTETS = 1 << 20
 MAX_LISTED_TRACKS = 4096
 """Tracks of all segments of a manifest together."""
 MAX_SEGMENT = (1 << 32) - 1
+MAX_SEGMENTS = 1024
+"""Segments that a publication has at the most, and that a manifest is read with."""
+
 MAX_BLOCKS_PER_SEGMENT = 1 << 32
 """Block Index has 32 bits."""
 
