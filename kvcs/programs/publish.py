@@ -437,19 +437,12 @@ class _Program(Serving):
         )
 
     async def _produce(self) -> None:
-        """Put every layer, block by block, and let the sessions send in between."""
+        """Put every layer, and let the sessions send in between."""
         publication, cache = self._produced, self._cache
-        rows = publication.descriptor.block_tokens
-        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
         for layer in range(publication.descriptor.layers):
             if layer and self._settings.live_delay:
                 await asyncio.sleep(self._settings.live_delay)
-            k, v = cache.k(layer), cache.v(layer)
-            for block in range(publication.blocks):
-                if block % turn == 0:
-                    await asyncio.sleep(0)
-                at = slice(block * rows, (block + 1) * rows)
-                publication.put_block(layer, block, k[at], v[at])
+            await publication.aput_layer(layer, cache.k(layer), cache.v(layer))
         if self._replicas is not None:
             every = range(publication.descriptor.layers)
             await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])

@@ -3,7 +3,7 @@
     publication = Publication(scope, descriptor, tokens)
     await publish(session, publication)
     for layer in range(descriptor.layers):
-        publication.put_layer(layer, k, v)
+        await publication.aput_layer(layer, k, v)
 
 A cache that is computed in several passes has a segment for each (KVCS "Groups"):
 
@@ -17,6 +17,7 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -42,6 +43,13 @@ DEFAULT_CACHE_MS: Final = 600_000
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
 of a long publication become rarer (`ManifestBuilder.worth_a_version`)."""
+
+STEP_OCTETS: Final = 1 << 20
+"""Octets that `aput_layer` hashes at a time, some milliseconds' worth,"""
+STEP_BLOCKS: Final = 128
+"""and blocks that it publishes at a time."""
+LEAST_IN_THREAD: Final = 2048
+"""Octets of a section from which on hashing it lets other threads run."""
 
 _COMPONENTS: Final = (Component.K, Component.V)
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
@@ -71,8 +79,8 @@ class Publication:
     copied: they must not change any more.
 
     There is one segment, and the publication ends with its last layer, unless it is `growing`:
-    then `extend` begins the next one and `finish` ends the publication. Nothing here waits: every
-    method can be called from a coroutine.
+    then `extend` begins the next one and `finish` ends the publication. Nothing here waits for
+    anybody, but `put_layer` hashes a whole layer: `aput_layer` lets the event loop go on meanwhile.
     """
 
     namespace: PublicationNamespace
@@ -188,16 +196,31 @@ class Publication:
 
         Rows after the last complete block are left out. Raises MisuseError as `put_block`.
         """
-        rows, blocks = self.descriptor.block_tokens, self._segment.blocks
-        for name, tensor in (("k", k), ("v", v)):
-            self._check(tensor, f"layer {layer}: {name}")
-            if tensor.shape[0] < blocks * rows:
-                raise MisuseError(
-                    f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
-                    f"{blocks * rows} are to be published, from token {self.first_token} on"
-                )
+        rows, blocks = self.descriptor.block_tokens, self._check_layer(layer, k, v)
         for block in range(blocks):
             self._put(layer, block, block_section(k, block, rows), block_section(v, block, rows))
+
+    async def aput_layer(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """`put_layer` for long contexts and beside other work of the event loop: some blocks at a
+        time, which can go out before the next are hashed, in a thread where that is worth it.
+
+        Nothing else may be put meanwhile. Raises MisuseError as `put_block`, also when the
+        publication was abandoned in between: then the blocks before are published.
+        """
+        rows, blocks = self.descriptor.block_tokens, self._check_layer(layer, k, v)
+        step = max(1, min(STEP_BLOCKS, STEP_OCTETS // (2 * self._section)))
+        for start in range(0, blocks, step):
+            due = [
+                (block_section(k, block, rows), block_section(v, block, rows))
+                for block in range(start, min(start + step, blocks))
+            ]
+            if self._section >= LEAST_IN_THREAD:
+                digests = await asyncio.to_thread(_digests, due)
+            else:
+                await asyncio.sleep(0)
+                digests = _digests(due)
+            for block, (sections, given) in enumerate(zip(due, digests, strict=True), start):
+                self._put(layer, block, *sections, given)
 
     def extend(self, tokens: Tokens) -> int:
         """Begin the next segment, of the tokens that follow; returns how many blocks it has.
@@ -310,7 +333,26 @@ class Publication:
         except ValueError as error:
             raise MisuseError(f"{where}: {error}") from None
 
-    def _put(self, layer: int, block: int, k: memoryview, v: memoryview) -> None:
+    def _check_layer(self, layer: int, k: Tensor, v: Tensor) -> int:
+        """How many blocks of the segment these arrays have: all of them."""
+        rows, blocks = self.descriptor.block_tokens, self._segment.blocks
+        for name, tensor in (("k", k), ("v", v)):
+            self._check(tensor, f"layer {layer}: {name}")
+            if tensor.shape[0] < blocks * rows:
+                raise MisuseError(
+                    f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
+                    f"{blocks * rows} are to be published, from token {self.first_token} on"
+                )
+        return blocks
+
+    def _put(
+        self,
+        layer: int,
+        block: int,
+        k: memoryview,
+        v: memoryview,
+        digests: tuple[bytes | None, bytes | None] = (None, None),
+    ) -> None:
         segment, descriptor = self._segment, self.descriptor
         if self._ended or segment.layer == descriptor.layers:
             what = "the publication has ended"
@@ -323,8 +365,9 @@ class Publication:
                 f"layer {segment.layer}, block {segment.block} is due"
             )
         priority = publisher_priority(layer, descriptor.layers)
-        for (track, store), data in zip(segment.stores.items(), (k, v), strict=True):
-            digest = data_digest(data)
+        stores = segment.stores.items()
+        for (track, store), data, given in zip(stores, (k, v), digests, strict=True):
+            digest = given or data_digest(data)
             header = encode_header(
                 component=track.component,
                 layer=layer,
@@ -427,6 +470,10 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
     store.finish_subgroup(group, 0)
     store.finish(PublishDoneCode.TRACK_ENDED)
+
+
+def _digests(sections: list[tuple[memoryview, memoryview]]) -> list[tuple[bytes, bytes]]:
+    return [(data_digest(k), data_digest(v)) for k, v in sections]
 
 
 def _check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
