@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from kvcs.names.namespace import PublicationNamespace
     from kvcs.publishing.publication import Publication, publish
+    from kvcs.publishing.stepwise import aput_layer
     from kvcs.retrieving.consumer import Consumer
     from kvcs.retrieving.destinations import (
         ArrayDestination,
@@ -74,6 +75,7 @@ _WHERE = {
     "Stats": "kvcs.retrieving.stats",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
+    "aput_layer": "kvcs.publishing.stepwise",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
     "load_tokens": "kvsp.blocks.kv_files",
@@ -118,6 +120,7 @@ __all__ = [
     "Stats",
     "Unsupported",
     "VerificationFailed",
+    "aput_layer",
     "block_keys",
     "load_descriptor",
     "load_tokens",

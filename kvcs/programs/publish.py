@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -45,6 +46,7 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.publishing.publication import Publication, Publishable, publish
+from kvcs.publishing.stepwise import aput_layer
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
@@ -442,7 +444,9 @@ class _Program(Serving):
         for layer in range(publication.descriptor.layers):
             if layer and self._settings.live_delay:
                 await asyncio.sleep(self._settings.live_delay)
-            await publication.aput_layer(layer, cache.k(layer), cache.v(layer))
+            await aput_layer(publication, layer, cache.k(layer), cache.v(layer))
+            # its Objects stay: a full collection would look at every one, seconds for a million
+            gc.freeze()
         if self._replicas is not None:
             every = range(publication.descriptor.layers)
             await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])

@@ -3,7 +3,7 @@
     publication = Publication(scope, descriptor, tokens)
     await publish(session, publication)
     for layer in range(descriptor.layers):
-        await publication.aput_layer(layer, k, v)
+        await aput_layer(publication, layer, k, v)
 
 A cache that is computed in several passes has a segment for each (KVCS "Groups"):
 
@@ -17,7 +17,7 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -28,7 +28,7 @@ from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
 from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publisher_priority
-from kvsp.blocks.layout import Tensor, block_section, check_tensor
+from kvsp.blocks.layout import Tensor, block_section, check_tensor, octets_of
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -43,13 +43,6 @@ DEFAULT_CACHE_MS: Final = 600_000
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
 of a long publication become rarer (`ManifestBuilder.worth_a_version`)."""
-
-STEP_OCTETS: Final = 1 << 20
-"""Octets that `aput_layer` hashes at a time, some milliseconds' worth,"""
-STEP_BLOCKS: Final = 128
-"""and blocks that it publishes at a time."""
-LEAST_IN_THREAD: Final = 2048
-"""Octets of a section from which on hashing it lets other threads run."""
 
 _COMPONENTS: Final = (Component.K, Component.V)
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
@@ -69,6 +62,39 @@ class _Segment:
     block: int = 0
 
 
+class LayerStep:
+    """Some blocks of a layer: `hash`, in whatever thread, then `put`."""
+
+    def __init__(
+        self,
+        put: Callable[..., None],
+        layer: int,
+        first_block: int,
+        sections: list[tuple[memoryview, memoryview]],
+    ) -> None:
+        self._put = put
+        self._layer = layer
+        self._first_block = first_block
+        self._sections = sections
+        self._digests: list[tuple[bytes, bytes]] = []
+
+    @property
+    def section_octets(self) -> int:
+        """Octets of K, and of V, of each block."""
+        return len(self._sections[0][0])
+
+    def hash(self) -> None:
+        """Hash what is to be put."""
+        self._digests = [(data_digest(k), data_digest(v)) for k, v in self._sections]
+
+    def put(self) -> None:
+        """Publish the blocks; their Objects can go out at once. Raises MisuseError as
+        `Publication.put_block`: the publication may have ended meanwhile."""
+        pairs = zip(self._sections, self._digests, strict=True)
+        for block, (sections, digests) in enumerate(pairs, self._first_block):
+            self._put(self._layer, block, *sections, digests)
+
+
 class Publication:
     """One production of the KV cache of a token prefix, as tracks.
 
@@ -80,7 +106,7 @@ class Publication:
 
     There is one segment, and the publication ends with its last layer, unless it is `growing`:
     then `extend` begins the next one and `finish` ends the publication. Nothing here waits for
-    anybody, but `put_layer` hashes a whole layer: `aput_layer` lets the event loop go on meanwhile.
+    anybody, but `put_layer` hashes a whole layer: `kvcs.aput_layer` lets the event loop go on.
     """
 
     namespace: PublicationNamespace
@@ -196,31 +222,25 @@ class Publication:
 
         Rows after the last complete block are left out. Raises MisuseError as `put_block`.
         """
-        rows, blocks = self.descriptor.block_tokens, self._check_layer(layer, k, v)
-        for block in range(blocks):
-            self._put(layer, block, block_section(k, block, rows), block_section(v, block, rows))
+        blocks = self._check_layer(layer, k, v)
+        for block, sections in enumerate(self._sections(k, v, range(blocks))):
+            self._put(layer, block, *sections)
 
-    async def aput_layer(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """`put_layer` for long contexts and beside other work of the event loop: some blocks at a
-        time, which can go out before the next are hashed, in a thread where that is worth it.
+    def layer_steps(
+        self, layer: int, k: Tensor, v: Tensor, *, octets: int, blocks: int
+    ) -> Iterator[LayerStep]:
+        """`put_layer` in steps of at most so many octets and blocks, each to be hashed and then
+        put before the next one. `kvcs.aput_layer` does so beside others on an event loop.
 
-        Nothing else may be put meanwhile. Raises MisuseError as `put_block`, also when the
-        publication was abandoned in between: then the blocks before are published.
+        Raises MisuseError as `put_block`, at once, and when a step is put.
         """
-        rows, blocks = self.descriptor.block_tokens, self._check_layer(layer, k, v)
-        step = max(1, min(STEP_BLOCKS, STEP_OCTETS // (2 * self._section)))
-        for start in range(0, blocks, step):
-            due = [
-                (block_section(k, block, rows), block_section(v, block, rows))
-                for block in range(start, min(start + step, blocks))
-            ]
-            if self._section >= LEAST_IN_THREAD:
-                digests = await asyncio.to_thread(_digests, due)
-            else:
-                await asyncio.sleep(0)
-                digests = _digests(due)
-            for block, (sections, given) in enumerate(zip(due, digests, strict=True), start):
-                self._put(layer, block, *sections, given)
+        due = self._check_layer(layer, k, v)
+        size = max(1, min(blocks, octets // (2 * self._section)))
+        return (
+            LayerStep(self._put, layer, start, self._sections(k, v, span))
+            for start in range(0, due, size)
+            for span in [range(start, min(start + size, due))]
+        )
 
     def extend(self, tokens: Tokens) -> int:
         """Begin the next segment, of the tokens that follow; returns how many blocks it has.
@@ -344,6 +364,14 @@ class Publication:
                     f"{blocks * rows} are to be published, from token {self.first_token} on"
                 )
         return blocks
+
+    def _sections(self, k: Tensor, v: Tensor, blocks: range) -> list[tuple[memoryview, memoryview]]:
+        """K and V of some blocks of a layer, as views of one: a view of its own for each would
+        keep arrays beside it, more octets than small Objects have."""
+        all_k, all_v = octets_of(k).toreadonly(), octets_of(v).toreadonly()
+        size = self._section
+        spans = [slice(block * size, (block + 1) * size) for block in blocks]
+        return [(all_k[span], all_v[span]) for span in spans]
 
     def _put(
         self,
@@ -470,10 +498,6 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
     store.finish_subgroup(group, 0)
     store.finish(PublishDoneCode.TRACK_ENDED)
-
-
-def _digests(sections: list[tuple[memoryview, memoryview]]) -> list[tuple[bytes, bytes]]:
-    return [(data_digest(k), data_digest(v)) for k, v in sections]
 
 
 def _check_manifest_size(descriptor: Descriptor, blocks: int) -> None:

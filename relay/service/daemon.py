@@ -22,6 +22,7 @@ from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
+from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
 from relay.service.transport_metrics import TransportMetrics
 from relay.withdrawals import recheck
@@ -153,9 +154,11 @@ async def _tick(
     endpoint: Endpoint,
 ) -> None:
     policy, certificate = config.policy, config.certificate
-    loop = asyncio.get_running_loop()
+    loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time())
+        sessions = sum(len(relay.sessions) for relay in scopes.relays.values())
+        garbage.tick(scopes.cache.objects, scopes.counters.sessions - sessions)
         if uplink is not None:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():

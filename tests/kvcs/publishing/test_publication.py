@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 
 import numpy as np
@@ -12,7 +11,6 @@ from kvcs.names.codes import Component
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest import check_progress
 from kvcs.names.payload import check_payload
-from kvcs.publishing import publication as publication_module
 from kvcs.publishing.publication import Publication, publish, unpublish
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys
@@ -211,46 +209,6 @@ def test_a_new_manifest_comes_every_eight_layers_and_at_the_end():
     assert [s.location for s in publication.tracks[0].objects()] == [
         Location(version, 0) for version in range(4)
     ]
-
-
-@pytest.mark.parametrize("threads", [False, True])
-async def test_a_layer_put_step_by_step_is_the_same_and_leaves_before_it_is_all_hashed(
-    threads, monkeypatch
-):
-    monkeypatch.setattr(publication_module, "STEP_BLOCKS", 2)
-    monkeypatch.setattr(publication_module, "LEAST_IN_THREAD", 0 if threads else 1 << 30)
-    publication, at_once, seen = Publication(SCOPE, DESCRIPTOR, TOKENS), produced(), []
-
-    async def watch():
-        while not publication.complete:
-            seen.append(publication.next_object)
-            await asyncio.sleep(0)
-
-    watching = asyncio.create_task(watch())
-    for layer, (k, v) in enumerate(kv()):
-        await publication.aput_layer(layer, k, v)
-    await watching
-    # others had their turn within a layer, with a part of it published
-    assert {(0, 2), (0, 4), (3, 2)} <= set(seen)
-    for one, other in zip(publication.tracks[1:], at_once.tracks[1:], strict=True):
-        assert [(s.location, bytes(s.payload), s.priority) for s in one.objects()] == [
-            (s.location, bytes(s.payload), s.priority) for s in other.objects()
-        ]
-    assert manifests(publication)[-1].segments == manifests(at_once)[-1].segments
-
-
-async def test_what_was_abandoned_while_a_layer_is_put_step_by_step_gets_no_more_of_it(monkeypatch):
-    monkeypatch.setattr(publication_module, "STEP_BLOCKS", 2)
-    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
-    putting = asyncio.create_task(publication.aput_layer(0, *kv()[0]))
-    while publication.next_object == (0, 0):  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    publication.abandon()
-    with pytest.raises(MisuseError, match="block 2: the publication has ended"):
-        await putting
-    other = Publication(SCOPE, DESCRIPTOR, TOKENS)
-    with pytest.raises(MisuseError, match="layer 0: k has 4 tokens"):
-        await other.aput_layer(0, *(tensor[:4] for tensor in kv()[0]))
 
 
 def test_all_versions_together_list_three_times_the_digests_of_the_last_at_most():
