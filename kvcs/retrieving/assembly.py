@@ -122,6 +122,9 @@ class Assembly(LayerBuffer):
         """(layer, block) of bad Objects that are to come over HTTP."""
         self.known_blocks = len(keys) if keys and namespace.anchor_key in keys else None
         """Blocks of the tokens known; None when those are not all of segment 0, or none."""
+        anchored = keys.index(namespace.anchor_key) + 1 if keys and self.known_blocks else 0
+        self.first_blocks = min(anchored, blocks or anchored)
+        """Blocks needed of segment 0; 0 when that is not known before the manifest."""
         self._keys = keys
         self._records = records
         self._proven: set[int] = set()

@@ -182,6 +182,8 @@ class Consumer:
         self._kept: Kept | None = None
         self._hasty = True
         """Whether to do without a publication when none comes in time."""
+        self._early = True
+        """Whether the first layer of the next publication is asked for with its manifest."""
         self._started = False
         self._since = 0.0
         self._deadline = 0.0
@@ -331,6 +333,7 @@ class Consumer:
 
     async def _choose(self) -> Entrant:
         """The publication to retrieve next. Raises why there is none."""
+        self._early = True
         contest = self._contest = Contest(
             self._candidates,
             self._held,
@@ -354,6 +357,9 @@ class Consumer:
     def _held(self, candidate: Candidate, session: MoqtSession) -> Retrieval:
         """The retrieval of a candidate, before its data is asked for."""
         self.stats.publications_tried += 1
+        # of the most promising one; a subscription alone brings what is live
+        early = self._early and self._mode is not Mode.LIVE
+        self._early = False
         assembly = Assembly(
             candidate.namespace,
             self._descriptor,
@@ -374,6 +380,7 @@ class Consumer:
             require_listed=self._require_listed,
             changed=self._event.set,
             hold=True,
+            early=early,
         )
 
     async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:

@@ -6,6 +6,7 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
@@ -59,6 +60,13 @@ class DataNeeds(Protocol):
         """The FETCH was refused, or the session has ended."""
 
 
+class Early(Protocol):
+    """A request of a track that was made before the manifest was known."""
+
+    def cancel(self) -> None:
+        """Nothing of it is needed any more."""
+
+
 class TrackState:
     """What is asked for on one data track, and so, what is nobody's to bring any more."""
 
@@ -89,6 +97,8 @@ class TrackState:
         self.suspects: set[int] = set()
         """Layers in which Objects may be missing that nobody is going to bring."""
         self.fetch: FetchReceiver | None = None
+        self.early: Early | None = None
+        """The request that was made before the manifest was known, until it is over."""
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
         self.failures = 0
@@ -118,6 +128,28 @@ class TrackState:
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
+
+    def uncovered(
+        self, missing: Callable[[DataTrack, int], list[int]]
+    ) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for;
+        `missing` gives those of a layer that have not come."""
+        first = last = None
+        for layer in sorted(self.suspects):
+            owed = missing(self.track, layer)
+            if self.subscribed:
+                owed = [b for b in owed if not self.is_coming(Location(layer, b))]
+            if not owed:
+                self.suspects.discard(layer)
+                if last is not None:
+                    break
+                continue
+            if last is not None and layer != last.group + 1:
+                break
+            if first is None:
+                first = Location(layer, owed[0])
+            last = Location(layer, owed[-1])
+        return None if first is None or last is None else (first, last)
 
 
 class DataReceiver(ObjectReceiver):

@@ -19,6 +19,7 @@ from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.early import Early
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
@@ -97,8 +98,10 @@ class Retrieval:
         require_listed: bool = False,
         changed: Callable[[], None] = lambda: None,
         hold: bool = False,
+        early: bool = False,
     ) -> None:
-        """With `hold` nothing but the manifest is asked for before `go`."""
+        """With `hold` nothing but the manifest is asked for before `go`; and, when it is `early`,
+        the beginning of the first layer, which is held until then."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -117,6 +120,7 @@ class Retrieval:
         self._waiting: list[tuple[float, Callable[[], None]]] = []
         self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
         self._versions = ManifestVersions(session, assembly, self)
+        self._early = Early(session, assembly) if early else None
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
         self._confirm_due: float | None = None
@@ -150,6 +154,8 @@ class Retrieval:
     def start(self) -> None:
         """Ask for the manifest; all else follows from it."""
         self._versions.ask()
+        if self._early is not None:
+            self.later(0.0, self._early.ask)
 
     def go(self, over_http: int = 0, kept: Kept | None = None) -> None:
         """Ask for the data, now that there is a manifest; the arguments are those of
@@ -212,6 +218,7 @@ class Retrieval:
         self._waiting.clear()
         self._cancel(self._data_requests)
         self._versions.cancel()
+        self._end_early()
         self.assembly.release()
 
     # -- requests ------------------------------------------------------------------------
@@ -293,13 +300,18 @@ class Retrieval:
             name = FullTrackName(assembly.namespace.fields, track.name)
             octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
             state = self._tracks[track] = TrackState(track, name, needed[0], octets)
+            if self._early is not None:
+                self._early.begin(state, assembly.needed(track), self)
             complete = assembly.entry(track).complete
             if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
                 end = Location(needed[-1], assembly.needed(track) - 1)
-                self._fetch(state, state.first, end, again=False)
+                if state.first <= end:
+                    self._fetch(state, state.first, end, again=False)
             else:
                 self.stats.mode = Mode.LIVE.value
                 self._subscribe(state)
+        if self._early is not None:
+            self._early.cancel()
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
@@ -455,6 +467,16 @@ class Retrieval:
             state.delay = RECOVERY_DELAYS[state.failures]
         self._suspect(state, range(receiver.start.group, receiver.end.group + 1))
 
+    def early_over(self, state: TrackState) -> None:
+        """The request that was made before the manifest brought what it will bring."""
+        if not self.over:
+            self._suspect(state, self.assembly.layers[:1])
+
+    def _end_early(self) -> None:
+        for each in (self._early, *(state.early for state in self._tracks.values())):
+            if each is not None:
+                each.cancel()
+
     # -- recovery ------------------------------------------------------------------------
 
     def _lost(self, state: TrackState, location: Location) -> None:
@@ -469,11 +491,15 @@ class Retrieval:
         """Fetch what is missing and nobody is going to bring; returns when to come back."""
         if state.delay:
             state.due, state.delay = max(state.due, now + state.delay), 0.0
+        if state.early is not None:
+            if now < self._quiet + STALL:
+                return self._quiet + STALL
+            state.early.cancel()
         if state.fetch is not None or not state.suspects:
             return None
         if now < state.due:
             return state.due
-        span = self._uncovered(state)
+        span = state.uncovered(self.assembly.missing)
         if span is None:
             return None
         if state.failures >= len(RECOVERY_DELAYS):
@@ -517,25 +543,6 @@ class Retrieval:
             state.cause = why
             self._suspect(state, self.assembly.layers)
         return None
-
-    def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
-        """First and last Object of the first run of layers with Objects to be asked for."""
-        first = last = None
-        for layer in sorted(state.suspects):
-            missing = self.assembly.missing(state.track, layer)
-            if state.subscribed:
-                missing = [b for b in missing if not state.is_coming(Location(layer, b))]
-            if not missing:
-                state.suspects.discard(layer)
-                if last is not None:
-                    break
-                continue
-            if last is not None and layer != last.group + 1:
-                break
-            if first is None:
-                first = Location(layer, missing[0])
-            last = Location(layer, missing[-1])
-        return None if first is None or last is None else (first, last)
 
     def _give_up(self, state: TrackState, missing: Location) -> None:
         if self.assembly.bad:
