@@ -4,7 +4,7 @@
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
 The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
-names. `finding` and `publishing` stand side by side and never import each other.
+trust → names. `finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PublisherLost,
         RetrievalError,
         RetrievalTimeout,
+        UnknownKey,
         Unsupported,
         VerificationFailed,
     )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from kvcs.retrieving.layers import Layer
     from kvcs.retrieving.retrieval import Mode
     from kvcs.retrieving.stats import Stats
+    from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -66,6 +68,8 @@ _WHERE = {
     "NotAuthorized": "kvcs.names.errors",
     "NotFound": "kvcs.names.errors",
     "NothingToPublish": "kvcs.names.errors",
+    "ProducerKey": "kvcs.trust.producers",
+    "Producers": "kvcs.trust.producers",
     "Publication": "kvcs.publishing.publication",
     "PublicationNamespace": "kvcs.names.namespace",
     "PublisherLost": "kvcs.names.errors",
@@ -73,6 +77,7 @@ _WHERE = {
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
+    "UnknownKey": "kvcs.names.errors",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "aput_layer": "kvcs.publishing.stepwise",
@@ -111,6 +116,8 @@ __all__ = [
     "NotAuthorized",
     "NotFound",
     "NothingToPublish",
+    "ProducerKey",
+    "Producers",
     "Publication",
     "PublicationNamespace",
     "PublisherLost",
@@ -118,6 +125,7 @@ __all__ = [
     "RetrievalTimeout",
     "Scope",
     "Stats",
+    "UnknownKey",
     "Unsupported",
     "VerificationFailed",
     "aput_layer",
