@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from kvcs.names.namespace import PublicationNamespace
     from kvcs.publishing.publication import Publication, publish
+    from kvcs.publishing.stepwise import aput_layer
     from kvcs.retrieving.consumer import Consumer
     from kvcs.retrieving.destinations import (
         ArrayDestination,
@@ -83,6 +84,7 @@ _WHERE = {
     "UnknownKey": "kvcs.names.errors",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
+    "aput_layer": "kvcs.publishing.stepwise",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
     "load_tokens": "kvsp.blocks.kv_files",
@@ -132,6 +134,7 @@ __all__ = [
     "UnknownKey",
     "Unsupported",
     "VerificationFailed",
+    "aput_layer",
     "block_keys",
     "load_descriptor",
     "load_tokens",

@@ -16,7 +16,15 @@ PAYLOAD_VERSION = 1
 PAYLOAD_HEADER_OCTETS = 68
 
 MANIFEST_VERSION = 1
-MAX_MANIFEST_OCTETS = 16 << 20
+MAX_MANIFEST_OCTETS = 256 << 20
+"""Octets of a manifest, whatever it lists; what the Objects need that it may list is less:"""
+MANIFEST_BASE_OCTETS = 64 << 10
+MANIFEST_OBJECT_OCTETS = 96
+"""For each Object that it may list."""
+MAX_MANIFEST_FRAME_OCTETS = 1 << 20
+"""Octets of a manifest beside its digests: room for some hundred segments of many layers."""
+MAX_LISTED_TRACKS = 4096
+"""Tracks of all segments of a manifest together."""
 MAX_SEGMENT = (1 << 32) - 1
 MAX_SEGMENTS = 1024
 """Segments that a publication has at the most, and that a manifest is read with."""

@@ -16,16 +16,22 @@ from typing import Any, Final
 from kvcs.names.codes import (
     MANIFEST_VERSION,
     MAX_BLOCKS_PER_SEGMENT,
-    MAX_MANIFEST_OCTETS,
+    MAX_LISTED_TRACKS,
     MAX_SEGMENTS,
     MAX_TOKENS,
     PUBLICATION_ID_OCTETS,
     Component,
     ManifestTrack,
 )
-from kvcs.names.errors import KvcsError
+from kvcs.names.manifest_text import (
+    ManifestReader,
+    Written,
+    group_text,
+    with_strings,
+)
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack, of_unknown_component, parse_track_name
+from kvsp.blocks.layout import Octets
 from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -94,23 +100,29 @@ class Manifest:
     @classmethod
     def parse(
         cls,
-        data: bytes | bytearray | memoryview,
+        data: Octets | ManifestReader,
         namespace: PublicationNamespace | None = None,
     ) -> Manifest:
         """Read manifest JSON and compare it with the namespace it was found under.
+
+        A long one is given to a `ManifestReader` as it comes, and that is given here.
 
         Raises DecodeError, first fault first: `not-i-json`, `duplicate-member`,
         `not-an-object`, `missing-member`, `wrong-type`, `bad-version`, `bad-hex`,
         `bad-track-name`, the errors of the descriptor, `compat-mismatch`,
         `bad-manifest` (too large, inconsistent, or naming another publication).
         """
-        if memoryview(data).nbytes > MAX_MANIFEST_OCTETS:
-            raise _bad_manifest(f"larger than {MAX_MANIFEST_OCTETS} octets")
-        tree = ijson.loads(data)
+        if isinstance(data, ManifestReader):
+            reader = data
+        else:
+            reader = ManifestReader()
+            reader.feed(data)
+        tree = reader.tree()
         if not isinstance(tree, dict):
             raise DecodeError(DecodeErrorName.NOT_AN_OBJECT, "a manifest is a JSON object")
         _check_members(tree)
         _check_types(tree)
+        _check_tracks(tree)
         if tree["kvcs"] != MANIFEST_VERSION:
             raise DecodeError(DecodeErrorName.BAD_VERSION, f"'kvcs' is not {MANIFEST_VERSION}")
         publication = _optional_hex(tree, "publication", PUBLICATION_ID_OCTETS)
@@ -127,7 +139,7 @@ class Manifest:
             else dict(zip(_parse_tracks(groups), groups.values(), strict=True))
             for groups in digests
         ]
-        compat = Descriptor.parse(tree["compat"])
+        compat = Descriptor.parse(with_strings(tree["compat"]))
         if namespace is not None and compat.compat_id != namespace.compat_id:
             raise DecodeError(
                 DecodeErrorName.COMPAT_MISMATCH,
@@ -147,7 +159,7 @@ class Manifest:
                     tracks=tracks[index],
                     complete=entry["complete"],
                     object_digests=digests_by_track[index],
-                    other_tracks=tuple(filter(of_unknown_component, entry["tracks"])),
+                    other_tracks=tuple(filter(of_unknown_component, with_strings(entry["tracks"]))),
                 )
                 for index, entry in enumerate(tree["segments"])
             ),
@@ -163,29 +175,30 @@ class Manifest:
         return manifest
 
     def to_json(self) -> bytes:
-        """The manifest as canonical JSON octets.
+        """The manifest as canonical JSON octets. Raises KvcsError as `pieces`."""
+        return b"".join(self.pieces())
 
-        Raises KvcsError above 16 MiB, the largest manifest consumers take.
+    def pieces(self, texts: Mapping[DataTrack, Sequence[bytes]] | None = None) -> list[bytes]:
+        """The manifest as canonical JSON octets, in pieces, of which those of digests are shared
+        with `texts`: those of the Groups of a track, as `group_text` writes them, all but the
+        first after a comma.
+
+        Raises KvcsError for one that is larger than what consumers take.
         """
+        written = Written()
         tree: dict[str, Any] = {
             "kvcs": MANIFEST_VERSION,
             "compat": self.compat.to_dict(),
             "layers": self.compat.layers,
             "block_tokens": self.compat.block_tokens,
             "deterministic": self.deterministic,
-            "segments": [_segment_tree(entry) for entry in self.segments],
+            "segments": [_segment_tree(entry, written, texts) for entry in self.segments],
         }
         if self.publication is not None:
             tree["publication"] = self.publication.hex()
         if self.scope_id is not None:
             tree["scope_id"] = self.scope_id.hex()
-        octets = ijson.canonical(tree)
-        if len(octets) > MAX_MANIFEST_OCTETS:
-            raise KvcsError(
-                f"the manifest would have {len(octets)} octets, {MAX_MANIFEST_OCTETS} are allowed; "
-                "publish larger blocks or fewer of them"
-            )
-        return octets
+        return written.pieces(tree)
 
     @property
     def blocks(self) -> int:
@@ -387,7 +400,18 @@ def _check_types(tree: dict[str, Any]) -> None:
 
 
 def _is_list_of_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    # octets are digests, which are strings in the text
+    return isinstance(value, list) and all(isinstance(item, str | bytes) for item in value)
+
+
+def _check_tracks(tree: dict[str, Any]) -> None:
+    """Refuse more tracks than can be meant, before each is looked at."""
+    listed = sum(
+        max(len(entry["tracks"]), len(entry.get("object_digests", ())))
+        for entry in tree["segments"]
+    )
+    if max(listed, len(tree["segments"])) > MAX_LISTED_TRACKS:
+        raise _bad_manifest(f"there are more than {MAX_LISTED_TRACKS} tracks")
 
 
 def _require(valid: bool, where: str, what: str) -> None:
@@ -419,11 +443,13 @@ def _parse_digests(digests: Any) -> dict[str, tuple[bytes, ...]] | None:
     }
 
 
-def _group_octets(group: list[str], where: str) -> bytes:
-    text = "".join(group)
+def _group_octets(group: list[str | bytes], where: str) -> bytes:
+    if len(group) == 1 and isinstance(group[0], bytes):
+        return group[0]
+    strings: list[str] = with_strings(group)
+    text = "".join(strings)
     digits = 2 * HASH_OCTETS
-    # one pass over the joined digits is much faster than one per digest
-    if any(len(digest) != digits for digest in group) or not _DIGESTS.fullmatch(text):
+    if any(len(digest) != digits for digest in strings) or not _DIGESTS.fullmatch(text):
         raise DecodeError(
             DecodeErrorName.BAD_HEX, f"{where}: a digest is {digits} lower-case hexadecimal digits"
         )
@@ -432,7 +458,7 @@ def _group_octets(group: list[str], where: str) -> bytes:
 
 def _parse_tracks(names: Iterable[str]) -> tuple[DataTrack, ...]:
     tracks = []
-    for name in names:
+    for name in with_strings(list(names)):
         if of_unknown_component(name):
             continue
         track = parse_track_name(name)
@@ -505,7 +531,9 @@ def selections(tracks: Sequence[DataTrack]) -> list[tuple[DataTrack, ...]]:
     return list(found)
 
 
-def _segment_tree(entry: SegmentEntry) -> dict[str, Any]:
+def _segment_tree(
+    entry: SegmentEntry, written: Written, texts: Mapping[DataTrack, Sequence[bytes]] | None
+) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "segment": entry.segment,
         "first_block": entry.first_block,
@@ -514,18 +542,20 @@ def _segment_tree(entry: SegmentEntry) -> dict[str, Any]:
         "tracks": [*map(str, entry.tracks), *entry.other_tracks],
         "complete": entry.complete,
     }
-    if entry.object_digests is not None:
+    digests = entry.object_digests
+    if digests is not None:
         tree["object_digests"] = {
-            str(track): [_hex_digests(group) for group in groups]
-            for track, groups in entry.object_digests.items()
+            str(track): written.put(group_texts(digests[track]) if texts is None else texts[track])
+            for track in sorted(digests, key=str)
         }
     return tree
 
 
-def _hex_digests(group: bytes) -> list[str]:
-    text = group.hex()
-    step = 2 * HASH_OCTETS
-    return [text[at : at + step] for at in range(0, len(text), step)]
+def group_texts(groups: Sequence[bytes], first: int = 0) -> list[bytes]:
+    """What `Manifest.pieces` takes of Groups from `first` on."""
+    return [
+        b","[not index :] + group_text(group) for index, group in enumerate(groups, start=first)
+    ]
 
 
 def _bad_manifest(detail: str) -> DecodeError:

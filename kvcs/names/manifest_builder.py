@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcs.names.codes import Component
-from kvcs.names.manifest import Manifest, SegmentEntry, check_consistency, keys_digest, selections
+from kvcs.names.manifest import (
+    Manifest,
+    SegmentEntry,
+    check_consistency,
+    group_texts,
+    keys_digest,
+    selections,
+)
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack
 from kvsp.names.codes import HASH_OCTETS, Codec
@@ -34,6 +41,8 @@ class ManifestBuilder:
         self._namespace = namespace
         self._deterministic = deterministic
         self._segments: list[_OpenSegment] = []
+        self._listed_before = 0
+        """Digests that all versions so far have listed together."""
 
     def add_segment(
         self, block_keys: Sequence[bytes], tracks: Iterable[tuple[Component, Codec]]
@@ -58,6 +67,7 @@ class ManifestBuilder:
                 blocks=len(block_keys),
                 block_keys_sha256=keys_digest(block_keys),
                 digests={name: [] for name in names},
+                texts={name: [] for name in names},
             )
         )
         return number
@@ -81,6 +91,7 @@ class ManifestBuilder:
                 f"group {group} of {track} needs {segment.blocks} digests of {HASH_OCTETS} octets"
             )
         groups.append(b"".join(digests))
+        segment.texts[track] += group_texts(groups[-1:], group)
 
     def complete(self, segment: int) -> None:
         """Mark a segment complete. Raises ValueError unless every Group is listed."""
@@ -91,6 +102,34 @@ class ManifestBuilder:
             if len(groups) != self._compat.layers:
                 raise ValueError(f"{track} has {len(groups)} of {self._compat.layers} groups")
         state.complete = True
+
+    @property
+    def listed(self) -> int:
+        """Digests that the manifest lists as it stands."""
+        return sum(
+            segment.blocks * len(groups)
+            for segment in self._segments
+            for groups in segment.digests.values()
+        )
+
+    @property
+    def worth_a_version(self) -> bool:
+        """Whether it lists as much as all versions before it together: a manifest grows with every
+        layer, and its versions become rarer. With the last one, which is published in any case,
+        all together then list at most three times what the last one does."""
+        return self.listed >= self._listed_before
+
+    def version(self) -> list[bytes]:
+        """The octets of the next version: the manifest as it stands, in pieces. Those of Groups
+        are the ones of the versions before, so that a version costs what is new in it.
+
+        Raises KvcsError for one that is larger than what consumers take, DecodeError
+        `bad-manifest` without a segment.
+        """
+        texts = {track: each for segment in self._segments for track, each in segment.texts.items()}
+        pieces = self.build().pieces(texts)
+        self._listed_before += self.listed
+        return pieces
 
     def build(self) -> Manifest:
         """The manifest as it stands. Raises DecodeError `bad-manifest` without a segment."""
@@ -124,4 +163,6 @@ class _OpenSegment:
     blocks: int
     block_keys_sha256: bytes
     digests: dict[DataTrack, list[bytes]]
+    texts: dict[DataTrack, list[bytes]]
+    """The same as they stand in a manifest."""
     complete: bool = False

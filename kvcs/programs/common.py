@@ -24,6 +24,7 @@ from kvsp.blocks.kv_files import load_descriptor
 from kvsp.cli.common import ExitCode, InputError, note
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
+from moqt.loop_hold import watched_loop
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.quic.windows import FIRST_WINDOW
@@ -194,7 +195,8 @@ def run(
         await main()
 
     try:
-        asyncio.run(guarded())
+        with asyncio.Runner(loop_factory=watched_loop) as runner:
+            runner.run(guarded())
     except asyncio.CancelledError:
         note(program, "interrupted")
         raise typer.Exit(128 + (signals[0] if signals else signal.SIGINT)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -47,6 +48,7 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.publishing.publication import Publication, Publishable, check_manifest_size, publish
+from kvcs.publishing.stepwise import aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
@@ -57,6 +59,7 @@ from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
+from moqt.loop_hold import forget_holds, longest_hold
 from moqt.publisher import Publisher
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -77,8 +80,6 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
-TURN_ENCODED_OCTETS: Final = 128 << 10
-"""The same where they are encoded, too, which takes 10 to 100 times as long."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -300,6 +301,7 @@ class Serving(ABC):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
+        forget_holds()  # those of reading the inputs
         backoff = Backoff()
         try:
             while not self._stop.is_set():
@@ -315,6 +317,8 @@ class Serving(ABC):
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
             self._publication.abandon("the publisher is going away")
+            if self._announced and self._settings.json:
+                print_json({"event": "ended", "loop_hold_seconds": longest_hold()})
         if self._failure is not None:
             raise self._failure
 
@@ -491,20 +495,13 @@ class _Program(Serving):
 
     async def _produce_segment(self) -> None:
         publication, cache = self._produced, self._cache
-        rows, first = publication.descriptor.block_tokens, publication.first_token
-        octets = TURN_OCTETS
-        if any(each.codec is not Codec.RAW for each in publication.encodings):
-            octets = TURN_ENCODED_OCTETS
-        turn = max(1, octets // (2 * publication.descriptor.section_octets()))
+        first = publication.first_token
         for layer in range(publication.descriptor.layers):
             if layer:
                 await self._pause()
-            k, v = cache.k(layer), cache.v(layer)
-            for block in range(publication.segment_blocks):
-                if block % turn == 0:
-                    await asyncio.sleep(0)
-                at = slice(first + block * rows, first + (block + 1) * rows)
-                publication.put_block(layer, block, k[at], v[at])
+            await aput_layer(publication, layer, cache.k(layer)[first:], cache.v(layer)[first:])
+            # its Objects stay: a full collection would look at every one, seconds for a million
+            gc.freeze()
 
     async def _pause(self) -> None:
         if self._settings.live_delay:

@@ -63,6 +63,7 @@ from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.loop_hold import forget_holds, longest_hold
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -198,6 +199,7 @@ def command(
             keylog_file=keylog_file,
         )
         check_logs(quic)
+        forget_holds()  # those of reading the inputs
         within = min(timeout, CONNECT_TIMEOUT)
 
         def relay_session(relay: str) -> connect:
@@ -253,10 +255,11 @@ def command(
                         f"{stats.layers} of {len(wanted)} layers{of_segment} came within the "
                         f"{timeout:g} s of --timeout"
                     )
-                    raise _with_what_is_whole(late, destination, stats, out) from None
+                    raise await _with_what_is_whole(late, destination, stats, out) from None
                 except RetrievalError as error:
-                    raise _with_what_is_whole(error, destination, stats, out) from error.__cause__
-                destination.commit(stats.tokens)
+                    whole = await _with_what_is_whole(error, destination, stats, out)
+                    raise whole from error.__cause__
+                await destination.acommit(stats.tokens)
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
         if stats.relay_error is not None:
@@ -276,6 +279,7 @@ def command(
                         "error": explained(error, token_file),
                         "exit_code": int(exit_code(error)),
                         **stats.as_dict(),
+                        "loop_hold_seconds": longest_hold(),
                     }
                 )
             raise
@@ -330,14 +334,14 @@ class _Growth:
             )
 
 
-def _with_what_is_whole(
+async def _with_what_is_whole(
     error: RetrievalError, destination: FileDestination, stats: Stats, out: Path
 ) -> RetrievalError:
     """The error, once the segments that are whole are written, if there are any."""
     if isinstance(error, VerificationFailed) or not stats.whole_blocks:
         return error
     tokens = stats.whole_blocks * (stats.tokens // stats.blocks)
-    destination.commit(tokens)
+    await destination.acommit(tokens)
     return type(error)(f"{error}; the first {tokens} tokens are whole and in {out}")
 
 
@@ -386,6 +390,7 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
             "first_layer": layers.start,
             "last_layer": layers.stop - 1,
             **stats.as_dict(),
+            "loop_hold_seconds": longest_hold(),
         }
         print_json(result)
         return

@@ -1,5 +1,5 @@
-"""A producer's side: a publication as tracks to be served (`publication`), and its records
-at an index service (`replicas`).
+"""A producer's side: a publication as tracks to be served (`publication`), put step by
+step on an event loop (`stepwise`), and its records at an index service (`replicas`).
 
 Stands on `names`. Never imports `finding` or `retrieving`, nor they this.
 """

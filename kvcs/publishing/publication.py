@@ -3,7 +3,7 @@
     publication = Publication(scope, descriptor, tokens)
     await publish(session, publication)
     for layer in range(descriptor.layers):
-        publication.put_layer(layer, k, v)
+        await aput_layer(publication, layer, k, v)
 
 A cache that is computed in several passes has a segment for each (KVCS "Groups"):
 
@@ -17,7 +17,7 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -32,7 +32,7 @@ from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publish
 from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
-from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor
+from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor, octets_of
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
@@ -46,7 +46,8 @@ DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
 
 MANIFEST_EVERY: Final = 8
-"""Completed layers after which a new manifest version is published (KVCS "Manifest Track")."""
+"""Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
+of a long publication become rarer (`ManifestBuilder.worth_a_version`)."""
 
 _PLAIN: Final = ((Component.K, Codec.RAW), (Component.V, Codec.RAW))
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
@@ -67,6 +68,41 @@ class _Segment:
     block: int = 0
 
 
+_Data = list[tuple[Octets, bytes]]
+
+
+class LayerStep:
+    """Some blocks of a layer: `prepare`, in whatever thread, then `put`."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        layer: int,
+        first_block: int,
+        sections: list[tuple[memoryview, memoryview]],
+    ) -> None:
+        self._publication = publication
+        self._layer = layer
+        self._sections = list(enumerate(sections, first_block))
+        self._data: list[_Data] = []
+
+    @property
+    def section_octets(self) -> int:
+        """Octets of K, and of V, of each block."""
+        return len(self._sections[0][1][0])
+
+    def prepare(self) -> None:
+        """Encode and hash what is to be put. Raises MisuseError for values that a codec lacks."""
+        data = self._publication.data_of
+        self._data = [data(self._layer, block, *each) for block, each in self._sections]
+
+    def put(self) -> None:
+        """Publish the blocks; their Objects can go out at once. Raises MisuseError as
+        `Publication.put_block`: the publication may have ended meanwhile."""
+        for (block, _), data in zip(self._sections, self._data, strict=True):
+            self._publication.put_data(self._layer, block, data)
+
+
 class Publication:
     """One production of the KV cache of a token prefix, as tracks.
 
@@ -77,8 +113,8 @@ class Publication:
     arrays are kept by reference, never copied unless sealed: they must not change any more.
 
     There is one segment, and the publication ends with its last layer, unless it is `growing`:
-    then `extend` begins the next one and `finish` ends the publication. Nothing here waits: every
-    method can be called from a coroutine.
+    then `extend` begins the next one and `finish` ends the publication. Nothing here waits for
+    anybody, but `put_layer` hashes a whole layer: `kvcs.aput_layer` lets the event loop go on.
     """
 
     namespace: PublicationNamespace
@@ -141,6 +177,7 @@ class Publication:
         self.encodings = tuple(offered)
         self._forms = tuple((part, each.codec) for each in offered for part in each.components)
         self._plain = self._forms == _PLAIN
+        self._section = descriptor.section_octets()
         self._manifest_every = manifest_every
         self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
@@ -205,7 +242,8 @@ class Publication:
                     f"layer {layer}, block {block}: {name} has {tensor.shape[0]} tokens, "
                     f"a block has {self.descriptor.block_tokens}"
                 )
-        self._put(layer, block, block_section(k, 0, len(k)), block_section(v, 0, len(v)))
+        sections = block_section(k, 0, len(k)), block_section(v, 0, len(v))
+        self.put_data(layer, block, self.data_of(layer, block, *sections))
 
     def put_layer(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Publish a whole layer of the segment: `k` and `v` are `[tokens, kv_heads, head_dim]`,
@@ -213,16 +251,25 @@ class Publication:
 
         Rows after the last complete block are left out. Raises MisuseError as `put_block`.
         """
-        rows, blocks = self.descriptor.block_tokens, self._segment.blocks
-        for name, tensor in (("k", k), ("v", v)):
-            self._check(tensor, f"layer {layer}: {name}")
-            if tensor.shape[0] < blocks * rows:
-                raise MisuseError(
-                    f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
-                    f"{blocks * rows} are to be published, from token {self.first_token} on"
-                )
-        for block in range(blocks):
-            self._put(layer, block, block_section(k, block, rows), block_section(v, block, rows))
+        blocks = self._check_layer(layer, k, v)
+        for block, sections in enumerate(self._sections(k, v, range(blocks))):
+            self.put_data(layer, block, self.data_of(layer, block, *sections))
+
+    def layer_steps(
+        self, layer: int, k: Tensor, v: Tensor, *, octets: int, blocks: int
+    ) -> Iterator[LayerStep]:
+        """`put_layer` in steps of at most so many octets and blocks, each to be prepared and then
+        put before the next one. `kvcs.aput_layer` does so beside others on an event loop.
+
+        Raises MisuseError as `put_block`, at once, and when a step is put.
+        """
+        due = self._check_layer(layer, k, v)
+        size = max(1, min(blocks, octets // (2 * self._section)))
+        return (
+            LayerStep(self, layer, start, self._sections(k, v, span))
+            for start in range(0, due, size)
+            for span in [range(start, min(start + size, due))]
+        )
 
     def extend(self, tokens: Tokens) -> int:
         """Begin the next segment, of the tokens that follow; returns how many blocks it has.
@@ -340,7 +387,33 @@ class Publication:
         except ValueError as error:
             raise MisuseError(f"{where}: {error}") from None
 
-    def _put(self, layer: int, block: int, k: memoryview, v: memoryview) -> None:
+    def _check_layer(self, layer: int, k: Tensor, v: Tensor) -> int:
+        """How many blocks of the segment these arrays have: all of them."""
+        rows, blocks = self.descriptor.block_tokens, self._segment.blocks
+        for name, tensor in (("k", k), ("v", v)):
+            self._check(tensor, f"layer {layer}: {name}")
+            if tensor.shape[0] < blocks * rows:
+                raise MisuseError(
+                    f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
+                    f"{blocks * rows} are to be published, from token {self.first_token} on"
+                )
+        return blocks
+
+    def _sections(self, k: Tensor, v: Tensor, blocks: range) -> list[tuple[memoryview, memoryview]]:
+        """K and V of some blocks of a layer, as views of one: a view of its own for each would
+        keep arrays beside it, more octets than small Objects have."""
+        all_k, all_v = octets_of(k).toreadonly(), octets_of(v).toreadonly()
+        size = self._section
+        spans = [slice(block * size, (block + 1) * size) for block in blocks]
+        return [(all_k[span], all_v[span]) for span in spans]
+
+    def data_of(self, layer: int, block: int, k: memoryview, v: memoryview) -> _Data:
+        """The Data of each track, and its digest."""
+        data = (k, v) if self._plain else self._encoded(layer, block, k, v)
+        return [(each, data_digest(each)) for each in data]
+
+    def put_data(self, layer: int, block: int, data: _Data) -> None:
+        """Publish what `data_of` gave. Raises MisuseError as `put_block`."""
         segment, descriptor = self._segment, self.descriptor
         if self._ended or segment.layer == descriptor.layers:
             what = "the publication has ended"
@@ -353,11 +426,9 @@ class Publication:
                 f"layer {segment.layer}, block {segment.block} is due"
             )
         priority = publisher_priority(layer, descriptor.layers)
-        encoded = (k, v) if self._plain else self._encoded(layer, block, k, v)
-        for (track, store), data, (_, codec) in zip(
-            segment.stores.items(), encoded, self._forms, strict=True
+        for (track, store), (octets, digest), (_, codec) in zip(
+            segment.stores.items(), data, self._forms, strict=True
         ):
-            digest = data_digest(data)
             header = encode_header(
                 component=track.component,
                 layer=layer,
@@ -365,13 +436,13 @@ class Publication:
                 token_start=(segment.first_block + block) * descriptor.block_tokens,
                 token_count=descriptor.block_tokens,
                 codec=codec,
-                data_length=len(data),
+                data_length=len(octets),
                 data_digest=digest,
             )
             if self._sealers:
-                self._append(store, layer, block, (header, data), priority)
+                self._append(store, layer, block, (header, octets), priority)
             else:
-                store.append(layer, block, (header, data), priority=priority)
+                store.append(layer, block, (header, octets), priority=priority)
             segment.digests[track].append(digest)
         segment.block += 1
         if segment.block == segment.blocks:
@@ -394,7 +465,7 @@ class Publication:
         segment.layer, segment.block = layer + 1, 0
         if segment.layer == self.descriptor.layers:
             self._end_segment(segment)
-        elif segment.layer % self._manifest_every == 0:
+        elif segment.layer % self._manifest_every == 0 and self._builder.worth_a_version:
             self._publish_manifest()
 
     def _end_segment(self, segment: _Segment) -> None:
@@ -427,10 +498,10 @@ class Publication:
         store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
 
     def _publish_manifest(self) -> None:
-        octets = self._builder.build().to_json()
+        text: Sequence[Octets] = self._builder.version()
         if self._signer is not None:
-            octets = sign(octets, self._signer)
-        self._append(self._manifest, self._version, 0, (octets,), MANIFEST_PRIORITY)
+            text = (sign(b"".join(text), self._signer),)
+        self._append(self._manifest, self._version, 0, text, MANIFEST_PRIORITY)
         _end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 

@@ -16,6 +16,7 @@ from kvcs.names.digests import TrackDigests
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
+from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
@@ -106,7 +107,7 @@ class Assembly(LayerBuffer):
         self.promised: set[tuple[int, int]] = set()
         """(layer, block) of bad Objects that are to come over HTTP."""
         self.terms = terms
-        self._keys = keys
+        self.keys = keys
         self._records = () if terms.strict else records
         self._proven: set[int] = set()
         """Blocks that holders have of the production of this publication."""
@@ -259,7 +260,9 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, payload: Octets, came: Came = IN_CLEAR) -> None:
+    def manifest_received(
+        self, location: Location, payload: Octets | ManifestReader, came: Came = IN_CLEAR
+    ) -> None:
         """A version of the manifest; its number is the Group ID."""
         version, object_id = location
         if version == self.version:
@@ -405,7 +408,7 @@ class Assembly(LayerBuffer):
         all come again.
         """
         assert self.manifest is not None
-        most = self._most(self.manifest.blocks if self._keys is None else len(self._keys))
+        most = self.most(self.manifest.blocks if self.keys is None else len(self.keys))
         listed_only = self.growing or self.terms.strict
         total = self.blocks if listed_only else max(self.blocks, min(over_http, most))
         spans = [self._facts[tracks[0]].span for tracks in self._of_segment]
@@ -443,16 +446,16 @@ class Assembly(LayerBuffer):
     def _judge(self, manifest: Manifest) -> None:
         """Check that it is for our tokens, and choose segments and tracks."""
         covered, self._bound = manifest.blocks, {}
-        if self._keys is not None:
-            confirmed, self._bound = self._of_ours(manifest, self._keys)
+        if self.keys is not None:
+            confirmed, self._bound = self._of_ours(manifest, self.keys)
             covered = max([confirmed, *(block + 1 for block in self._bound)])
         self._facts, self._of_segment = {}, []
-        self._take(manifest, self._most(min(covered, manifest.blocks)))
+        self._take(manifest, self.most(min(covered, manifest.blocks)))
         self._bound = {block: each for block, each in self._bound.items() if block < self.blocks}
         self.growing = (
             self._follow
-            and self._keys is not None
-            and self.blocks == manifest.blocks < self._most(len(self._keys))
+            and self.keys is not None
+            and self.blocks == manifest.blocks < self.most(len(self.keys))
             and not self._bound
         )
 
@@ -479,12 +482,12 @@ class Assembly(LayerBuffer):
 
     def _grow(self, manifest: Manifest) -> None:
         """Take the segments that are new and continue with our tokens."""
-        assert self._keys is not None
+        assert self.keys is not None
         following = manifest.segments[len(self._of_segment) :]
         if not following:
             return
-        self._take(manifest, self._most(manifest.continued(self._keys, following[0].segment)))
-        self.growing &= self.blocks == manifest.blocks < self._most(len(self._keys))
+        self._take(manifest, self.most(manifest.continued(self.keys, following[0].segment)))
+        self.growing &= self.blocks == manifest.blocks < self.most(len(self.keys))
         if self.total:
             for tracks in self._of_segment[len(self._spans) :]:
                 self._add(self._facts[tracks[0]].span)
@@ -512,7 +515,7 @@ class Assembly(LayerBuffer):
             )
         return confirmed, bound
 
-    def _most(self, blocks: int) -> int:
+    def most(self, blocks: int) -> int:
         """At most as many blocks as are wanted."""
         return min(blocks, self._most_blocks or blocks)
 

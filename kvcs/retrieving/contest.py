@@ -160,7 +160,7 @@ class Contest:
                 return None
             entrant.heard = now
             entrant.retrieval = self._make(entrant.candidate, session)
-            entrant.retrieval.start()
+            entrant.retrieval.start(early=entrant is self._entrants[0])
         due = entrant.retrieval.poll(now)
         entrant.look(now)
         failure = entrant.retrieval.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self
@@ -103,6 +104,17 @@ class FileDestination:
         if self._writer is None:
             raise ValueError("the file was not begun")
         return self._writer
+
+    async def acommit(self, tokens: int | None = None) -> None:
+        """`commit` in a thread: the disk takes seconds for some GB, and the event loop goes on.
+        Once begun it is carried to its end, also when the task is cancelled. Raises as `commit`.
+        """
+        committing = asyncio.ensure_future(asyncio.to_thread(self.commit, tokens))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait([committing])
+            raise
 
     def abort(self) -> None:
         """Remove what was written; harmless after `commit`."""

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.terms import ENVELOPE_OCTETS, Came
@@ -43,6 +44,12 @@ from moqt.wire.objects import ObjectHeader
 MANIFEST_FETCHES: Final = 2
 """How often the manifest is fetched when its subscription does not bring it."""
 
+ENCODINGS: Final = 4
+"""Encodings side by side that a manifest may list our blocks in."""
+
+ROOM_TO_GO_ON: Final = 16 << 20
+"""Octets that any manifest may have: a publication may go on with segments after our tokens."""
+
 
 class ManifestNeeds(Protocol):
     """What asking for the manifest needs of the retrieval it is a part of."""
@@ -55,8 +62,10 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
-        """An Object of the manifest track."""
+    def version_received(
+        self, location: Location, payload: Buffer | ManifestReader, came: Came
+    ) -> None:
+        """An Object of the manifest track; one in clear was read as it came."""
 
     def versions_over(self) -> None:
         """No further version will come."""
@@ -99,19 +108,33 @@ class ManifestVersions:
 
     # -- what the requests bring ---------------------------------------------------------
 
-    def received(self, received: ReceivedObject, default_priority: int) -> None:
+    @property
+    def max_octets(self) -> int:
+        """The most octets that the manifest may have: what listing our blocks needs in several
+        encodings, and no less than `ROOM_TO_GO_ON`. How long a publication is of which only the
+        index service knows that it has our blocks, nobody can tell."""
+        keys = self._assembly.keys
+        if keys is None or self._assembly.namespace.anchor_key not in keys:
+            return MAX_MANIFEST_OCTETS
+        objects = ENCODINGS * 2 * self._assembly.descriptor.layers * len(keys)
+        return max(ROOM_TO_GO_ON, max_octets(objects))
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether its versions can be read as they come: they are neither sealed nor signed."""
+        return self.track is ManifestTrack.MANIFEST and not self._assembly.terms.content_keys
+
+    def received(self, location: Location, payload: Buffer | ManifestReader, came: Came) -> None:
         """An Object of the track."""
-        priority = default_priority if received.priority is None else received.priority
-        came = Came(self.track, priority, received.properties)
-        self._retrieval.version_received(received.location, received.payload, came)
+        self._retrieval.version_received(location, payload, came)
 
     def too_large(self, octets: int) -> None:
-        """A manifest of more than `MAX_MANIFEST_OCTETS` has begun, and is thrown away."""
+        """A manifest of more than `max_octets` has begun, and is thrown away."""
         if not self._retrieval.over:
             self._retrieval.fail(
                 VerificationFailed(
-                    f"{self._publication}: a manifest of {octets} octets is more than "
-                    f"{MAX_MANIFEST_OCTETS}"
+                    f"{self._publication}: a manifest of {octets} octets is more than the "
+                    f"{self.max_octets} that the Objects it may list need"
                 )
             )
 
@@ -225,14 +248,14 @@ class ManifestVersions:
 
 
 class ManifestReceiver(ObjectReceiver):
-    """A manifest track, subscribed to or fetched; silent once another one is asked for."""
-
-    max_object_octets = MAX_MANIFEST_OCTETS + ENVELOPE_OCTETS
+    """A manifest track, subscribed to or fetched; silent once another one is asked for. A version
+    in clear is read as it comes: at no time is all of a long one still to be read."""
 
     def __init__(self, versions: ManifestVersions, track: ManifestTrack, *, fetched: bool) -> None:
         self.versions = versions
         self.track = track
         self.fetched = fetched
+        self.max_object_octets = versions.max_octets + ENVELOPE_OCTETS
         self._priority = DEFAULT_PRIORITY
 
     @property
@@ -252,17 +275,44 @@ class ManifestReceiver(ObjectReceiver):
         if isinstance(value, int):
             self._priority = value
 
+    def object_begun(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        super().object_begun(stream, header)
+        kept = stream.state is not None and not header.status
+        if kept and self._in_use and self.versions.in_clear:
+            stream.state = ManifestReader(self.max_object_octets)
+
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
-        super().object_part(stream, part)
         self.versions.arrivals += 1
+        if isinstance(stream.state, ManifestReader):
+            stream.state.feed(part)
+        else:
+            super().object_part(stream, part)
+
+    def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
+        text = stream.state
+        if not isinstance(text, ManifestReader):
+            super().object_ended(stream, header)
+            return
+        stream.state = None
+        self._received(header.location, text, header.priority, header.properties)
 
     def object_received(self, received: ReceivedObject) -> None:
-        if not self._in_use:
-            return
         if received.status is ObjectStatus.NORMAL:
-            self.versions.received(received, self._priority)
+            location, payload = received.location, received.payload
+            self._received(location, payload, received.priority, received.properties)
         elif received.status is ObjectStatus.END_OF_TRACK:
-            self.versions.ended = True
+            self.versions.ended |= self._in_use
+
+    def _received(
+        self,
+        location: Location,
+        payload: Buffer | ManifestReader,
+        priority: int | None,
+        properties: bytes,
+    ) -> None:
+        if self._in_use:
+            priority = self._priority if priority is None else priority
+            self.versions.received(location, payload, Came(self.track, priority, properties))
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         if self._in_use:

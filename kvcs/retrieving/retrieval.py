@@ -16,12 +16,13 @@ from typing import Final
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
+from kvcs.retrieving.receivers import Early, FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.sealing import OVERHEAD_OCTETS
 from kvcs.trust.terms import Came
@@ -103,7 +104,7 @@ class Retrieval:
         changed: Callable[[], None] = lambda: None,
         hold: bool = False,
     ) -> None:
-        """With `hold` nothing but the manifest is asked for before `go`."""
+        """With `hold` no more than `start` asks for is asked for before `go`."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -125,6 +126,7 @@ class Retrieval:
         self._arrived = 0
         """`arrivals` on tracks of segments that are whole."""
         self._versions = ManifestVersions(session, assembly, self)
+        self._early: Early | None = None
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
         self._confirm_due: float | None = None
@@ -155,9 +157,13 @@ class Retrieval:
             return False
         return self.assembly.confirmed or self._versions_over or self.assembly.settled
 
-    def start(self) -> None:
-        """Ask for the manifest; all else follows from it."""
+    def start(self, *, early: bool = False) -> None:
+        """Ask for the manifest; all else follows from it. `early`: and for the beginning of the
+        first layer, to be held until it has come, unless a subscription is to bring it."""
         self._versions.ask()
+        if early and self._mode is not Mode.LIVE:
+            self._early = Early(self.session, self.assembly)
+            self.later(0.0, self._early.ask)
 
     def go(self, over_http: int = 0, kept: Kept | None = None) -> None:
         """Ask for the data, now that there is a manifest; the arguments are those of
@@ -226,6 +232,8 @@ class Retrieval:
         for state in self._tracks.values():
             state.cancel()
         self._versions.cancel()
+        if self._early is not None:
+            self._early.cancel()
         self.assembly.release()
 
     # -- requests ------------------------------------------------------------------------
@@ -269,7 +277,9 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
+    def version_received(
+        self, location: Location, payload: Buffer | ManifestReader, came: Came
+    ) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
@@ -308,6 +318,9 @@ class Retrieval:
             needed = [layer for layer in assembly.layers if assembly.needs(layer, segment)]
             for track in assembly.segments[segment]:
                 self._ask_for(track, needed)
+        if self._early is not None:
+            self._early.cancel()
+            self._early = None
 
     def _ask_for(self, track: DataTrack, needed: list[int]) -> None:
         assembly = self.assembly
@@ -317,10 +330,13 @@ class Retrieval:
         if opener is not None:
             octets += OVERHEAD_OCTETS
         state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
+        if self._early is not None:
+            self._early.begin(state, assembly.needed(track), self)
         complete = assembly.entry(track).complete
         if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
             end = Location(needed[-1], assembly.needed(track) - 1)
-            self._fetch(state, state.first, end, again=False)
+            if state.first <= end:
+                self._fetch(state, state.first, end, again=False)
         else:
             self.stats.mode = Mode.LIVE.value
             self._subscribe(state)
@@ -492,6 +508,11 @@ class Retrieval:
             state.delay = RECOVERY_DELAYS[state.failures]
         self._suspect(state, range(receiver.start.group, receiver.end.group + 1))
 
+    def early_over(self, state: TrackState) -> None:
+        """The request that was made before the manifest brought what it will bring."""
+        if not self.over:
+            self._suspect(state, self.assembly.layers[:1])
+
     # -- recovery ------------------------------------------------------------------------
 
     def _lost(self, state: TrackState, location: Location) -> None:
@@ -507,6 +528,10 @@ class Retrieval:
         """Fetch what is missing and nobody is going to bring; returns when to come back."""
         if state.delay:
             state.due, state.delay = max(state.due, now + state.delay), 0.0
+        if state.early is not None:
+            if now < self._quiet + STALL:
+                return self._quiet + STALL
+            state.early.cancel()
         if state.fetch is not None or not state.suspects:
             return None
         if now < state.due:

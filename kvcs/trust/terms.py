@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import RetrievalError, UnknownKey, Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest
+from kvcs.names.manifest_text import ManifestReader
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.trust.cose import open_message
 from kvcs.trust.producers import Producers
@@ -59,7 +60,11 @@ class Terms:
         return TrackOpener(self.content_keys, name) if self.content_keys else None
 
     def manifest(
-        self, location: Location, payload: Octets, came: Came, namespace: PublicationNamespace
+        self,
+        location: Location,
+        payload: Octets | ManifestReader,
+        came: Came,
+        namespace: PublicationNamespace,
     ) -> Manifest:
         """A version of the manifest: opened, its signature verified, parsed and compared with
         the namespace.
@@ -69,7 +74,7 @@ class Terms:
         one that does not say which publication it is of.
         """
         opener = self.opener(FullTrackName(namespace.fields, came.track.encode()))
-        if opener is not None:
+        if opener is not None and not isinstance(payload, ManifestReader):
             payload = opener.open(*location, came.priority, came.properties, [payload])
         try:
             manifest = self._manifest(payload, came, namespace)
@@ -86,8 +91,10 @@ class Terms:
             )
         return manifest
 
-    def _manifest(self, payload: Octets, came: Came, namespace: PublicationNamespace) -> Manifest:
-        if came.track is ManifestTrack.MANIFEST_COSE:
+    def _manifest(
+        self, payload: Octets | ManifestReader, came: Came, namespace: PublicationNamespace
+    ) -> Manifest:
+        if came.track is ManifestTrack.MANIFEST_COSE and not isinstance(payload, ManifestReader):
             payload = open_message(payload, self.producers)
         elif self.producers is not None:
             raise DecodeError(DecodeErrorName.UNKNOWN_PRODUCER, "it is not signed")

@@ -323,8 +323,10 @@ class KvFileWriter(_Tensors):
             tensor.flags.writeable = False
         self._tensors.clear()
         try:
-            self._map.flush()
+            # Linux writes what the map holds, too, and other threads run meanwhile: with
+            # `flush`, which other systems need, none does, but then it finds nothing to write.
             os.fsync(self._file)
+            self._map.flush()
             os.replace(self._temporary, self.path)
         except OSError as error:
             self.abort()

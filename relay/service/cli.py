@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, TypeVar, cast
 
 import typer
 
+from moqt.loop_hold import watched_loop
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -289,7 +290,8 @@ def relay_command(
             ) from error
 
     try:
-        asyncio.run(run(scopes, config, ready=ready))
+        with asyncio.Runner(loop_factory=watched_loop) as runner:
+            runner.run(run(scopes, config, ready=ready))
     except OSError as error:
         wanted = f"{listen} or {metrics}" if metrics else listen
         raise _cannot_listen(wanted, error) from error

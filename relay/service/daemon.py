@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client import start_http_server
 
 import moqt
+from moqt.loop_hold import longest_hold
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
 from moqt.uri import parse_uri
@@ -21,6 +22,7 @@ from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
+from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
 from relay.service.transport_metrics import TransportMetrics
 from relay.withdrawals import recheck
@@ -152,9 +154,11 @@ async def _tick(
     endpoint: Endpoint,
 ) -> None:
     policy, certificate = config.policy, config.certificate
-    loop = asyncio.get_running_loop()
+    loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time())
+        sessions = sum(len(relay.sessions) for relay in scopes.relays.values())
+        garbage.tick(scopes.cache.objects, scopes.counters.sessions - sessions)
         if uplink is not None:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():
@@ -162,7 +166,7 @@ async def _tick(
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
-        numbers.update()
+        numbers.update(longest_hold() or 0.0)
         transport.update()
         await asyncio.sleep(TICK_SECONDS)
 

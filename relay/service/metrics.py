@@ -31,6 +31,7 @@ GAUGES = {
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
+    "loop_hold_seconds": "Longest time, since the start, in which no socket was looked at.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
@@ -103,15 +104,18 @@ class RelayMetrics(Collector):
     def __init__(self, scopes: Scopes) -> None:
         self.scopes = scopes
         self.registry = CollectorRegistry()
-        self._gauges: dict[str, int] = {}
+        self._gauges: dict[str, float] = {}
         self._remembered = Remembered()
         self._counters: dict[str, float] = {}
         self._updates = 0
         self.update()
         self.registry.register(self)
 
-    def update(self) -> None:
-        """Take the relay's numbers of now. Call it from the thread that runs the relay."""
+    def update(self, loop_hold: float = 0.0) -> None:
+        """Take the relay's numbers of now. Call it from the thread that runs the relay.
+
+        `loop_hold` is the longest hold of its event loop, in seconds.
+        """
         cache, counters = self.scopes.cache, self.scopes.counters
         self._gauges = dict.fromkeys(GAUGES, 0) | {
             "scopes": len(self.scopes.relays),
@@ -122,6 +126,7 @@ class RelayMetrics(Collector):
             "cache_properties": cache.properties,
             "cache_statuses": cache.statuses,
             "cache_intervals": cache.intervals,
+            "loop_hold_seconds": loop_hold,
         }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component
+from kvcs.names.codes import MAX_MANIFEST_FRAME_OCTETS, MAX_MANIFEST_OCTETS, Component
 from kvcs.names.errors import KvcsError
 from kvcs.names.manifest import (
     Manifest,
@@ -22,8 +22,9 @@ from kvcs.names.manifest import (
     selections,
 )
 from kvcs.names.manifest_builder import ManifestBuilder
+from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.tracks import DataTrack
+from kvcs.names.tracks import DataTrack, parse_track_name
 from kvsp.names import ijson
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
@@ -172,11 +173,52 @@ def test_faults_are_named_in_the_order_of_the_specification() -> None:
     assert name_of(parse, tree) == "compat-mismatch"
 
 
-def test_a_manifest_has_at_most_16_mib() -> None:
+def test_a_manifest_has_at_most_a_mebibyte_beside_its_digests() -> None:
     text = json.dumps(TREE).encode()
-    padded = text + b" " * (MAX_MANIFEST_OCTETS - len(text))
+    digests = sum(
+        len(json.dumps(group)[1:-1])
+        for entry in TREE["segments"]
+        for groups in entry["object_digests"].values()
+        for group in groups
+    )
+    padded = text + b" " * (MAX_MANIFEST_FRAME_OCTETS - len(text))
     assert Manifest.parse(padded, NAMESPACE) == parse(TREE)
-    assert name_of(Manifest.parse, padded + b" ") == "bad-manifest"
+    assert name_of(Manifest.parse, padded + b" " * digests) == "bad-manifest"
+
+
+def test_a_manifest_has_no_more_octets_than_the_objects_it_may_list_need() -> None:
+    text = json.dumps(TREE).encode()
+    for limit, fits in ((len(text), True), (len(text) - 1, False)):
+        reader = ManifestReader(limit)
+        reader.feed(text)
+        if fits:
+            assert Manifest.parse(reader, NAMESPACE) == parse(TREE)
+        else:
+            assert name_of(Manifest.parse, reader) == "bad-manifest"
+    assert max_octets(0) == 64 << 10
+    assert max_octets(100_000) == (64 << 10) + 96 * 100_000
+    assert max_octets(10_000_000) == MAX_MANIFEST_OCTETS == 256 << 20
+
+
+@pytest.mark.parametrize("where", ["segments/0/tracks", "segments/0/object_digests", "segments"])
+def test_more_tracks_than_can_be_meant_are_refused_unread(where: str, monkeypatch) -> None:
+    read = 0
+
+    def counted(name: Any) -> Any:
+        nonlocal read
+        read += 1
+        return parse_track_name(name)
+
+    monkeypatch.setattr("kvcs.names.manifest.parse_track_name", counted)
+    values = {
+        "segments/0/tracks": [f"kv.x-{n}.s0" for n in range(5000)],
+        "segments/0/object_digests": {f"kv.x-{n}.s0": [] for n in range(5000)},
+        "segments": TREE["segments"][:1] * 3000,
+    }
+    if where == "segments":
+        values[where] = [entry | {"object_digests": {}} for entry in values[where]]
+    assert name_of(parse, changed(where, values[where])) == "bad-manifest"
+    assert read == 0
 
 
 def test_publication_and_scope_are_compared_when_present() -> None:
@@ -419,16 +461,31 @@ def test_a_publisher_cannot_list_what_is_not_there() -> None:
         builder.add_group(K0, 2, [bytes(32)] * 2)
 
 
-def test_a_manifest_too_large_to_be_read_is_not_written() -> None:
-    keys = [bytes([0] * 28) + index.to_bytes(4) for index in range(70_000)]
-    namespace = PublicationNamespace.create(SCOPE.scope_id, COMPAT.compat_id, keys[-1])
-    builder = ManifestBuilder(COMPAT, namespace)
-    builder.add_segment(keys, PAIR)
-    for track in (K0, V0):
-        for group in range(2):
-            builder.add_group(track, group, keys)
-    with pytest.raises(KvcsError, match="16777216"):
+def test_a_manifest_too_large_to_be_read_is_not_written(monkeypatch) -> None:
+    builder = ManifestBuilder(COMPAT, NAMESPACE)
+    builder.add_segment(KEYS[:2], PAIR)
+    octets = b"".join(builder.version())
+    monkeypatch.setattr("kvcs.names.manifest_text.MAX_MANIFEST_OCTETS", len(octets))
+    assert b"".join(builder.version()) == octets
+    builder.add_group(K0, 0, [bytes(32)] * 2)
+    with pytest.raises(KvcsError, match=f"{len(octets)} are allowed; publish larger blocks"):
+        builder.version()
+    monkeypatch.setattr("kvcs.names.manifest_text.MAX_MANIFEST_FRAME_OCTETS", 400)
+    with pytest.raises(KvcsError, match="publish fewer segments"):
         builder.build().to_json()
+
+
+def test_a_version_takes_the_text_of_groups_from_the_version_before() -> None:
+    builder = ManifestBuilder(COMPAT, NAMESPACE)
+    builder.add_segment(KEYS[:2], PAIR)
+    builder.add_group(K0, 0, [bytes(32), bytes([7] * 32)])
+    builder.add_group(V0, 0, [bytes(32)] * 2)
+    first = builder.version()
+    builder.add_group(K0, 1, [bytes([9] * 32)] * 2)
+    second = builder.version()
+    assert b"".join(second) == builder.build().to_json()
+    shared = {id(piece) for piece in first} & {id(piece) for piece in second}
+    assert len(shared) == 2
 
 
 def test_keys_are_hashed_in_one_string() -> None:

@@ -249,7 +249,9 @@ async def test_publish_announces_serves_and_exits_when_idle(mode, files, certifi
         check_file(files / "got")
         out, err = await finished(process, ExitCode.DONE)
         assert err == ""
-        (line,) = out.splitlines()
+        line, last = out.splitlines()
+        ended = json.loads(last)
+        assert ended["event"] == "ended" and ended["loop_hold_seconds"] > 0
         announced = json.loads(line)
         assert (announced["tokens"], announced["blocks"], announced["layers"]) == (20, 5, LAYERS)
         assert PublicationNamespace.from_text(announced["namespace"]).fields == fields

@@ -211,6 +211,21 @@ def test_a_new_manifest_comes_every_eight_layers_and_at_the_end():
     ]
 
 
+def test_all_versions_together_list_three_times_the_digests_of_the_last_at_most():
+    for layers, every in ((80, 8), (32, 8), (80, 1), (33, 7)):
+        described = descriptor(layers=layers)
+        publication = Publication(SCOPE, described, TOKENS, manifest_every=every)
+        for layer, (k, v) in enumerate(kv(described)):
+            publication.put_layer(layer, k, v)
+        listed = [
+            m.segments[0].listed_groups(m.segments[0].tracks[0]) for m in manifests(publication)
+        ]
+        assert listed[-1] == layers and sum(listed) <= 3 * layers
+        # and they do not stop coming: each but the last two is followed by one twice as long
+        for version, later in itertools.pairwise(listed[1:-1]):
+            assert later <= max(2 * version, version + 2 * every), listed
+
+
 def test_the_final_manifest_is_published_before_the_tracks_end():
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
     order = []
@@ -244,7 +259,7 @@ def test_an_abandoned_publication_ends_with_an_error_code():
 
 def test_a_manifest_that_would_be_too_large_is_refused_before_anything_is_published():
     with pytest.raises(KvcsError, match="larger blocks"):
-        Publication(SCOPE, descriptor(layers=200, block_tokens=1), list(range(1000)))
+        Publication(SCOPE, descriptor(layers=200, block_tokens=1), list(range(11_000)))
 
 
 async def test_an_unpublished_cache_is_neither_served_nor_referred_to_any_more():

@@ -41,7 +41,7 @@ class Asked:
         self.error = None
         self.over = False
 
-    def start(self) -> None:
+    def start(self, *, early: bool = False) -> None:
         self.over = False
 
     def poll(self, now: float) -> None:

@@ -236,9 +236,11 @@ async def test_segments_are_asked_for_in_order_and_only_so_many_at_once(monkeypa
         link.on_pump = count
         consumer = link.consumer(follow=True)
         assert whole(await collect(consumer), CACHE, BLOCKS) == BLOCKS
-        asked = [fetch.name.name.decode() for fetch in handler.fetches]
+        early, fetches = handler.fetches[:2], handler.fetches[2:]
+        assert {fetch.name.name for fetch in early} == {b"k.raw.s0", b"v.raw.s0"}
+        asked = [fetch.name.name.decode() for fetch in fetches]
         assert asked == [f"{half}.raw.s{n}" for n in range(BLOCKS) for half in "kv"]
-        priorities = [fetch.parameters.subscriber_priority for fetch in handler.fetches]
+        priorities = [fetch.parameters.subscriber_priority for fetch in fetches]
         assert priorities[::2] == [None, 129, 130, 131, 132]
         assert most <= 2 * 2 + 2  # the manifest and the listing beside them
 

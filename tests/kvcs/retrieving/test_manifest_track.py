@@ -9,14 +9,14 @@ import pytest
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.retrieving.manifest_track import MANIFEST_FETCHES, ManifestVersions
 from kvcs.trust.producers import ProducerKey, Producers
-from kvcs.trust.terms import Terms
+from kvcs.trust.terms import ENVELOPE_OCTETS, Terms
 from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
 from moqt.requests import RequestState
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError, SessionClosed
 from moqt.values.messages import KeyValue
 from moqt.values.names import Location
-from tests.kvcs.support import produced
+from tests.kvcs.support import DESCRIPTOR, descriptor, produced
 
 NAMESPACE = produced().namespace
 ABSENT = RequestError(RequestErrorCode.DOES_NOT_EXIST)
@@ -36,6 +36,8 @@ class Asked:
             manifest=None,
             version=-1,
             complete=False,
+            keys=[NAMESPACE.anchor_key],
+            descriptor=DESCRIPTOR,
             terms=Terms(producers=producers),
         )
         self.names: list[bytes] = []
@@ -126,6 +128,20 @@ def test_a_manifest_that_is_too_large_fails_verification() -> None:
         IncomingStream(0, Via.FILL), SimpleNamespace(length=(16 << 20) + 1)
     )
     assert isinstance(asked.error, VerificationFailed)
+
+
+def test_a_manifest_may_be_as_large_as_listing_the_blocks_of_the_tokens_needs() -> None:
+    asked = Asked()
+    assert (
+        asked.receivers[0].max_object_octets == (16 << 20) + ENVELOPE_OCTETS
+    )  # for what may follow them
+    asked.assembly.descriptor = descriptor(layers=32)
+    asked.assembly.keys = [NAMESPACE.anchor_key] * 2000
+    assert asked.versions.max_octets == (64 << 10) + 96 * (4 * 2 * 32 * 2000)
+    asked.assembly.keys = [NAMESPACE.anchor_key] * (1 << 20)
+    assert asked.versions.max_octets == 256 << 20
+    asked.assembly.keys = [bytes(32)] * 10  # of a longer one, as an index service says
+    assert asked.versions.max_octets == 256 << 20
 
 
 def test_cancelling_ends_every_request() -> None:

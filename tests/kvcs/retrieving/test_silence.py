@@ -80,6 +80,11 @@ async def test_a_subscription_that_stays_silent_is_given_up_in_the_end(monkeypat
         await link.assert_clean()
 
 
+def begins_at(request) -> tuple[int, int]:
+    asked = request.parameters.location_filter
+    return asked.start_group, asked.start_object
+
+
 class Reticent(Publisher):
     """Accepts the first FETCH of each data track, and never opens its stream."""
 
@@ -90,7 +95,7 @@ class Reticent(Publisher):
             self.add_track(store)
         self.silent: dict[FullTrackName, IncomingFetch | None] = {s.name: None for s in data}
         self.states: list[RequestState] = []
-        """Of the first FETCH of a track, whenever another of the same track came."""
+        """Of the first FETCH of a track, whenever another came that begins where it does."""
 
     def fetch_received(self, request) -> None:
         super().fetch_received(request)
@@ -100,7 +105,7 @@ class Reticent(Publisher):
         if first is None:
             self.silent[request.name] = request
             request.session.scheduler.forget(request.delivery.flow)
-        else:
+        elif begins_at(request) == begins_at(first):
             self.states.append(first.state)
 
 

@@ -1,0 +1,35 @@
+"""Publishing a long layer beside other work of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kvcs.publishing.publication import Publication
+from kvsp.blocks.layout import Tensor
+
+STEP_OCTETS: Final = 1 << 20
+"""Octets that are encoded and hashed at a time, some milliseconds' worth,"""
+STEP_BLOCKS: Final = 128
+"""and blocks that are published at a time."""
+LEAST_IN_THREAD: Final = 2048
+"""Octets from which on hashing them lets other threads run."""
+
+
+async def aput_layer(publication: Publication, layer: int, k: Tensor, v: Tensor) -> None:
+    """`publication.put_layer(layer, k, v)`, some blocks at a time.
+
+    They can go out before the next are encoded and hashed, which is done in a thread where that
+    is worth it, and the event loop is held for some milliseconds at most. Nothing else may be put
+    meanwhile.
+    Raises MisuseError as `put_block`, also when the publication was abandoned in between: then
+    the blocks before are published.
+    """
+    steps = publication.layer_steps(layer, k, v, octets=STEP_OCTETS, blocks=STEP_BLOCKS)
+    for step in steps:
+        if step.section_octets >= LEAST_IN_THREAD:
+            await asyncio.to_thread(step.prepare)
+        else:
+            await asyncio.sleep(0)
+            step.prepare()
+        step.put()

@@ -1,0 +1,57 @@
+"""What full collections look at: not every Object that is cached, and everything now and then."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from relay.service.garbage import GROWTH, SESSIONS, Garbage
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made: list[str] = []
+    for name in ("freeze", "unfreeze", "collect"):
+        monkeypatch.setattr(gc, name, lambda name=name: made.append(name))
+    return made
+
+
+def test_what_is_cached_is_left_out_of_collections_as_the_cache_grows(calls) -> None:
+    garbage = Garbage()
+    for objects in range(0, 10 * GROWTH + 1, GROWTH // 4):
+        garbage.tick(objects, 0)
+    assert calls == ["freeze"] * 10
+
+
+def test_a_cache_that_was_emptied_and_grows_again_is_left_out_again(calls) -> None:
+    garbage = Garbage()
+    garbage.tick(GROWTH, 0)
+    garbage.tick(0, 0)
+    garbage.tick(GROWTH - 1, 0)
+    assert calls == ["freeze"]
+    garbage.tick(GROWTH, 0)
+    assert calls == ["freeze"] * 2
+
+
+def test_the_remains_of_sessions_are_looked_for_once_in_many(calls) -> None:
+    garbage = Garbage()
+    for ended in range(2 * SESSIONS + 1):
+        garbage.tick(0, ended)
+    assert calls == ["unfreeze", "collect", "freeze"] * 2
+
+
+def test_what_was_left_out_is_freed_when_it_is_evicted() -> None:
+    class Cached:
+        gone = 0
+
+        def __del__(self) -> None:
+            Cached.gone += 1
+
+    held = [Cached() for _ in range(3)]
+    try:
+        Garbage().tick(GROWTH, 0)
+        held.clear()
+        assert Cached.gone == 3
+    finally:
+        gc.unfreeze()
