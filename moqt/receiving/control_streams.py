@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from moqt.receiving.host import MessageSink, StreamHost
-from moqt.receiving.request_octets import parsed_octets
+from moqt.track.knowledge import PROPERTY_OCTETS
 from moqt.values.codes import REQUEST_OPENERS, MessageType
 from moqt.values.errors import protocol_violation
+from moqt.values.messages import FetchOk, Publish, RequestOk, SubscribeOk
 
+_WITH_PROPERTIES = SubscribeOk, Publish, FetchOk, RequestOk
 _CONTROL_TYPES = frozenset({MessageType.SETUP})
 
 
@@ -48,8 +50,10 @@ class RequestIn:
         octets = self._coming + len(data)
         messages = self.decoder.feed(data)
         self._coming = len(data) if messages else octets
-        if messages:
-            octets += parsed_octets(messages)
+        for message in messages:
+            if isinstance(message, _WITH_PROPERTIES):
+                # two octets on the wire make a value of fifty times as many
+                octets += PROPERTY_OCTETS * len(message.properties)
         if octets > self._billed:  # most are shorter than the one that opened the stream
             self._coming, self._billed = self.decoder.buffered, octets
             host.request_octets.bill(self.stream_id, octets)
