@@ -292,6 +292,12 @@ class Relay(SessionHandler):
             if not publishers:
                 self._no_publisher(request)
                 return
+            if not request.parameters.rendezvous_timeout and self.refusals.absent.knows(
+                name, publishers, self.clock.now
+            ):
+                self.counters.requests_absent += 1
+                self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+                return
         if not self._may_wait(request):
             return
         if track is None:
@@ -422,6 +428,9 @@ class Relay(SessionHandler):
         if code not in _PASSED_ON:
             code, reason = RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
         if code is RequestErrorCode.DOES_NOT_EXIST:
+            if retry is not None:
+                asked = self.publishers(track.name.namespace)
+                self.refusals.absent.add(track.name, asked, self.clock.now + retry / 1000)
             reason, retry = NO_SUCH_TRACK, None
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
@@ -458,6 +467,7 @@ class Relay(SessionHandler):
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
         self.clock.now = now
         self.refusals.malformed.tick(now)
+        self.refusals.absent.tick(now)
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):

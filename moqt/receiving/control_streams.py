@@ -6,9 +6,7 @@ from moqt.receiving.host import MessageSink, StreamHost
 from moqt.track.knowledge import PROPERTY_OCTETS
 from moqt.values.codes import REQUEST_OPENERS, MessageType
 from moqt.values.errors import protocol_violation
-from moqt.values.messages import FetchOk, Publish, RequestOk, SubscribeOk
 
-_WITH_PROPERTIES = SubscribeOk, Publish, FetchOk, RequestOk
 _CONTROL_TYPES = frozenset({MessageType.SETUP})
 
 
@@ -50,10 +48,8 @@ class RequestIn:
         octets = self._coming + len(data)
         messages = self.decoder.feed(data)
         self._coming = len(data) if messages else octets
-        for message in messages:
-            if isinstance(message, _WITH_PROPERTIES):
-                # two octets on the wire make a value of fifty times as many
-                octets += PROPERTY_OCTETS * len(message.properties)
+        for message in messages:  # two octets on the wire make a value of fifty times as many
+            octets += PROPERTY_OCTETS * len(getattr(message, "properties", ()))
         if octets > self._billed:  # most are shorter than the one that opened the stream
             self._coming, self._billed = self.decoder.buffered, octets
             host.request_octets.bill(self.stream_id, octets)

@@ -10,7 +10,7 @@ from moqt.values.errors import SessionError
 class RequestOctets:
     """Octets billed to a session by request stream: those of its largest message, or of one whose
     end has not come. The names, filters and tokens kept of it are no more than that; its Track
-    Properties are billed besides, at what they cost parsed.
+    Properties are billed besides, for what they become.
     """
 
     def __init__(self, config: SessionConfig) -> None:

@@ -36,6 +36,7 @@ COUNTERS = {
     "sessions": "Sessions established.",
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "requests_over_limit": "Of these, those beyond a limit of the relay.",
+    "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
     "scopes_refused": "Sessions closed because they dialled one path too many.",
     "requests_revoked": "Requests ended because the right to them was withdrawn.",

@@ -32,6 +32,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
+from moqt.quic.counters import Wait
 from moqt.quic.packets.layout import (
     PN_LENGTH,
     SAMPLE_LENGTH,
@@ -103,9 +104,18 @@ class Connection(ProbingConnection):
             self.close_datagrams = datagrams
         return probes + datagrams if probes else datagrams
 
-    def sending_stopped(self) -> None:
-        """All that may be sent now has been: note whether more could have been."""
-        self.recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
+    def sending_stopped(self) -> Wait:
+        """All that may be sent now has been: note whether more could have been, and say why not."""
+        paced = self._pacing_at is not None
+        wait = self.recovery.sending_stopped(self._max_datagram_size, paced)
+        if wait is Wait.APPLICATION and (self.unsent or self.without_credit):
+            wait = Wait.FLOW_CONTROL
+        if wait is not self.waits_for:
+            self.waits_for = wait
+            if self.trace is not None:
+                data = {"waits_for": wait.value}
+                self.trace.log_event(category="transport", event="sending_stopped", data=data)
+        return wait
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""
