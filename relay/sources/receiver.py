@@ -36,6 +36,9 @@ class UpstreamReceiver(Receiver):
     whole: bool
     """What came on a live one is all there was: nothing was reset, or a datagram."""
 
+    sifted_to = -1
+    """Up to this group filters of ours leave out Objects, or have left some out."""
+
     def __init__(self, filling: Filling, session: Session) -> None:
         self.filling = filling
         self.session = session
@@ -87,6 +90,13 @@ class UpstreamReceiver(Receiver):
         elif state.subgroup is None:
             state.subgroup = (header.group, header.subgroup)
             self.filling.feed_opened(state.subgroup)
+            if header.group <= self.sifted_to:
+                self._sift(state)
+
+    def _sift(self, state: StreamState) -> None:
+        state.sifted = True
+        if state.subgroup is not None:
+            self.filling.feed_sifted(state.subgroup)
 
     def _first_of_subgroup(self, stream: IncomingStream, header: ObjectHeader) -> None:
         """The first Object of a live stream is stored, and may be its Subgroup's first, too."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
-from moqt.values.codes import RequestErrorCode
+from moqt.values.codes import MAX_VI64, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
@@ -81,8 +81,6 @@ class UpstreamSubscription(UpstreamReceiver):
         """The filters in force, or asked for."""
         self.surplus_since: float | None = None
         """Since when more is asked for than is wanted."""
-        self._sifted_group = -1
-        """Up to this group some of what was not asked for may be lacking."""
         self._widening = 0
         """Updates that ask for more and are not answered yet."""
         self.used = False
@@ -156,6 +154,7 @@ class UpstreamSubscription(UpstreamReceiver):
             return False
         self.asked = wanted
         self._widening += widens
+        self.sifted_to = MAX_VI64
         for state in self.streams.values():
             self._sift(state)
         return True
@@ -164,14 +163,9 @@ class UpstreamSubscription(UpstreamReceiver):
         self._widening -= 1
         if isinstance(answer, RequestOk):
             largest = self.request.largest if self.request is not None else None
-            if largest is not None:
-                self._sifted_group = max(self._sifted_group, largest.group)
+            if not self.narrowed:
+                self.sifted_to = largest.group if largest is not None else -1
             self.track.upstream_told(self)
-
-    def _sift(self, state: StreamState) -> None:
-        state.sifted = True
-        if state.subgroup is not None:
-            self.filling.feed_sifted(state.subgroup)
 
     def refresh(self) -> None:
         """Ask for the Largest Object: an update without parameters is answered with it."""
@@ -224,7 +218,7 @@ class UpstreamSubscription(UpstreamReceiver):
     @property
     def brought_all(self) -> bool:
         """Whether it has brought everything since it began."""
-        return self.whole and not self.narrowed and self._sifted_group < 0
+        return self.whole and self.sifted_to < 0
 
     @property
     def expires(self) -> bool:
@@ -247,11 +241,6 @@ class UpstreamSubscription(UpstreamReceiver):
             self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
-
-    def _opened(self, state: StreamState, header: ObjectHeader) -> None:
-        super()._opened(state, header)
-        if self.narrowed or header.group <= self._sifted_group:
-            self._sift(state)
 
     def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
         opened = stream.subgroup
@@ -327,6 +316,7 @@ class UpstreamSubscribe(UpstreamSubscription):
         """
         track = self.track
         self.asked = wanted.in_ranges(self.session.peer_max_filter_ranges)
+        self.sifted_to = MAX_VI64 if self.narrowed else -1
         self.rendezvous = rendezvous_ms > 0
         self.deadline = track.clock.now + track.config.upstream_timeout + rendezvous_ms / 1000
         self.paused = not forward
@@ -356,7 +346,10 @@ class UpstreamSubscribe(UpstreamSubscription):
     def request_failed(self, error: MoqtError) -> None:
         refused = isinstance(error, RequestError) and error.code == RequestErrorCode.INVALID_FILTER
         if refused and self.asked != EVERYTHING and not self.established:
-            self.asked = EVERYTHING  # the filters are an economy of ours: nobody asked for them
+            self.asked, self.sifted_to = (
+                EVERYTHING,
+                -1,
+            )  # the filters are an economy of ours: nobody asked for them
             again = self._subscribe()
             if again is None:
                 return
