@@ -4,7 +4,7 @@
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
 The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
-names. `finding` and `publishing` stand side by side and never import each other.
+trust → names. `finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PublisherLost,
         RetrievalError,
         RetrievalTimeout,
+        UnknownKey,
         Unsupported,
         VerificationFailed,
     )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from kvcs.retrieving.layers import Layer
     from kvcs.retrieving.retrieval import Mode
     from kvcs.retrieving.stats import Stats
+    from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -65,6 +67,8 @@ _WHERE = {
     "NotAuthorized": "kvcs.names.errors",
     "NotFound": "kvcs.names.errors",
     "NothingToPublish": "kvcs.names.errors",
+    "ProducerKey": "kvcs.trust.producers",
+    "Producers": "kvcs.trust.producers",
     "Publication": "kvcs.publishing.publication",
     "PublicationNamespace": "kvcs.names.namespace",
     "PublisherLost": "kvcs.names.errors",
@@ -72,6 +76,7 @@ _WHERE = {
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
+    "UnknownKey": "kvcs.names.errors",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
@@ -109,6 +114,8 @@ __all__ = [
     "NotAuthorized",
     "NotFound",
     "NothingToPublish",
+    "ProducerKey",
+    "Producers",
     "Publication",
     "PublicationNamespace",
     "PublisherLost",
@@ -116,6 +123,7 @@ __all__ = [
     "RetrievalTimeout",
     "Scope",
     "Stats",
+    "UnknownKey",
     "Unsupported",
     "VerificationFailed",
     "block_keys",

@@ -127,6 +127,8 @@ class StreamTable(QuicConnection):
         self.waits_for = Wait.APPLICATION
         """What sending waits for since it last stopped."""
         self._packets_under_key = 0
+        self._key_phase = 0
+        self._phase_began = 0  # the first packet number of this key phase
         self.key_updates = 0  # that we began
         self.datagram_backlog = 0  # octets of DATAGRAMs that wait
         self.held = 0  # octets that wait for a gap to close, each piece's overhead included

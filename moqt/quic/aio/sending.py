@@ -211,10 +211,16 @@ class Connection(ProbingConnection):
             return  # 0-RTT is not offered
         space = self._spaces[tls.Epoch.ONE_RTT]
         crypto_stream = self._crypto_streams[tls.Epoch.ONE_RTT]
-        if self._packets_under_key >= KEY_UPDATE_PACKETS and self._handshake_confirmed:
-            self._packets_under_key = 0
+        if (
+            self._packets_under_key >= KEY_UPDATE_PACKETS
+            and self._handshake_confirmed
+            and space.largest_acked_packet >= self._phase_began  # RFC 9001 section 6.1
+        ):
             self.key_updates += 1
             crypto.update_key()
+        if crypto.key_phase != self._key_phase:  # by us, or by the peer
+            self._key_phase, self._phase_began = crypto.key_phase, self._packet_number
+            self._packets_under_key = 0
 
         while True:
             if (
