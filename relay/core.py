@@ -292,11 +292,12 @@ class Relay(SessionHandler):
             if not publishers:
                 self._no_publisher(request)
                 return
-            if not request.parameters.rendezvous_timeout and self.refusals.absent.knows(
-                name, publishers, self.clock.now
-            ):
+            left = self.refusals.absent.left(name, publishers, self.clock.now)
+            if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
-                self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+                retry = int(left * 1000)
+                code = RequestErrorCode.DOES_NOT_EXIST
+                self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
                 return
         if not self._may_wait(request):
             return
@@ -431,7 +432,7 @@ class Relay(SessionHandler):
             if retry is not None:
                 asked = self.publishers(track.name.namespace)
                 self.refusals.absent.add(track.name, asked, self.clock.now + retry / 1000)
-            reason, retry = NO_SUCH_TRACK, None
+            reason = NO_SUCH_TRACK
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
             self.waiting.done(request)

@@ -32,16 +32,18 @@ class AbsentTracks:
         if len(self._tracks) > self._most:
             self._tracks.popitem(last=False)
 
-    def knows(self, name: FullTrackName, publishers: Collection[Session], now: float) -> bool:
-        """Whether none of `publishers` has the track."""
+    def left(
+        self, name: FullTrackName, publishers: Collection[Session], now: float
+    ) -> float | None:
+        """Seconds for which none of `publishers` has the track; None when that is not known."""
         found = self._tracks.get(name)
         if found is None:
-            return False
+            return None
         until, asked = found
-        if now < until:
-            return all(session in asked for session in publishers)
-        del self._tracks[name]
-        return False
+        if now >= until:
+            del self._tracks[name]
+            return None
+        return until - now if all(session in asked for session in publishers) else None
 
     def tick(self, now: float) -> None:
         """Forget what was said for long enough ago, the oldest first."""

@@ -39,8 +39,9 @@ def test_a_publisher_is_asked_once_when_it_says_for_how_long(retry_after_ms, ask
     star.publisher(handler=publisher)
     for _ in range(3):
         refused = ask(star)
-        # who asks learns no more than if there were no publisher
-        assert refused.code == RequestErrorCode.DOES_NOT_EXIST and refused.retry_after_ms is None
+        # a relay that asked remembers it as well
+        assert refused.code == RequestErrorCode.DOES_NOT_EXIST
+        assert refused.retry_after_ms == retry_after_ms
     assert publisher.asked == asked
     assert star.relay.counters.requests_absent == 3 - asked
 
@@ -67,7 +68,7 @@ def test_it_is_forgotten_in_time_and_the_oldest_when_there_are_too_many() -> Non
     absent, names = AbsentTracks(2), [FullTrackName((b"a",), bytes([n])) for n in range(3)]
     for number, name in enumerate(names):
         absent.add(name, [], 10.0 + number)
-    assert [absent.knows(name, [], 5.0) for name in names] == [False, True, True]
-    assert not absent.knows(names[1], [], 11.0) and len(absent) == 1
+    assert [absent.left(name, [], 5.0) for name in names] == [None, 6.0, 7.0]
+    assert absent.left(names[1], [], 11.0) is None and len(absent) == 1
     absent.tick(12.0)
     assert len(absent) == 0
