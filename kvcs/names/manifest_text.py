@@ -230,6 +230,10 @@ class ManifestReader:
         return arrays
 
 
+Text = Octets | ManifestReader
+"""The text of a manifest, whole or read as it came."""
+
+
 def with_strings(value: Any) -> Any:
     """A value of `ManifestReader.tree` with digests as strings, one item each."""
     if isinstance(value, dict):

@@ -48,12 +48,11 @@ from kvcs.programs.index_options import (
     KvspTokenFile,
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
-from kvcs.retrieving.assembly import NOT_NEEDED
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
 from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Mode
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.stats import NOT_NEEDED, Stats
 from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json

@@ -16,13 +16,13 @@ from kvcs.names.digests import TrackDigests
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
-from kvcs.names.manifest_text import ManifestReader
+from kvcs.names.manifest_text import Text
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
@@ -35,15 +35,6 @@ if TYPE_CHECKING:
 
 MAX_BAD_OBJECTS: Final = 3
 """Bad Objects after which another publication is used (KVCS "Verification and Recovery")."""
-
-NOT_NEEDED: Final = "not-needed"
-"""Why an Object was discarded that is outside the layers and blocks asked for."""
-
-OTHER_TOKENS: Final = "other-tokens"
-"""Why an Object was discarded that is not what the index service has a record of."""
-
-OTHER_PRODUCTION: Final = "other-production"
-"""Why a block of a holder was discarded that is right, but not the one of the publication."""
 
 
 class Assembly(LayerBuffer):
@@ -260,9 +251,7 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(
-        self, location: Location, payload: Octets | ManifestReader, came: Came = IN_CLEAR
-    ) -> None:
+    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
         """A version of the manifest; its number is the Group ID."""
         version, object_id = location
         if version == self.version:
@@ -276,7 +265,7 @@ class Assembly(LayerBuffer):
             if object_id:
                 detail = "a manifest is Object 0 of its Group"
                 raise DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
-            manifest = self.terms.manifest(location, payload, came, self.namespace)
+            manifest = self.terms.manifest(location, text, came, self.namespace)
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:

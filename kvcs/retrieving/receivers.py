@@ -29,6 +29,29 @@ from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
 
+RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
+"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
+the last the publication is given up."""
+
+REOPEN_GRACE: Final = 0.1
+"""Seconds a reset Subgroup stream may take to be continued on another stream."""
+
+STALL: Final = 2.0
+"""Seconds of silence on every data track after which what should have come is asked for again.
+
+A stream that is reset before its header came leaves no trace: nobody can tell whose it
+was. Only Objects known to exist are meant, never those still to be produced."""
+
+PATIENCE: Final = 10.0
+"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
+
+RECOVERY_PAUSE: Final = 1.0
+"""Seconds between such FETCHes."""
+
+CONFIRM_GRACE: Final = 1.0
+"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
+at once at the end of a publication; a part of one still in production is not worth more."""
+
 EARLY_OCTETS: Final = 4 << 20
 """Octets that are asked for before the manifest is known, of all tracks together; as much may be
 held, and is wasted when the publication is not the one that is retrieved,"""

@@ -16,13 +16,24 @@ from typing import Final
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.manifest_text import ManifestReader
+from kvcs.names.manifest_text import Text
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import Early, FetchReceiver, LiveReceiver, TrackState
+from kvcs.retrieving.receivers import (
+    CONFIRM_GRACE,
+    PATIENCE,
+    RECOVERY_DELAYS,
+    RECOVERY_PAUSE,
+    REOPEN_GRACE,
+    STALL,
+    Early,
+    FetchReceiver,
+    LiveReceiver,
+    TrackState,
+)
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.sealing import OVERHEAD_OCTETS
 from kvcs.trust.terms import Came
@@ -43,29 +54,6 @@ from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
-
-RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
-"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
-the last the publication is given up."""
-
-REOPEN_GRACE: Final = 0.1
-"""Seconds a reset Subgroup stream may take to be continued on another stream."""
-
-STALL: Final = 2.0
-"""Seconds of silence on every data track after which what should have come is asked for again.
-
-A stream that is reset before its header came leaves no trace: nobody can tell whose it
-was. Only Objects known to exist are meant, never those still to be produced."""
-
-PATIENCE: Final = 10.0
-"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
-
-RECOVERY_PAUSE: Final = 1.0
-"""Seconds between such FETCHes."""
-
-CONFIRM_GRACE: Final = 1.0
-"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
-at once at the end of a publication; a part of one still in production is not worth more."""
 
 SEGMENTS_AT_ONCE: Final = 16
 """Segments whose tracks are asked for at a time, from the first that is not whole."""
@@ -277,14 +265,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(
-        self, location: Location, payload: Buffer | ManifestReader, came: Came
-    ) -> None:
+    def version_received(self, location: Location, text: Text, came: Came) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, payload, came)
+            self.assembly.manifest_received(location, text, came)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kvcs.names.namespace import PublicationNamespace
+
+NOT_NEEDED: Final = "not-needed"
+"""Why an Object was discarded that is outside the layers and blocks asked for."""
+
+OTHER_TOKENS: Final = "other-tokens"
+"""Why an Object was discarded that is not what the index service has a record of."""
+
+OTHER_PRODUCTION: Final = "other-production"
+"""Why a block of a holder was discarded that is right, but not the one of the publication."""
 
 
 @dataclass(slots=True)
