@@ -102,23 +102,21 @@ class Consumer:
         fallback: Fallback | None = None,
         producers: Producers | None = None,
     ) -> None:
-        """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
-        blocks of the tokens are there or the publication has ended; without it, the segments that
-        have begun are retrieved.
-        `timeout` bounds everything, in seconds. `destination` is where layers are
-        written (new arrays by default). `publications` are known already, in order of
-        preference, and replace discovery. With `require_listed` no layer is handed over
-        before the manifest lists its digests. `discovery` says how publications are found;
-        `min_blocks` is the shortest prefix worth having, `grace` how long, in seconds, a
-        relay's listing must pause to count as whole, `probes` how many prefixes are asked for
-        at a time where it lists nothing. After `patience` seconds
-        without anything arriving another publication is tried, if there is one, also a shorter
-        one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself. With
-        `producers` only what one of them has signed and listed is handed over, and with content
-        keys in `scope` only what is sealed with one of them; holders then give what the manifest
-        lists, and nothing besides.
+        """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
+        With `follow` the retrieval goes on while the publication grows, until all complete blocks
+        of the tokens are there or the publication has ended; without it, the segments that have
+        begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where layers
+        are written (new arrays by default). `publications` are known already, in order of
+        preference, and replace discovery. With `require_listed` no layer is handed over before the
+        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is the
+        shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause to
+        count as whole, `probes` how many prefixes are asked for at a time where it lists nothing.
+        After `patience` seconds without anything arriving another publication is tried, if there is
+        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks
+        come from holders over HTTP, too; `session` may then be None, and the consumer opens it
+        itself. With `producers` only what one of them has signed and listed is handed over, and
+        with content keys in `scope` only what is sealed with one of them; holders then give what
+        the manifest lists, and nothing besides.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -209,10 +207,9 @@ class Consumer:
     async def layers(self) -> AsyncGenerator[Layer, None]:
         """The layers of each segment in order, each as soon as it is usable.
 
-        When a publication turns out to be bad or incomplete and another one is there, the
-        layers come again from the first, of the other publication (see
-        `Layer.publication`), unless both are deterministic; arrays of a destination are then
-        written again. Until the iteration ends
+        When a publication turns out to be bad or incomplete and another one is there, the layers
+        come again from the first, of the other publication (see `Layer.publication`), unless both
+        are deterministic; arrays of a destination are then written again. Until the iteration ends
         without an exception, layers may turn out to differ from what the manifest lists; when it
         ends with one, those of the first `stats.whole_blocks` blocks do not.
 
