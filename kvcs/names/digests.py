@@ -46,6 +46,13 @@ class TrackDigests:
             return None
         return self.listed[layer][number * HASH_OCTETS : (number + 1) * HASH_OCTETS]
 
+    def known(self, layer: int, number: int, *, came: bool) -> bytes | None:
+        """The digest of an Object that is listed, else, if it `came`, its own."""
+        listed, digests = self.digest(layer, number), self.came.get(layer)
+        if listed is not None or digests is None or not came:
+            return listed
+        return bytes(digests[number * HASH_OCTETS : (number + 1) * HASH_OCTETS])
+
     def remember(self, layer: int, number: int, digest: bytes) -> None:
         """Keep a digest until a manifest lists it."""
         digests = self.came.get(layer)

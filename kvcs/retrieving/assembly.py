@@ -43,12 +43,11 @@ class Assembly(LayerBuffer):
     The first manifest tells what is usable of it (`blocks`); nothing is written before
     `prepare`. With `follow` later ones may add segments, as long as it is `growing`.
 
-    `manifest` is the last good version. A layer is handed over, in order, through `ready`,
-    as soon as every needed Object of it is verified in every selected track and none
-    contradicts the manifest, nor the index service's record of a block whose key the manifest
-    does not confirm. Objects that came before the manifest lists them are compared
-    when it does: only their digests are kept for that. With `require_listed` a layer waits
-    for it.
+    `manifest` is the last good version. A layer is handed over, in order, through `ready`, as soon
+    as every needed Object of it is verified in every selected track and none contradicts the
+    manifest, nor the index service's record of a block whose key the manifest does not confirm.
+    Objects that came before the manifest lists them are compared when it does: only their digests
+    are kept for that. With `require_listed` a layer waits for it.
 
     Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if they are
     the same production as far as anybody can tell, and after the last block of the publication.
@@ -77,15 +76,14 @@ class Assembly(LayerBuffer):
         choice: Choice = LOSSLESS,
         terms: Terms = ANY,
     ) -> None:
-        """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
-        no tokens and tells blocks apart otherwise, `blocks` how many
-        blocks it needs at most. With `follow` segments are taken that appear later, until our
-        keys are covered. `records` are those of the index service for the leading
-        `keys`: of a publication that goes on with other tokens no manifest can show which of
-        its blocks are ours, so they are compared with the records. `elsewhere(layer, block)` is
-        asked, for an Object that came and is bad, whether it will be had over HTTP; then it is
-        not asked for again. Strict `terms` trust no record, and holders with what is listed.
-        `choice` is made among the encodings of each segment.
+        """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows no
+        tokens and tells blocks apart otherwise, `blocks` how many blocks it needs at most. With
+        `follow` segments are taken that appear later, until our keys are covered. `records` are
+        those of the index service for the leading `keys`: of a publication that goes on with other
+        tokens no manifest can show which of its blocks are ours, so they are compared with the
+        records. `elsewhere(layer, block)` is asked, for an Object that came and is bad, whether it
+        will be had over HTTP; then it is not asked for again. Strict `terms` trust no record, and
+        holders with what is listed. `choice` is made among the encodings of each segment.
         """
         super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
@@ -109,7 +107,8 @@ class Assembly(LayerBuffer):
         self._require_listed = require_listed
         self._max_bad = max_bad
         self._facts: dict[DataTrack, TrackDigests] = {}
-        self._of_segment: list[tuple[DataTrack, ...]] = []
+        self.segments: list[tuple[DataTrack, ...]] = []
+        """The tracks that each segment is retrieved from."""
         self._bound: dict[int, Sequence[bytes]] = {}
         """The layer digests of blocks whose keys only the index service vouches for."""
         self._taken_back: list[tuple[DataTrack, Location]] = []
@@ -126,11 +125,6 @@ class Assembly(LayerBuffer):
     def tracks(self) -> tuple[DataTrack, ...]:
         """The tracks that are retrieved, segment by segment."""
         return tuple(self._facts)
-
-    @property
-    def segments(self) -> Sequence[tuple[DataTrack, ...]]:
-        """The tracks that each segment is retrieved from."""
-        return self._of_segment
 
     def entry(self, track: DataTrack) -> SegmentEntry:
         """The manifest's entry of the segment of a track."""
@@ -164,7 +158,7 @@ class Assembly(LayerBuffer):
     def vouched(self) -> int:
         """Leading blocks of whole segments of which the manifest says nothing else any more."""
         for segment, span in enumerate(self._spans[: self.segment]):
-            if any(self._facts[t].came and not self._final(t) for t in self._of_segment[segment]):
+            if any(self._facts[t].came and not self._final(t) for t in self.segments[segment]):
                 return span.start
         return self._spans[self.segment - 1].stop if self.segment else 0
 
@@ -206,7 +200,7 @@ class Assembly(LayerBuffer):
         needed, or nothing has come that would be one."""
         if block >= self.blocks or block in self._proven:
             return None
-        tracks = self._of_segment[self.segment_of(block)]
+        tracks = self.segments[self.segment_of(block)]
         if any(self._known_digest(track, layer, block) is not None for track in tracks):
             return None
         listed = min(len(self._facts[tracks[0]].listed), self.layers.stop) - 1
@@ -225,7 +219,7 @@ class Assembly(LayerBuffer):
             return True
         if block >= self.blocks:
             return False
-        given = (self._facts[track] for track in self._of_segment[self.segment_of(block)])
+        given = (self._facts[track] for track in self.segments[self.segment_of(block)])
         return all(facts.digest(layer, block - facts.first) for facts in given)
 
     def take_back(self) -> list[tuple[DataTrack, Location]]:
@@ -359,7 +353,7 @@ class Assembly(LayerBuffer):
             return super().block_received(block, layer, k, v, source)
         digests = {}
         same = block not in self._bound or data_digest(k, v) == self._bound[block][layer]
-        for track in self._of_segment[self.segment_of(block)]:
+        for track in self.segments[self.segment_of(block)]:
             digests[track] = digest = digest_as_data(track, k, v, self.descriptor)
             known = self._known_digest(track, layer, block)
             same &= known in (None, digest)
@@ -400,7 +394,7 @@ class Assembly(LayerBuffer):
         most = self.most(self.manifest.blocks if self.keys is None else len(self.keys))
         listed_only = self.growing or self.terms.strict
         total = self.blocks if listed_only else max(self.blocks, min(over_http, most))
-        spans = [self._facts[tracks[0]].span for tracks in self._of_segment]
+        spans = [self._facts[tracks[0]].span for tracks in self.segments]
         spans[-1] = range(spans[-1].start, total)
         if kept is not None and self._continues(kept, spans):
             self._go_on(spans, kept.segment, kept.next_layer)
@@ -438,7 +432,7 @@ class Assembly(LayerBuffer):
         if self.keys is not None:
             confirmed, self._bound = self._of_ours(manifest, self.keys)
             covered = max([confirmed, *(block + 1 for block in self._bound)])
-        self._facts, self._of_segment = {}, []
+        self._facts, self.segments = {}, []
         self._take(manifest, self.most(min(covered, manifest.blocks)))
         self._bound = {block: each for block, each in self._bound.items() if block < self.blocks}
         self.growing = (
@@ -451,7 +445,7 @@ class Assembly(LayerBuffer):
     def _take(self, manifest: Manifest, needed: int) -> None:
         """Choose the tracks of the segments that have blocks up to `needed`, from the first that
         has none so far."""
-        for entry in manifest.segments[len(self._of_segment) :]:
+        for entry in manifest.segments[len(self.segments) :]:
             if entry.first_block >= needed:
                 break
             try:
@@ -466,19 +460,19 @@ class Assembly(LayerBuffer):
             blocks = min(entry.blocks, needed - entry.first_block)
             for track in tracks:
                 self._facts[track] = TrackDigests.of(self.descriptor, track, entry, blocks)
-            self._of_segment.append(tracks)
+            self.segments.append(tracks)
             self.blocks = entry.first_block + blocks
 
     def _grow(self, manifest: Manifest) -> None:
         """Take the segments that are new and continue with our tokens."""
         assert self.keys is not None
-        following = manifest.segments[len(self._of_segment) :]
+        following = manifest.segments[len(self.segments) :]
         if not following:
             return
         self._take(manifest, self.most(manifest.continued(self.keys, following[0].segment)))
         self.growing &= self.blocks == manifest.blocks < self.most(len(self.keys))
         if self.total:
-            for tracks in self._of_segment[len(self._spans) :]:
+            for tracks in self.segments[len(self._spans) :]:
                 self._add(self._facts[tracks[0]].span)
 
     def _of_ours(
@@ -526,15 +520,8 @@ class Assembly(LayerBuffer):
     def _known_digest(self, track: DataTrack, layer: int, block: int) -> bytes | None:
         """The digest of an Object: as the manifest lists it, or as it came."""
         facts = self._facts[track]
-        number = block - facts.first
-        listed = facts.digest(layer, number)
-        came = facts.came.get(layer)
-        if listed is not None or came is None:
-            return listed
-        held = self._open.get((track.segment, layer))
-        if held is not None and not held.has(track.component, number):
-            return None
-        return bytes(came[number * HASH_OCTETS : (number + 1) * HASH_OCTETS])
+        number, held = block - facts.first, self._open.get((track.segment, layer))
+        return facts.known(layer, number, came=held is None or held.has(track.component, number))
 
     def _bad_object(self, layer: int, block: int, reason: str) -> None:
         self._stats.discarded[reason] += 1
@@ -599,5 +586,5 @@ class Assembly(LayerBuffer):
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(
-            layer in self._facts[track].came for track in self._of_segment[segment]
+            layer in self._facts[track].came for track in self.segments[segment]
         )

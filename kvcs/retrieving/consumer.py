@@ -212,10 +212,9 @@ class Consumer:
     async def layers(self) -> AsyncGenerator[Layer, None]:
         """The layers of each segment in order, each as soon as it is usable.
 
-        When a publication turns out to be bad or incomplete and another one is there, the
-        layers come again from the first, of the other publication (see
-        `Layer.publication`), unless both are deterministic; arrays of a destination are then
-        written again. Until the iteration ends
+        When a publication turns out to be bad or incomplete and another one is there, the layers
+        come again from the first, of the other publication (see `Layer.publication`), unless both
+        are deterministic; arrays of a destination are then written again. Until the iteration ends
         without an exception, layers may turn out to differ from what the manifest lists; when it
         ends with one, those of the first `stats.whole_blocks` blocks do not.
 

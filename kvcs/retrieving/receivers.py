@@ -166,6 +166,23 @@ class TrackState:
         if self.silent is not None:
             self.silent, self.failures = None, 0
 
+    def fill_ended(self, error: int | None) -> None:
+        """FIN (`error` None) or a reset of the stream of the fill."""
+        self.fill_over = True
+        if error is not None:
+            self.cause = f"the fill was reset with {code_name(StreamErrorCode, error)}"
+
+    def group_ended(self, group: int, error: int | None, grace: float) -> None:
+        """The same of a stream of the subscription; one that was reset may be continued on
+        another within `grace` seconds."""
+        if error is None:
+            self.brought.add(group)
+            return
+        self.broken.add(group)
+        self.delay = max(self.delay, grace)
+        name = code_name(StreamErrorCode, error)
+        self.cause = f"the stream of layer {group} was reset with {name}"
+
     def is_coming(self, location: Location) -> bool:
         """Whether somebody is still to bring the Object."""
         if location in self.lost:

@@ -47,8 +47,6 @@ from moqt.values.codes import (
     GroupOrder,
     ParameterType,
     RequestErrorCode,
-    StreamErrorCode,
-    code_name,
 )
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
@@ -437,19 +435,11 @@ class Retrieval:
         if self.over:
             return
         if stream.via is Via.FILL:
-            state.fill_over = True
-            if error is not None:
-                state.cause = f"the fill was reset with {code_name(StreamErrorCode, error)}"
+            state.fill_ended(error)
             self._suspect(state, self.assembly.layers)
         elif stream.subgroup is not None:
             group = stream.subgroup.group
-            if error is None:
-                state.brought.add(group)
-            else:
-                state.broken.add(group)
-                state.delay = max(state.delay, REOPEN_GRACE)
-                name = code_name(StreamErrorCode, error)
-                state.cause = f"the stream of layer {group} was reset with {name}"
+            state.group_ended(group, error, REOPEN_GRACE)
             self._suspect(state, (group,))
 
     def live_over(self, state: TrackState, why: str) -> None:

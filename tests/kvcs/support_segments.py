@@ -65,7 +65,13 @@ def segmented(
     manifest.append(0, 0, ijson.canonical(tree), priority=0)
     end(manifest, 0, 1)
     manifest.finish(PublishDoneCode.TRACK_ENDED)
-    return SimpleNamespace(namespace=namespace, tracks=(manifest, *stores))
+    tracks = (manifest, *stores)
+
+    def serve(publisher) -> None:
+        for store in tracks:
+            publisher.add_track(store)
+
+    return SimpleNamespace(namespace=namespace, tracks=tracks, serve=serve)
 
 
 def end(store: TrackStore, group: int, objects: int) -> None:
