@@ -10,7 +10,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.cli.plain import PlainCommand, PlainGroup, Version, run_app
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Scope
 from kvsp.names.private_files import replace_private
@@ -42,7 +42,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _program() -> None:
+def _program(version: Version = False) -> None:
     """Make the keys that the producers and consumers of a scope share."""
 
 
@@ -168,9 +168,9 @@ def _fail(text: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-keygen` script."""
-    app(prog_name="kvcs-keygen")
+    run_app(app, "kvcs-keygen")
 
 
 if __name__ == "__main__":

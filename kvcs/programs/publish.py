@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
@@ -40,10 +39,18 @@ from kvcs.programs.index_options import (
     KvspIndex,
     KvspTokenFile,
 )
-from kvcs.publishing.publication import Publication, publish
+from kvcs.publishing.publication import DEFAULT_CACHE_MS, Publication, publish
 from kvsp.blocks.kv_files import KvFile, load_tokens
-from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
-from kvsp.cli.plain import PlainCommand
+from kvsp.cli.common import (
+    ExitCode,
+    InputError,
+    check_cafile,
+    note,
+    print_json,
+    stopping_signals,
+    warnings_noted,
+)
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -68,6 +75,8 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
+MAX_CACHE_S: Final = 10 * 366 * 86_400
+"""Longer than that nobody means it."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -145,6 +154,19 @@ def command(
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
+    cache: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS", min=1, max=MAX_CACHE_S, help="How long relays may keep it."
+        ),
+    ] = DEFAULT_CACHE_MS // 1000,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Promise that whoever publishes these tokens makes the same octets.",
+        ),
+    ] = False,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -167,10 +189,11 @@ def command(
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
 
-    async def main() -> None:
+    def main() -> Coroutine[Any, Any, None]:
         check_url(url)
         check_cafile(cafile)
         shown = session_config(token_file)
@@ -178,12 +201,14 @@ def command(
             scope = Scope.load(scope_key_file)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
-            publication = Publication(scope, descriptor, ids)
-            cache = KvFile.open(kv, descriptor)
-        held = complete_blocks(cache.tokens, descriptor.block_tokens)
+            publication = Publication(
+                scope, descriptor, ids, cache_ms=cache * 1000, deterministic=deterministic
+            )
+            file = KvFile.open(kv, descriptor)
+        held = complete_blocks(file.tokens, descriptor.block_tokens)
         if held != publication.blocks:
             raise InputError(
-                f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
+                f"{kv}: holds {file.tokens} tokens ({held} complete blocks), "
                 f"but there are {len(ids)} token ids ({publication.blocks} complete blocks)"
             )
         quic = QuicConfig(
@@ -207,22 +232,34 @@ def command(
         )
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
+        keys = block_keys(scope, descriptor, ids)
+        return serve(publication, file, settings, access, keys)
+
+    async def serve(
+        publication: Publication,
+        file: KvFile,
+        settings: _Settings,
+        access: KvspAccess,
+        keys: Sequence[bytes],
+    ) -> None:
         async with access.client() as client:
             replicas = None
             if client is not None:
                 from kvcs.publishing.replicas import Replicas
+                from kvsp.holder.records.publishing import DEFAULT_TTL_MS
 
                 with inputs():
                     replicas = Replicas(
                         client,
                         publication.namespace,
-                        block_keys(scope, descriptor, ids),
-                        descriptor,
+                        keys,
+                        publication.descriptor,
                         url,
+                        ttl_ms=min(DEFAULT_TTL_MS, cache * 1000),
                         keep=kvsp_keep,
                     )
             with warnings_noted(PROGRAM, "kvsp"):
-                await _Program(publication, cache, settings, replicas).run()
+                await _Program(publication, file, settings, replicas).run()
 
     run(PROGRAM, main, token_file=token_file)
 
@@ -250,7 +287,7 @@ class _Program:
     async def run(self) -> None:
         """Raises what the first try to connect or announce raises; later ones are repeated."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             loop.add_signal_handler(number, self._stop.set)
         backoff = Backoff()
         try:
@@ -418,9 +455,9 @@ async def _result(future: asyncio.Future[_T]) -> _T:
     return await asyncio.shield(future)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-publish` script."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)
 
 
 if __name__ == "__main__":

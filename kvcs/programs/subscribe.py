@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, NoReturn, Protocol
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, Fallback
-from kvcs.names.errors import KvcsError, RetrievalTimeout
+from kvcs.names.errors import RetrievalTimeout
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -54,15 +54,13 @@ from kvcs.retrieving.retrieval import Mode
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
-from kvsp.cli.plain import PlainCommand
-from kvsp.names.errors import KvspError
-from kvsp.names.identity import Scope
+from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
-from moqt.values.errors import MoqtError
 
 PROGRAM: Final = "kvcs-subscribe"
 EXAMPLE: Final = (
@@ -109,6 +107,12 @@ def command(
         ),
     ] = DiscoveryMode.LISTING,
     mode: Annotated[Mode, typer.Option(help="How to ask for the layers.")] = Mode.AUTO,
+    require_listed: Annotated[
+        bool,
+        typer.Option(
+            "--require-listed", help="Use no layer before the manifest lists its digests."
+        ),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
@@ -127,12 +131,12 @@ def command(
         ),
     ] = DEFAULT_AFTER,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
     stats = Stats(source=url)
 
-    async def main() -> None:
-        deadline = asyncio.get_running_loop().time() + timeout
+    def main() -> Coroutine[Any, Any, None]:
         check_url(url)
         check_cafile(cafile)
         shown = session_config(token_file)
@@ -156,6 +160,18 @@ def command(
             keylog_file=keylog_file,
         )
         check_logs(quic)
+        return retrieve(shown, access, scope, descriptor, ids, wanted, quic)
+
+    async def retrieve(
+        shown: SessionConfig,
+        access: KvspAccess,
+        scope: Scope,
+        descriptor: Descriptor,
+        ids: list[int],
+        wanted: range,
+        quic: QuicConfig,
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
         within = min(timeout, CONNECT_TIMEOUT)
 
         def relay_session(relay: str) -> connect:
@@ -188,6 +204,7 @@ def command(
                     blocks=blocks,
                     mode=mode,
                     discovery=discovery,
+                    require_listed=require_listed,
                     timeout=left,
                     destination=destination,
                     source=url,
@@ -211,22 +228,18 @@ def command(
             note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
         _report(stats, out, wanted, json, with_sources=kvsp is not None)
 
-    async def reported() -> None:
-        try:
-            await main()
-        except (KvcsError, KvspError, MoqtError) as error:
-            if json:
-                print_json(
-                    {
-                        "ok": False,
-                        "error": explained(error, token_file),
-                        "exit_code": int(exit_code(error)),
-                        **stats.as_dict(),
-                    }
-                )
-            raise
+    def failed(error: BaseException) -> None:
+        if json:
+            print_json(
+                {
+                    "ok": False,
+                    "error": explained(error, token_file),
+                    "exit_code": int(exit_code(error)),
+                    **stats.as_dict(),
+                }
+            )
 
-    run(PROGRAM, reported, token_file=token_file)
+    run(PROGRAM, main, token_file=token_file, failed=failed)
 
 
 async def _connected(connecting: connect) -> MoqtSession:
@@ -289,9 +302,9 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
     print(text, flush=True)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-subscribe` script."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)
 
 
 if __name__ == "__main__":
