@@ -3,7 +3,8 @@
 `Publication` and `publish` offer the cache of a token prefix, layer by layer;
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
-The floors, each importing downward only: programs → retrieving → finding, publishing → names.
+The floors, each importing downward only: programs → retrieving → finding, publishing → keeping
+→ names.
 `finding` and `publishing` stand side by side and never import each other.
 """
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kvcs.finding.candidates import DiscoveryMode
     from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
+    from kvcs.keeping.resume_file import ResumeFile
     from kvcs.names.errors import (
         KvcsError,
         MisuseError,
@@ -68,6 +70,7 @@ _WHERE = {
     "Publication": "kvcs.publishing.publication",
     "PublicationNamespace": "kvcs.names.namespace",
     "PublisherLost": "kvcs.names.errors",
+    "ResumeFile": "kvcs.keeping.resume_file",
     "RetrievalError": "kvcs.names.errors",
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
@@ -112,6 +115,7 @@ __all__ = [
     "Publication",
     "PublicationNamespace",
     "PublisherLost",
+    "ResumeFile",
     "RetrievalError",
     "RetrievalTimeout",
     "Scope",

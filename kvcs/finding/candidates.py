@@ -115,10 +115,12 @@ class Candidates:
         min_blocks: int = 1,
         grace: float | None = None,
         probes: int = DEFAULT_PROBES,
+        preferred: bytes | None = None,
     ) -> None:
         """`given` are known already, in order of preference, and replace the search.
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
-        `Listing` and `Probing`, which each have their own `grace` without one.
+        `Listing` and `Probing`, which each have their own `grace` without one. `preferred` is
+        the Publication ID of one that goes before others of as many blocks.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -135,6 +137,7 @@ class Candidates:
         self._min_blocks = min_blocks
         self._grace = grace
         self._probes = probes
+        self._preferred = preferred
         self._own: Session | None = None
         self._listing: Listing | None = None
         self._probing: Probing | None = None
@@ -296,15 +299,21 @@ class Candidates:
             release(self._own, held)
 
     def _best(self) -> Candidate | None:
-        later = None
+        best = later = None
         for each in self._all():
             self.longest = max(self.longest, each.blocks)
+            if best is not None and each.blocks < best.blocks:
+                break
             if each in self._tried:
                 continue
-            if self._given is not None or self._of_prefix[each.blocks] < OF_ONE_PREFIX:
+            if each.namespace.publication_id == self._preferred:
                 return each
+            if self._given is not None or self._of_prefix[each.blocks] < OF_ONE_PREFIX:
+                best = best or each
+                if self._preferred is None:
+                    break
             later = later or each
-        return later
+        return best or later
 
     def _all(self) -> Iterator[Candidate]:
         """Every candidate, those with most of our blocks first."""

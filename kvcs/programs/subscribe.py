@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, Fallback
+from kvcs.keeping.resume_file import ResumeFile
 from kvcs.names.errors import RetrievalTimeout
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -94,6 +95,12 @@ def command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
     cafile: Cafile = None,
     token_file: TokenFile = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Keep what was verified beside --out, and go on from what is there."
+        ),
+    ] = False,
     layers: Annotated[
         str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
     ] = None,
@@ -191,10 +198,21 @@ def command(
                     relay=url,
                     connect=lambda relay: _connected(relay_session(relay)),
                 )
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise RetrievalTimeout(f"nothing came within {timeout:g} s")
-            with FileDestination(out, descriptor) as destination:
+            target: ResumeFile | FileDestination = FileDestination(out, descriptor)
+            if resume:
+                target = ResumeFile(
+                    out,
+                    descriptor,
+                    scope_id=scope.scope_id,
+                    layers=wanted,
+                    most_tokens=len(ids),
+                )
+            with target as destination:
+                if isinstance(destination, ResumeFile):
+                    await asyncio.to_thread(destination.load)
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    raise RetrievalTimeout(f"nothing came within {timeout:g} s")
                 consumer = Consumer(
                     session,
                     scope,
@@ -219,6 +237,9 @@ def command(
                         f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
                         f"of --timeout"
                     ) from None
+                finally:
+                    if isinstance(destination, ResumeFile) and destination.said is not None:
+                        note(PROGRAM, destination.said)
                 destination.commit()
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
@@ -297,6 +318,8 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
     reasons = [f"{name} {n}" for name, n in stats.discarded.items() if name != NOT_NEEDED]
     if reasons or stats.duplicates:
         text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
+    if stats.objects_resumed:
+        text += f", {stats.objects_resumed} of an earlier retrieval were there already"
     if with_sources:
         text += f"; {stats.described_sources()}"
     print(text, flush=True)

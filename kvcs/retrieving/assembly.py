@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
+from kvcs.keeping.resume_file import Origin, key_of
 from kvcs.names.codes import Component
 from kvcs.names.errors import Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import PayloadForm, data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
-from kvcs.retrieving.destinations import Destination
-from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
+from kvcs.retrieving.destinations import Destination, Resumable
+from kvcs.retrieving.layers import Facts, Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets
@@ -41,25 +42,6 @@ OTHER_TOKENS: Final = "other-tokens"
 
 OTHER_PRODUCTION: Final = "other-production"
 """Why a block of a holder was discarded that is right, but not the one of the publication."""
-
-
-@dataclass(slots=True)
-class _Facts:
-    """What is known of every Object of one track."""
-
-    form: PayloadForm
-    first: int
-    """The first block of its segment."""
-    blocks: int
-    """Blocks needed of it."""
-    listed: tuple[bytes, ...] = ()
-    """The digests of each layer that the manifest lists."""
-
-    def digest(self, layer: int, block: int) -> bytes | None:
-        """The digest that is listed for an Object."""
-        if layer >= len(self.listed):
-            return None
-        return self.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
 
 
 class Assembly(LayerBuffer):
@@ -127,13 +109,16 @@ class Assembly(LayerBuffer):
         self._most_blocks = blocks
         self._require_listed = require_listed
         self._max_bad = max_bad
-        self._facts: dict[DataTrack, _Facts] = {}
+        self._facts: dict[DataTrack, Facts] = {}
         self._bound: dict[int, Sequence[bytes]] = {}
         """The layer digests of blocks whose keys only the index service vouches for."""
         self._unconfirmed: dict[tuple[DataTrack, int], bytearray] = {}
         self._taken_back: list[tuple[DataTrack, Location]] = []
         self._reasons: Counter[str] = Counter()
         self._refused: set[Location] = set()
+        self._notes: Resumable | None = None
+        self.resumed = False
+        """Whether Objects were there already, from an earlier retrieval."""
 
     # -- what is known -------------------------------------------------------------------
 
@@ -321,6 +306,9 @@ class Assembly(LayerBuffer):
             self._remember(track, layer, number, digest)
         else:
             stats.objects_confirmed += 1
+        if self._notes is not None:
+            raw = digest if track.known_codec is Codec.RAW else data_digest(*data)
+            self._notes.note(track, layer, block, digest, raw)
         if block in self._bound and held.has(Component.KV, block):
             self._check_bound(layer, block, *held.sections(block))
         if held.complete:
@@ -399,7 +387,7 @@ class Assembly(LayerBuffer):
             and self.manifest.deterministic
             and (kept.anchor_key, kept.spans, kept.total)
             == (self.namespace.anchor_key, self._spans, total)
-            and self._agrees(kept)
+            and kept.agrees(self._facts, self.layers)
         ):
             self.total = total
             self._say(total)
@@ -411,16 +399,36 @@ class Assembly(LayerBuffer):
             self._confirm()
         else:
             self.begin(total)
+            if isinstance(self._destination, Resumable):
+                self._take_up(self._destination)
 
-    def _agrees(self, kept: Kept) -> bool:
-        """Whether the layers handed over are, as far as they are listed, those listed here."""
-        for track, facts in self._facts.items():
-            octets = facts.blocks * HASH_OCTETS
-            for layer in range(self.layers.start, min(kept.next_layer, len(facts.listed))):
-                known = kept.digests(track, layer)
-                if known is not None and known[:octets] != facts.listed[layer][:octets]:
-                    return False
-        return True
+    def _take_up(self, destination: Resumable) -> None:
+        """Objects that an earlier retrieval left are there already, where they are those of this
+        publication as far as anybody can tell."""
+        assert self.manifest is not None
+        namespace = self.namespace
+        kept = destination.take_up(
+            Origin(
+                namespace.publication_id.hex(),
+                namespace.anchor_key.hex(),
+                self.manifest.deterministic,
+            )
+        )
+        self._notes = destination
+        for track, facts in self._facts.items() if kept else ():
+            for layer, number in product(self.layers, range(facts.blocks)):
+                block = facts.first + number
+                digest, listed = kept.get(key_of(track, layer, block)), facts.digest(layer, number)
+                if digest is None or listed not in (None, digest):
+                    continue
+                self._adopt(track.component, layer, block)
+                if listed is None:
+                    self._remember(track, layer, number, digest)
+                held = self._open[layer]
+                if block in self._bound and held.has(Component.KV, block):
+                    self._check_bound(layer, block, *held.sections(block))
+        self.resumed = self._stats.objects_resumed > 0
+        self._hand_over()
 
     def _judge(self, manifest: Manifest) -> None:
         """Check that it is for our tokens, and choose segments and tracks."""
@@ -430,7 +438,7 @@ class Assembly(LayerBuffer):
             confirmed, bound = self._of_ours(manifest, self._keys)
             covered = max([confirmed, *(block + 1 for block in bound)])
         needed = self._most(min(covered, manifest.blocks))
-        facts: dict[DataTrack, _Facts] = {}
+        facts: dict[DataTrack, Facts] = {}
         for entry in manifest.segments:
             if entry.first_block >= needed:
                 break
@@ -445,7 +453,7 @@ class Assembly(LayerBuffer):
                 break
             blocks = min(entry.blocks, needed - entry.first_block)
             for track in tracks:
-                facts[track] = _Facts(self._form(track, entry), entry.first_block, blocks)
+                facts[track] = Facts(self._form(track, entry), entry.first_block, blocks)
         self.blocks, self._facts = needed, facts
         self._bound = {block: each for block, each in bound.items() if block < needed}
 

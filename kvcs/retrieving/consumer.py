@@ -36,7 +36,7 @@ from kvcs.names.errors import (
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
-from kvcs.retrieving.destinations import Destination, MemoryDestination
+from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
@@ -175,6 +175,7 @@ class Consumer:
             min_blocks=min_blocks,
             grace=grace,
             probes=probes,
+            preferred=destination.publication if isinstance(destination, Resumable) else None,
         )
         self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
+from kvcs.keeping.resume_file import Origin
+from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.blocks.layout import Tensor, allocate
 from kvsp.names.identity import Descriptor
@@ -20,6 +22,24 @@ class Destination(Protocol):
     def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of `layer` to fill, `[tokens or more, kv_heads, head_dim]`, writable."""
         ...
+
+
+@runtime_checkable
+class Resumable(Destination, Protocol):
+    """A destination that has Objects of an earlier retrieval, and notes those of this one."""
+
+    @property
+    def publication(self) -> bytes | None:
+        """The Publication ID of what is held."""
+        ...
+
+    def take_up(self, origin: Origin) -> Mapping[tuple[int, int, int], bytes]:
+        """The Data Digests of the Objects held that may be combined with those of `origin`, by
+        `key_of`; Objects of it are noted from now on. Called after `begin`."""
+        ...
+
+    def note(self, track: DataTrack, layer: int, block: int, digest: bytes, raw: bytes) -> None:
+        """An Object was verified and written: its Data Digest, and the SHA-256 of its raw Data."""
 
 
 class MemoryDestination:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvcs.names.codes import Component
+from kvcs.names.payload import PayloadForm
 from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets, Tensor
+from kvsp.names.codes import HASH_OCTETS
 from kvsp.names.identity import Descriptor
 
 
@@ -32,6 +34,25 @@ class Layer:
     k: Tensor
     v: Tensor
     publication: bytes
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of every Object of one track."""
+
+    form: PayloadForm
+    first: int
+    """The first block of its segment."""
+    blocks: int
+    """Blocks needed of it."""
+    listed: tuple[bytes, ...] = ()
+    """The digests of each layer that the manifest lists."""
+
+    def digest(self, layer: int, block: int) -> bytes | None:
+        """The digest that is listed for an Object."""
+        if layer >= len(self.listed):
+            return None
+        return self.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +72,17 @@ class Kept:
         """Those of the Objects of a layer, listed or as they came."""
         listed = self.listed.get(track, ())
         return listed[layer] if layer < len(listed) else self.unconfirmed.get((track, layer))
+
+    def agrees(self, facts: Mapping[DataTrack, Facts], layers: range) -> bool:
+        """Whether the layers handed over are, as far as they are listed, those listed in
+        `facts`."""
+        for track, each in facts.items():
+            octets = each.blocks * HASH_OCTETS
+            for layer in range(layers.start, min(self.next_layer, len(each.listed))):
+                known = self.digests(track, layer)
+                if known is not None and known[:octets] != each.listed[layer][:octets]:
+                    return False
+        return True
 
 
 class Verdict(Enum):
@@ -160,6 +192,12 @@ class LayerBuffer:
             k, v = self._destination.arrays(layer)
             held = self._open[layer] = OpenLayer(self.descriptor, self.total, k=k, v=v)
         return held
+
+    def _adopt(self, component: Component, layer: int, block: int) -> None:
+        """What an earlier retrieval left is there already."""
+        self._held(layer).adopt(component, block)
+        self._stats.objects_resumed += 1
+        self._stats.resumed.add((block, layer))
 
     def _may_go(self, layer: int) -> bool:
         """Whether a layer that is whole may be handed over."""

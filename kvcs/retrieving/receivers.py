@@ -90,6 +90,8 @@ class TrackState:
         self.fetch: FetchReceiver | None = None
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
+        self.exact = False
+        """Much is there already: what is missing is asked for, and nothing between it."""
         self.failures = 0
         self.delay = 0.0
         self.due = 0.0
@@ -117,6 +119,14 @@ class TrackState:
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
+
+
+def next_run(missing: list[int], last: Location | None, ends: int) -> list[int]:
+    """Those of the missing blocks of a layer, ascending, that follow each other, and follow
+    `last` of the layer before, whose blocks end with `ends`; none when they do not."""
+    if last is not None and (last.object, missing[0]) != (ends, 0):
+        return []
+    return [block for index, block in enumerate(missing) if block == missing[0] + index]
 
 
 class DataReceiver(ObjectReceiver):

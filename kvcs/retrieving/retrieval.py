@@ -20,7 +20,7 @@ from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
+from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState, next_run
 from kvcs.retrieving.stats import Stats
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import KvspError
@@ -293,7 +293,14 @@ class Retrieval:
             octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
             state = self._tracks[track] = TrackState(track, name, needed[0], octets)
             complete = assembly.entry(track).complete
-            if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+            whole = self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete)
+            if assembly.resumed:
+                # what exists and is missing, and no more of it, as after a loss
+                state.exact = state.fill_over = True
+                self._suspect(state, needed)
+            if assembly.resumed and whole:
+                continue
+            if whole:
                 end = Location(needed[-1], assembly.needed(track) - 1)
                 self._fetch(state, state.first, end, again=False)
             else:
@@ -302,6 +309,8 @@ class Retrieval:
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
+        first = Parameters(location_filter=LocationFilter.absolute_start(*state.first))
+        fill = None if state.exact else first
 
         def make() -> None:
             self._data_requests.append(
@@ -310,9 +319,7 @@ class Retrieval:
                     LiveReceiver(self, state),
                     Parameters(
                         location_filter=LocationFilter.next_object(),
-                        fill_parameters=Parameters(
-                            location_filter=LocationFilter.absolute_start(*state.first)
-                        ),
+                        fill_parameters=fill,
                         group_order=GroupOrder.ASCENDING,
                         range_filters=self._filters(state.track),
                     ),
@@ -519,6 +526,7 @@ class Retrieval:
     def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
         """First and last Object of the first run of layers with Objects to be asked for."""
         first = last = None
+        ends = self.assembly.needed(state.track) - 1
         for layer in sorted(state.suspects):
             missing = self.assembly.missing(state.track, layer)
             if state.subscribed:
@@ -529,6 +537,8 @@ class Retrieval:
                     break
                 continue
             if last is not None and layer != last.group + 1:
+                break
+            if state.exact and not (missing := next_run(missing, last, ends)):
                 break
             if first is None:
                 first = Location(layer, missing[0])

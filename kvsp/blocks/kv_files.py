@@ -261,8 +261,10 @@ class KvFileWriter(_Tensors):
         tokens: int,
         layers: range | None = None,
         metadata: Mapping[str, str] | None = None,
+        partial: Path | None = None,
     ) -> None:
-        """Reserve the whole file. `layers` is the range it holds, all by default.
+        """Reserve the whole file. `layers` is the range it holds, all by default. `partial` is
+        the temporary file: what is in it stays, also after `abort`.
 
         `metadata` is readable by whoever reads the file: no secrets. Raises FileError
         when the file cannot be made (no space, no folder), ValueError for no tokens or a
@@ -283,16 +285,17 @@ class KvFileWriter(_Tensors):
             names, _SAFETENSORS_TYPES[descriptor.element_type], shape, section, metadata or {}
         )
         size = len(header) + section * len(names)
-        temporary = beside(self.path)
+        temporary = beside(self.path) if partial is None else partial
+        how = os.O_EXCL if partial is None else os.O_NOFOLLOW
         try:
-            self._file = os.open(
-                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-            )
+            self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
         except OSError as error:
             raise FileError(f"{self.path}: {error.strerror or error}") from error
         self._temporary = temporary
         # also at the end of the process, for writers that nobody closed
-        self._remove = weakref.finalize(self, _discard, self._file, temporary)
+        self._remove = weakref.finalize(
+            self, _discard, self._file, temporary if partial is None else None
+        )
         try:
             _reserve(self._file, size)
             self._map = mmap.mmap(self._file, size)
@@ -511,9 +514,10 @@ def _reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def _discard(descriptor: int, temporary: Path) -> None:
+def _discard(descriptor: int, temporary: Path | None) -> None:
     os.close(descriptor)
-    temporary.unlink(missing_ok=True)
+    if temporary is not None:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

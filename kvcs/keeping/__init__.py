@@ -1,0 +1,5 @@
+"""What is kept for the next time: the verified Objects of a retrieval that was cut short
+(`resume_file`).
+
+Stands on `kvcs.names`, `kvsp.blocks` and `kvsp.names`; knows no session and no event loop.
+"""
