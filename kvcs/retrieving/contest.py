@@ -19,7 +19,11 @@ from moqt.aio import MoqtSession
 from moqt.values.errors import MoqtError
 
 SEATS: Final = 4
-"""Publications whose manifests are asked for at a time."""
+"""Publications whose manifests are asked for at a time, as long as something comes of them."""
+
+MOST_SEATS: Final = 64
+"""The same when nothing comes: twice as many each time, so that hundreds that are only announced
+cost seconds and not minutes."""
 
 HEDGE: Final = 0.25
 """Seconds after which others are asked beside one that has not answered, and how long a whole
@@ -105,6 +109,7 @@ class Contest:
         self._patience = patience
         self._settle_by = settle_by
         self._entrants: list[Entrant] = []
+        self._seats = SEATS
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
@@ -173,7 +178,7 @@ class Contest:
 
     def _enter(self, now: float) -> None:
         """Ask for further manifests, when it is time to."""
-        while len(self._entrants) < SEATS:
+        while len(self._entrants) < self._seats:
             candidate = self._candidates.best()
             if candidate is None:
                 if self._candidates.searching or not self.is_silent(now):
@@ -204,16 +209,21 @@ class Contest:
         return now >= min(each.began for each in self._entrants) + HEDGE
 
     def _evict(self, now: float) -> None:
-        """Every seat is taken: the longest silent gives way, when others wait."""
-        if len([each for each in self._entrants if each.ready_at is None]) < SEATS:
+        """Every seat is taken: when others wait, there are more seats for them, or those that
+        are silent give way."""
+        asked = [each for each in self._entrants if each.ready_at is None]
+        if len(asked) < self._seats:
             return
         silent = [each for each in self._entrants if self._is_silent(each, now)]
         if not silent or not (self._candidates.best() or self._candidates.retry_stalled()):
             return
-        worst = min(silent, key=lambda each: each.heard)
-        self._entrants.remove(worst)
-        worst.close()
-        self._candidates.stalled(worst.candidate, self._silence(worst))
+        if self._seats < MOST_SEATS:
+            self._seats *= 2
+        else:
+            for each in silent:
+                self._entrants.remove(each)
+                each.close()
+                self._candidates.stalled(each.candidate, self._silence(each))
         self._enter(now)
 
     def _is_silent(self, entrant: Entrant, now: float) -> bool:
