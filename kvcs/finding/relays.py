@@ -76,6 +76,12 @@ class Sessions:
         return await self._connect(target)
 
     @property
+    def there(self) -> bool:
+        """Whether there is a session to our own relay, or opening one has failed."""
+        task = self._dialled.get(None)
+        return task is not None and task.done()
+
+    @property
     def failure(self) -> str | None:
         """Why there is no session to our own relay, when opening one has failed."""
         task = self._dialled.get(None)

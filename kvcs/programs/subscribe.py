@@ -212,7 +212,9 @@ def command(
                     await asyncio.to_thread(destination.load)
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
-                    raise RetrievalTimeout(f"nothing came within {timeout:g} s")
+                    raise RetrievalTimeout(
+                        f"nothing came within {timeout:g} s", f"connecting to {url} took all of it"
+                    )
                 consumer = Consumer(
                     session,
                     scope,
@@ -231,11 +233,12 @@ def command(
                 consumer.stats = stats
                 try:
                     await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
-                except RetrievalTimeout:
+                except RetrievalTimeout as error:
                     # connecting took a part of the time
                     raise RetrievalTimeout(
                         f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
-                        f"of --timeout"
+                        f"of --timeout",
+                        error.awaited,
                     ) from None
                 finally:
                     if isinstance(destination, ResumeFile) and destination.said is not None:

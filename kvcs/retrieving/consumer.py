@@ -38,6 +38,7 @@ from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
+from kvcs.retrieving.recovery.awaited import awaited
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
@@ -184,7 +185,7 @@ class Consumer:
         self._hasty = True
         """Whether to do without a publication when none comes in time."""
         self._started = False
-        self._since = 0.0
+        self._since = self._arrived = 0.0
         self._deadline = 0.0
 
     @property
@@ -384,6 +385,7 @@ class Consumer:
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        self._arrived = arrived
         octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
@@ -408,6 +410,7 @@ class Consumer:
                 octets, gained = self.stats.octets, now
             if retrieval.arrivals != arrivals:
                 arrivals, arrived = retrieval.arrivals, now
+                self._arrived = now
                 # what comes drop by drop is no whole Object
                 patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
             if self.stats.layers != layers:
@@ -570,7 +573,18 @@ class Consumer:
 
     def _too_late(self) -> RetrievalTimeout:
         return RetrievalTimeout(
-            f"{self.stats.layers} of {len(self._layers)} layers came within {self._timeout:.3g} s"
+            f"{self.stats.layers} of {len(self._layers)} layers came within {self._timeout:.3g} s",
+            awaited(
+                self.stats,
+                self._source or "the relay",
+                quiet=None if self._retrieval is None else self._now() - self._arrived,
+                over_http=self._buffer is not None,
+                there=self._sessions.there,
+                asked=self._contest.asked if self._contest is not None else 0,
+                searching=self._candidates.searching,
+                looked_up=self._path is None or self._path.looked_up,
+                failure=self._candidates.failure,
+            ),
         )
 
     def _now(self) -> float:

@@ -134,6 +134,11 @@ class Contest:
             times += [at for at in waits if at > now]
         return min((at for at in times if at is not None), default=None)
 
+    @property
+    def asked(self) -> int:
+        """Publications whose manifests are asked for, and have not come."""
+        return sum(each.ready_at is None for each in self._entrants)
+
     def is_silent(self, now: float) -> bool:
         """Whether nothing comes of any publication that is asked for."""
         return all(self._is_silent(each, now) for each in self._entrants)

@@ -174,7 +174,9 @@ class HttpPath:
                 descriptor=self._descriptor,
             )
         except ClientError as error:
-            kind = NotAuthorized if isinstance(error, NotAuthorizedError) else RetrievalError
+            kind: type[RetrievalError] = RetrievalError
+            if isinstance(error, NotAuthorizedError):
+                kind = NotAuthorized
             if isinstance(error, RequestTimeoutError):
                 kind = RetrievalTimeout
             self.error = kind(f"the index service: {error}")
