@@ -15,6 +15,11 @@ def subscribe() -> None:
     start("kvcs.programs.subscribe")
 
 
+def inspect() -> None:
+    """The `kvcs-inspect` script."""
+    start("kvcs.programs.inspect")
+
+
 def keygen() -> None:
     """The `kvcs-keygen` script."""
     start("kvcs.programs.keygen")

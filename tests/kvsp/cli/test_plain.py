@@ -17,6 +17,7 @@ PROGRAMS = {
     "kvcs-publish": "kvcs.programs.entry import publish as main",
     "kvcs-subscribe": "kvcs.programs.entry import subscribe as main",
     "kvcs-keygen": "kvcs.programs.entry import keygen as main",
+    "kvcs-inspect": "kvcs.programs.entry import inspect as main",
     "kvsp": "kvsp.cli.entry import main",
     "kvsp-server": "kvsp.cli.entry import server as main",
 }
