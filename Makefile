@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench bench-paths trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo docs test test-torch lint unit e2e fuzz bench bench-paths random-paths trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -72,6 +72,9 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 QUICK ?=
 bench-paths: $(STAMP)  ## the same through networks: delay, loss, DSL, LTE, satellite
 	$(BIN)/python -m tools.bench_paths $(QUICK)
+
+random-paths: $(STAMP)  ## 200 transfers over networks drawn by lot, in virtual time
+	RANDOM_PATHS=200 RANDOM_OCTETS=1_000_000 $(BIN)/pytest -n auto tests/moqt/quic/test_random_paths.py
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits

@@ -273,12 +273,17 @@ class Simulation:
             link.change(path, self.now)
         return link
 
-    def transmit(self, source: Host, target: Address, data: bytes) -> None:
+    def transmit(
+        self, source: Host, target: Address, data: bytes, *, seen_as: Address | None = None
+    ) -> None:
+        """`seen_as` is where the datagram is addressed to: a NAT forgets where a host was."""
         host = self.hosts[target]
         self.sent[source.name] += 1
         arrivals: tuple[float, ...] = ()
         if self.drop is not None and self.drop(source.name, data):
             fate = "dropped"
+        elif seen_as is not None and seen_as != host.seen_as:
+            fate = "nobody there"
         else:
             link = self.link(source, host)
             arrivals = link.offer(len(data), self.now)
@@ -294,8 +299,8 @@ class Simulation:
         again = False
         while True:
             datagrams = end.transport.datagrams_to_send(self.now, again=again)
-            for data, _ in datagrams:
-                self.transmit(end.host, end.peer, data)
+            for data, target in datagrams:
+                self.transmit(end.host, end.peer, data, seen_as=target)
             if not end.transport.more:
                 return
             again = True

@@ -14,6 +14,9 @@ from enum import StrEnum
 JITTER_SPAN = 0.02
 """Seconds after which a path with jitter has another delay."""
 
+SLOT = 0.001
+"""Seconds that a datagram of a burst of losses stands for, where no bandwidth tells them."""
+
 
 class Fate(StrEnum):
     """What became of a datagram."""
@@ -49,7 +52,8 @@ class Path:
     burst: float = 0.0
     """Probability that a burst of losses begins (the model of Gilbert)."""
     burst_length: float = 10.0
-    """Datagrams that a burst takes in the mean."""
+    """Datagrams that a burst takes in the mean, of those that pass one after the other: it is over
+    in the time of as many, whoever sends in it."""
     reorder: float = 0.0
     """A reordered datagram is late, and others overtake it."""
     reorder_by: float | None = None
@@ -108,6 +112,8 @@ class Link:
         self._tokens = float(path.police_burst)
         self._tokens_at = now
         self._in_burst = False
+        self._burst_at = now
+        """When the last datagram met the burst."""
         self._jitter_until = now
         self._late = 0.0
 
@@ -178,8 +184,12 @@ class Link:
         if path.loss and self._random.random() < path.loss:
             return Fate.LOST
         if path.burst:
-            odds = 1 - 1 / path.burst_length if self._in_burst else path.burst
+            odds = path.burst
+            if self._in_burst:
+                slot = SLOT if path.bandwidth is None else octets / path.bandwidth
+                odds = (1 - 1 / path.burst_length) ** max(1.0, (now - self._burst_at) / slot)
             self._in_burst = self._random.random() < odds
+            self._burst_at = now
             if self._in_burst:
                 return Fate.LOST
         if path.bandwidth is not None:

@@ -61,7 +61,8 @@ CHANCE_IN_QUEUE = 1.0
 QUEUE = 1.25
 """Times the shortest round trip."""
 STARTUP_LOSSES = 6
-"""Packets lost in a round, below which it says nothing about a full pipe."""
+"""Runs of packets lost in a round, below which it says nothing about a full pipe: a queue that is
+full drops here and there, a path that fades drops one run."""
 BETA = 0.7
 """What is left of a short-term bound after a round of losses."""
 HEADROOM = 0.15
@@ -102,6 +103,8 @@ class Bbr:
         self._bandwidth_low = inf
         self._pipe_was_full = False
         self._pipe_full_now = False
+        self._left_by_loss = False
+        """Whether losses ended STARTUP, and no probe has shown more since."""
         self._full_bandwidth = 0.0
         self._full_rounds = 0
         # A round ends with the ACK of a packet that left after it began: octets delivered.
@@ -109,6 +112,8 @@ class Bbr:
         self._round_started = False
         self._loss_round_ends = 0
         self._lost_in_round = 0
+        self._lost_runs = 0
+        self._lost_before = 0
         self._acked_in_round = 0
         self._latest_bandwidth = 0.0
         self._latest_inflight = 0
@@ -144,6 +149,12 @@ class Bbr:
 
     def on_spurious(self, now: float) -> None:
         self._lost_in_round = 0
+        if self._left_by_loss:
+            # There was none: what the path can do has not been found out yet.
+            self._left_by_loss = self._pipe_was_full = self._pipe_full_now = False
+            self._full_rounds = 0
+            self._inflight_high = inf
+            self._enter(Phase.STARTUP)
         if self._undo is not None:
             bandwidth, low, high = self._undo
             self._undo = None
@@ -209,7 +220,7 @@ class Bbr:
         loss_round = departure.delivered >= self._loss_round_ends
         if loss_round:
             self._loss_round_ends = sample.delivered
-            self._close_loss_round()
+            self._close_loss_round(sample.lost_ever)
         self._extra_acked.take(
             sample.now, sample.acked, self.bandwidth, self.window, self._round_started
         )
@@ -265,7 +276,10 @@ class Bbr:
         if self._lost_in_round == 0:
             self._loss_round_ends = max(self._loss_round_ends, sample.delivered)
             self._undo = self._bandwidth_low, self._inflight_low, self._inflight_high
+            self._lost_before = sample.lost_ever - sample.lost
+            self._lost_runs = 0
         self._lost_in_round += sample.lost
+        self._lost_runs += sample.lost_runs
         if self._probe_counts and self.too_many(sample.lost_ever - newest.lost, newest.in_flight):
             self._inflight_too_high(sample, newest)
 
@@ -278,16 +292,18 @@ class Bbr:
         if self.phase is Phase.PROBE_UP:
             self._probe_down(sample)
 
-    def _close_loss_round(self) -> None:
+    def _close_loss_round(self, lost_ever: int) -> None:
         """A round trip is over: did it lose too much for what is under way (section 5.5.10.3)?"""
-        lost, acked = self._lost_in_round, self._acked_in_round
+        # What was only late meanwhile is not lost.
+        lost = min(self._lost_in_round, max(0, lost_ever - self._lost_before))
+        acked = self._acked_in_round
         self._lost_in_round = self._acked_in_round = 0
         if not self.too_many(lost, acked + lost):
             return
         if not self._pipe_was_full:
-            if self.phase is Phase.STARTUP and lost >= STARTUP_LOSSES * self.size:
+            if self.phase is Phase.STARTUP and self._lost_runs >= STARTUP_LOSSES:
                 # As many losses as in a full pipe (section 5.3.1.3).
-                self._pipe_was_full = True
+                self._pipe_was_full = self._left_by_loss = True
                 self._inflight_high = max(self._bdp(1.0), self._latest_inflight)
             return
         if self.phase in (Phase.PROBE_REFILL, Phase.PROBE_UP):
@@ -378,6 +394,7 @@ class Bbr:
         self._enter(Phase.PROBE_DOWN)
 
     def _refill(self, sample: Sample) -> None:
+        self._left_by_loss = False
         self._forget_short_term()
         self._up_rounds = self._up_acked = 0
         self._feedback = Feedback.REFILLING

@@ -74,12 +74,14 @@ class Sample:
     """Octets acknowledged for the first time."""
     lost: int
     """Octets found lost."""
+    lost_runs: int
+    """Runs of successive packets that begin among them."""
     in_flight: int
     """What is under way after both."""
     delivered: int
     """Octets ever delivered."""
     lost_ever: int
-    """Octets ever lost."""
+    """Octets ever lost, without those that came after all."""
     departure: Departure | None
     """Of the newest packet acknowledged; None if there is none."""
     newest_loss: Departure | None

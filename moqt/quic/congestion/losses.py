@@ -16,12 +16,21 @@ class LostPackets:
         self._packets: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
         self._run_end = -1
         self._run_since: float | None = None
+        self._newest = -1
+        self._runs = 0
 
     def __len__(self) -> int:
         return len(self._packets)
 
     def add(self, number: int, octets: int, now: float) -> None:
         self._packets.append((number, octets, now))
+        self._runs += number != self._newest + 1
+        self._newest = number
+
+    def take_runs(self) -> int:
+        """Runs of successive packets that were found lost since the last call."""
+        runs, self._runs = self._runs, 0
+        return runs
 
     def forget(self, before: float) -> None:
         """Those found lost before a time will not come any more."""

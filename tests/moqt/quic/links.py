@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple
 
 from moqt.quic.aio.transport import AioquicTransport
@@ -28,8 +29,6 @@ EVENT_LOOP = 0.001
 """Seconds: an event loop wakes at best so often."""
 DATAGRAM = 1452
 """Octets of a datagram at most unless a story says otherwise: Ethernet's."""
-WINDOW = 64 << 20
-"""Flow control does not bind unless a story asks for it."""
 
 
 def random_path(seed: int) -> Path:
@@ -56,6 +55,70 @@ def random_path(seed: int) -> Path:
         duplicate=sometimes(between(0.001, 0.05)),
         police=bandwidth * between(0.3, 0.9) if dice.random() < 0.1 else None,
     )
+
+
+class Journey(NamedTuple):
+    """What a transfer meets from its first datagram to its last."""
+
+    up: Path
+    """What its data goes over."""
+    down: Path
+    """The way of the acknowledgments."""
+    changes: Mapping[float, Path]
+    """What `up` is like from some moments on."""
+    moves: tuple[float, ...]
+    """When the client is seen at another port ..."""
+    roams: tuple[float, ...]
+    """... and when at another host."""
+    download: bool
+
+    @property
+    def rate(self) -> float:
+        """Octets a second that it can bring at least, when nothing is lost."""
+        paths = self.up, *self.changes.values()
+        return min(min(path.bandwidth or inf, path.police or inf) for path in paths)
+
+    @property
+    def round_trip(self) -> float:
+        """The longest, in seconds, with an empty queue."""
+        ways = [path.latency + path.jitter for path in (self.up, *self.changes.values())]
+        return max(ways) + self.down.latency + self.down.jitter
+
+    @property
+    def dark(self) -> float:
+        """Seconds in which nothing passes."""
+        return sum(end - begin for path in (self.up, self.down) for begin, end in path.blackouts)
+
+
+def random_journey(seed: int) -> Journey:
+    """A transfer over `random_path(seed)`, and what else may happen to it: losses on the way back,
+    an outage, a tunnel with little MTU, another path under way, another port of a NAT's."""
+    dice = random.Random(f"journey {seed}")
+
+    def happens(odds: float = 0.2) -> bool:
+        return dice.random() < odds
+
+    up = random_path(seed)
+    if happens():
+        begin = dice.uniform(0, 3)
+        up = replace(up, blackouts=((begin, begin + dice.uniform(0.1, 4)),))
+    if happens():
+        up = replace(up, mtu=dice.randrange(1200, 1452))
+    down = Path(latency=up.latency, jitter=up.jitter)
+    if happens():
+        down = replace(down, loss=up.loss, burst=up.burst, burst_length=up.burst_length)
+    if happens():
+        down = replace(down, reorder=up.reorder, reorder_by=up.reorder_by, duplicate=up.duplicate)
+    if happens():
+        down = replace(down, blackouts=up.blackouts, mtu=up.mtu)
+    changes = {}
+    if happens(0.1):
+        other = random_path(seed + 1000)
+        changes[dice.uniform(0.5, 5)] = replace(other, blackouts=up.blackouts, mtu=up.mtu)
+    moves = (dice.uniform(0.2, 4),) if happens() else ()
+    download = happens(0.5)
+    roams = (dice.uniform(0.2, 4),) if happens(0.1) else ()
+    return Journey(up, down, changes, moves, roams, download)
 
 
 class Sample(NamedTuple):
@@ -87,6 +150,12 @@ class Flow:
     """Octets a second that the application has to say at most; None is no limit."""
     quic: Mapping[str, Any] = field(default_factory=dict)
     """More settings of both connections."""
+    download: bool = False
+    """Whether the server sends, and not the client."""
+    moves: tuple[float, ...] = ()
+    """When the client is seen at another port, in seconds since it began ..."""
+    roams: tuple[float, ...] = ()
+    """... and when at another host, as one that leaves its Wi-Fi."""
 
     began: float | None = None
     """When its connection began, on the clock of the simulation."""
@@ -95,8 +164,8 @@ class Flow:
     received: int = 0
     """Octets the receiver's application has."""
     history: list[Sample] = field(default_factory=list)
-    sender: Probe = field(init=False)
-    """The inside of the sending connection."""
+    sender: Probe | None = None
+    """The inside of the sending connection, once there is one."""
     up: Link = field(init=False)
     """What the flow's data went over; shared by all flows of the story."""
     down: Link = field(init=False)
@@ -166,6 +235,7 @@ class _Sender:
             assert self.stream is not None
             transport.send(self.stream, PIECE[:1])
             self.given = 1
+            assert self.flow.sender is not None
             self.flow.lost_notes = self.flow.sender.note_lost(self.stream)
         due = self.due()
         while self.given < due and transport.unsent < BUDGET:
@@ -205,6 +275,7 @@ class Story:
         back = down or Path(latency=up.latency)
         self.down = Link(back, now=self.began, seed=f"{seed} down")
         self._waiting = sorted(flows, key=lambda flow: flow.start)
+        self._moving: list[tuple[float, Host, bool]] = []
         self._senders: dict[int, _Sender] = {}
         self._sample_at = self.began
 
@@ -212,41 +283,50 @@ class Story:
         simulation, number = self.simulation, len(self._senders)
         quic: dict[str, Any] = {
             "max_datagram_size": DATAGRAM,
-            "stream_window": WINDOW,
-            "session_window": WINDOW,
-            "max_pieces": 1 << 20,
             **flow.quic,
         }
         if flow.congestion is not None:
             quic["congestion_control_algorithm"] = flow.congestion
         sender = self._senders[id(flow)] = _Sender(flow, simulation)
-        server = simulation.serve(
-            f"server {number}", lambda transport: _Receiver(transport, flow, simulation), **quic
-        )
-        # The client's first datagram leaves in here: its paths are set by name before.
-        name = f"client {number}"
-        simulation.paths[name, server.name] = self.up
-        simulation.paths[server.name, name] = self.down
-        flow.began, flow.up, flow.down = simulation.now, self.up, self.down
 
-        def talks(transport: AioquicTransport) -> Recorder:
+        def receives(transport: AioquicTransport) -> Recorder:
+            return _Receiver(transport, flow, simulation)
+
+        def sends(transport: AioquicTransport) -> Recorder:
             recorder = Recorder(transport)
             recorder.on_ready = sender
             flow.sender = Probe(transport)
             return recorder
 
-        sender.host = simulation.connect(name, server, talks, wait=False, **quic)
+        server = simulation.serve(f"server {number}", sends if flow.download else receives, **quic)
+        # The client's first datagram leaves in here: its paths are set by name before.
+        name = f"client {number}"
+        there, back = (self.down, self.up) if flow.download else (self.up, self.down)
+        simulation.paths[name, server.name] = there
+        simulation.paths[server.name, name] = back
+        flow.began, flow.up, flow.down = simulation.now, self.up, self.down
+        client = simulation.connect(
+            name, server, receives if flow.download else sends, wait=False, **quic
+        )
+        sender.host = server if flow.download else client
+        self._moving += [(flow.began + at, client, False) for at in flow.moves]
+        self._moving += [(flow.began + at, client, True) for at in flow.roams]
 
     def _note(self) -> bool:
         """Take samples and start who is due; whether all flows are over."""
         now = self.simulation.now
         while self._waiting and self._waiting[0].start <= now - self.began:
             self._start(self._waiting.pop(0))
+        for move in [move for move in self._moving if move[0] <= now]:
+            self._moving.remove(move)
+            _, client, roams = move
+            host, port = client.seen_as
+            client.seen_as = f"198.51.100.{port % 250}" if roams else host, port + 1
         if now >= self._sample_at:
             self._sample_at = now + SAMPLE
             queue = int(self.up.waiting(now))
             for flow in self.flows:
-                if flow.began is not None and flow.ended is None:
+                if flow.began is not None and flow.ended is None and flow.sender is not None:
                     probe = flow.sender
                     flow.history.append(
                         Sample(
@@ -299,6 +379,21 @@ def transfer(
     """
     flow = Flow(octets=octets, congestion=congestion, pauses=pauses, rate=rate, quic=quic)
     Story(flow, up=up, down=down, seed=seed, tick=tick).run(until, changes)
+    return flow
+
+
+def travel(octets: int, journey: Journey, *, until: float, seed: int = 1, **quic: Any) -> Flow:
+    """One flow of `octets` that meets what `journey` says."""
+    flow = Flow(
+        octets=octets,
+        download=journey.download,
+        moves=journey.moves,
+        roams=journey.roams,
+        quic=quic,
+    )
+    Story(flow, up=journey.up, down=journey.down, seed=seed, tick=EVENT_LOOP).run(
+        until, journey.changes
+    )
     return flow
 
 

@@ -207,6 +207,27 @@ def test_each_probe_timeout_in_a_row_waits_twice_as_long() -> None:
     assert waits[2] == pytest.approx(4 * waits[0])
 
 
+def test_however_long_the_silence_the_next_probe_is_two_seconds_away_at_most() -> None:
+    sender = Sender()
+    sender.send(1.0, 9)
+    sender.ack(1.1, 0)
+    for _ in range(8):
+        at = sender.wait()
+        sender.send(at)
+    assert sender.timer is not None and sender.timer - at == pytest.approx(2.0)
+
+
+def test_probes_of_a_path_with_a_long_round_trip_stay_two_timeouts_apart() -> None:
+    sender = Sender()
+    sender.send(1.0, 9)
+    sender.ack(2.5, 0)
+    for _ in range(8):
+        at = sender.wait()
+        sender.send(at)
+    timeout = sender.recovery.get_probe_timeout()
+    assert sender.timer is not None and sender.timer - at == pytest.approx(2 * timeout)
+
+
 def blackout(sender: Sender, length: float, packets: int, spared: int | None = None) -> None:
     """Packets over `length` seconds of which none arrives but `spared`, and one that does."""
     sender.send(1.0)

@@ -222,6 +222,7 @@ def sample(now: float, *, acked: int = 0, lost: int = 0, sent: float = 0.0) -> S
         now=now,
         acked=acked,
         lost=lost,
+        lost_runs=int(lost > 0),
         in_flight=10 * SIZE,
         delivered=acked,
         lost_ever=lost,
