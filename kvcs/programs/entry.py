@@ -23,6 +23,11 @@ def inspect() -> None:
     start("kvcs.programs.inspect")
 
 
+def doctor() -> None:
+    """The `kvcs-doctor` script."""
+    start("kvcs.programs.doctor")
+
+
 def keygen() -> None:
     """The `kvcs-keygen` script."""
     start("kvcs.programs.keygen")

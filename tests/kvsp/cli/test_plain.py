@@ -18,6 +18,7 @@ PROGRAMS = {
     "kvcs-subscribe": "kvcs.programs.entry import subscribe as main",
     "kvcs-keygen": "kvcs.programs.entry import keygen as main",
     "kvcs-inspect": "kvcs.programs.entry import inspect as main",
+    "kvcs-doctor": "kvcs.programs.entry import doctor as main",
     "kvsp": "kvsp.cli.entry import main",
     "kvsp-server": "kvsp.cli.entry import server as main",
 }
