@@ -135,6 +135,24 @@ def command(
     kvsp_cafile: KvspCafile = None,
     kvsp_token_file: KvspTokenFile = None,
     kvsp_http_loopback: KvspHttpLoopback = False,
+    relays: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--relay",
+            metavar="URL",
+            help="Another relay, asked when those before do not answer or have nothing more; may "
+            "be repeated.",
+        ),
+    ] = None,
+    recompute_within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="What recomputing would take: retrieval is given up then.",
+            show_default="as --timeout",
+        ),
+    ] = None,
     kvsp_after: Annotated[
         float,
         typer.Option(
@@ -146,10 +164,12 @@ def command(
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
     stats = Stats(source=url)
+    bound = min(timeout, recompute_within or timeout)
 
     def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
-        check_url(url)
+        for each in (url, *(relays or ())):
+            check_url(each)
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
@@ -185,26 +205,23 @@ def command(
         wanted: range,
         quic: QuicConfig,
     ) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout
-        within = min(timeout, CONNECT_TIMEOUT)
+        deadline = asyncio.get_running_loop().time() + bound
+        within = min(bound, CONNECT_TIMEOUT)
 
         def relay_session(relay: str) -> connect:
-            # the token is for the relay that was named here, not for one that a record names
-            config = shown if relay == url else SessionConfig()
+            # the token is for the relays that were named here, not for one that a record names
+            config = shown if relay in (url, *(relays or ())) else SessionConfig()
             return connect(relay, quic=quic, session=config, timeout=within)
 
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(access.client())
-            session, fallback = None, None
-            if client is None:
-                session = await stack.enter_async_context(relay_session(url))
-            else:
-                fallback = Fallback(
-                    client,
-                    after=kvsp_after,
-                    relay=url,
-                    connect=lambda relay: _connected(relay_session(relay)),
-                )
+            fallback = Fallback(
+                client,
+                after=kvsp_after,
+                relay=url,
+                relays=relays or (),
+                connect=lambda relay: _connected(relay_session(relay)),
+            )
             target: ResumeFile | FileDestination = FileDestination(out, descriptor)
             if resume:
                 target = ResumeFile(
@@ -220,10 +237,13 @@ def command(
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
                     raise RetrievalTimeout(
-                        f"nothing came within {timeout:g} s", f"connecting to {url} took all of it"
+                        f"nothing came within {bound:g} s",
+                        f"reading {destination.partial} took all of it"
+                        if isinstance(destination, ResumeFile)
+                        else "",
                     )
                 consumer = Consumer(
-                    session,
+                    None,
                     scope,
                     descriptor,
                     ids,
@@ -241,10 +261,11 @@ def command(
                 try:
                     await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
                 except RetrievalTimeout as error:
-                    # connecting took a part of the time
+                    # what was there already was read before
+                    option = "--timeout" if bound == timeout else "--recompute-within"
                     raise RetrievalTimeout(
-                        f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
-                        f"of --timeout",
+                        f"{stats.layers} of {len(wanted)} layers came within the {bound:g} s "
+                        f"of {option}",
                         error.awaited,
                     ) from None
                 finally:

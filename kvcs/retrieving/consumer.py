@@ -15,7 +15,7 @@ is left, or none has come in time, everything is taken from holders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,7 +25,6 @@ from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.names.errors import (
     MisuseError,
-    NotAuthorized,
     NotFound,
     PublisherLost,
     RetrievalError,
@@ -39,6 +38,7 @@ from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.recovery.awaited import awaited
+from kvcs.retrieving.recovery.recomputing import or_recomputed
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
@@ -133,7 +133,8 @@ class Consumer:
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
         discovery = DiscoveryMode(discovery)
-        if discovery is DiscoveryMode.INDEX and fallback is None and publications is None:
+        client = fallback.client if fallback is not None else None
+        if discovery is DiscoveryMode.INDEX and client is None and publications is None:
             raise ValueError("discovery by an index service needs a fallback that reaches one")
         descriptor.section_octets()
         self.stats = Stats(source=source or (fallback.relay if fallback is not None else None))
@@ -151,13 +152,14 @@ class Consumer:
         self._patience = patience
         self._event = asyncio.Event()
         self._sessions = Sessions(session, fallback, self._event.set)
-        self._after = fallback.after if fallback is not None else 0.0
+        self._after = fallback.after if client is not None and fallback is not None else 0.0
+        self._fallback = fallback
         self._path: HttpPath | None = None
-        if fallback is not None:
+        if client is not None:
             from kvcs.retrieving.fallback import HttpPath
 
             self._path = HttpPath(
-                fallback.client,
+                client,
                 self._scope_id,
                 descriptor,
                 self._keys[:blocks],
@@ -210,9 +212,10 @@ class Consumer:
             raise MisuseError("a Consumer retrieves once: make another one")
         self._started = True
         start = self._since = asyncio.get_running_loop().time()
-        self._deadline = start + self._timeout
+        within = self._fallback.recompute_within if self._fallback is not None else None
+        self._deadline = start + min(self._timeout, within or self._timeout)
         try:
-            async with aclosing(self._run()) as run:
+            async with aclosing(or_recomputed(self._run(), self._fallback, self._anew)) as run:
                 async for layer in run:
                     self.stats.seconds = self._now() - start
                     self.stats.layer_seconds.append(self.stats.seconds)
@@ -257,6 +260,15 @@ class Consumer:
         self.close()
 
     # -- inside --------------------------------------------------------------------------
+
+    def _anew(self, error: RetrievalError) -> tuple[LayerBuffer, int]:
+        """A buffer for what is recomputed, and how many blocks that is."""
+        self.close()
+        self._kept = None
+        self.stats.begin_over_http()
+        self.stats.note = f"recomputed: {error}"
+        self._buffer = LayerBuffer(self._descriptor, self._layers, self._destination, self.stats)
+        return self._buffer, len(self._keys[: self._blocks])
 
     async def _run(self) -> AsyncGenerator[Layer, None]:
         if not self._keys:
@@ -395,7 +407,7 @@ class Consumer:
             while retrieval.ready:
                 yield retrieval.ready.popleft()
             if retrieval.error is not None:
-                if not self._holders_can_complete(retrieval):
+                if self._path is None or not self._path.can_complete(retrieval):
                     raise retrieval.error
                 async with aclosing(self._from_holders(assembly)) as run:
                     async for layer in run:
@@ -417,6 +429,8 @@ class Consumer:
                 layers, moved, patient_until = self.stats.layers, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
+                if self._candidates.best() is None and not self._candidates.searching:
+                    self._candidates.widen()
                 lasting = now >= max(arrived, moved) + GO_BACK * self._patience
                 if self._candidates.best() is not None or (
                     lasting and self._candidates.others_stalled
@@ -455,35 +469,9 @@ class Consumer:
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer)
-        begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
+        begun = path.begin_round(assembly, path.wanted(assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
             raise _LateError("what holders have is of another production than the publication")
-
-    def _wanted(self, path: HttpPath, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
-        if not late and not assembly.promised and assembly.total == assembly.blocks:
-            return
-        if late:
-            yield from assembly.from_holders(path.has)
-            return
-        for layer, block in assembly.lacking():
-            if block in assembly.foreign:
-                continue
-            if block >= assembly.blocks or (layer, block) in assembly.promised:
-                yield layer, block
-
-    def _holders_can_complete(self, retrieval: Retrieval) -> bool:
-        """Whether holders have all that a publication that is gone did not bring."""
-        path, assembly = self._path, retrieval.assembly
-        if (
-            path is None
-            or assembly.manifest is None
-            or not isinstance(retrieval.error, PublisherLost | NotAuthorized)
-        ):
-            return False
-        return all(
-            path.has(layer, block) and block not in assembly.foreign
-            for layer, block in assembly.lacking()
-        )
 
     async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""

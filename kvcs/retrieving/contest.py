@@ -188,6 +188,8 @@ class Contest:
             if candidate is None:
                 if self._candidates.searching or not self.is_silent(now):
                     return
+                if self._candidates.widen():
+                    return
                 if not self._candidates.retry_stalled():
                     if not self._entrants:
                         self.error = self._candidates.why()

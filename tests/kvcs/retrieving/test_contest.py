@@ -19,6 +19,8 @@ PATIENCE = 2.0
 
 
 class OneRelay(Sessions):
+    relays = ()
+
     def __init__(self) -> None:
         """It is there already."""
 
