@@ -144,8 +144,6 @@ async def test_another_relay_is_asked_only_when_it_is_needed():
             raise AssertionError(relay)
 
         fallback = Fallback(relays=["moqt://r1.example"], connect=connect)
-        namespace = produced(cache=CACHE).namespace
-        del namespace
         check(await collect(link.consumer(fallback=fallback)))
 
 
@@ -157,10 +155,8 @@ async def test_a_publication_that_stands_still_at_one_relay_is_taken_from_the_ne
         Link(publisher(publication)) as here,
         Link(publisher(produced(cache=CACHE))) as there,
     ):
-        announced = {}
 
         async def connect(relay):
-            announced[relay] = True
             return there.session
 
         fallback = Fallback(relays=["moqt://r1.example"], connect=connect)
