@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvcs.finding.candidates import DiscoveryMode
     from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
+    from kvcs.keeping.failures import Failures
     from kvcs.keeping.resume_file import ResumeFile
     from kvcs.names.errors import (
         KvcsError,
@@ -53,6 +54,7 @@ _WHERE = {
     "Destination": "kvcs.retrieving.destinations",
     "Directory": "kvcs.finding.listing",
     "DiscoveryMode": "kvcs.finding.candidates",
+    "Failures": "kvcs.keeping.failures",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvsp.names.errors",
@@ -98,6 +100,7 @@ __all__ = [
     "Destination",
     "Directory",
     "DiscoveryMode",
+    "Failures",
     "Fallback",
     "FileDestination",
     "FileError",

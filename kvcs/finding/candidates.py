@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Sessions
 from kvcs.finding.searching import Search
+from kvcs.keeping.failures import Failures
 from kvcs.names.errors import NotFound, RetrievalError, tells_more
 from kvcs.names.namespace import PublicationNamespace
 from kvsp.names.codes import Codec
@@ -116,11 +117,13 @@ class Candidates:
         grace: float | None = None,
         probes: int = DEFAULT_PROBES,
         preferred: bytes | None = None,
+        failures: Failures | None = None,
     ) -> None:
         """`given` are known already, in order of preference, and replace the search.
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
         `Listing` and `Probing`, which each have their own `grace` without one. `preferred` is
-        the Publication ID of one that goes before others of as many blocks.
+        the Publication ID of one that goes before others of as many blocks. What `failures` has
+        seen to fail lately is tried last, and what fails here is noted there.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -138,6 +141,8 @@ class Candidates:
         self._grace = grace
         self._probes = probes
         self._preferred = preferred
+        self._failures = Failures(0) if failures is None else failures
+        self._now = 0.0
         self._relays = list(sessions.relays)
         """Those not searched so far."""
         self._tried: set[Candidate] = set()
@@ -150,9 +155,13 @@ class Candidates:
 
     def poll(self, now: float) -> float | None:
         """Go on with the search. Returns when to come back at the latest."""
+        self._now = now
         if self._given is not None or self._discovery is DiscoveryMode.INDEX:
             return None
         times = []
+        first = self._searches[0]
+        if first.began is None and self._failures.holds(self._sessions.name(None), now):
+            self.widen()  # it was silent lately: it is not waited for
         for search in self._searches:
             lost = search.error is not None
             times.append(search.poll(now))
@@ -161,6 +170,9 @@ class Candidates:
         began = self._searches[-1].began
         if began is not None and self._relays and self._searches[-1].open:
             if now >= began + SLOW:
+                relay = self._sessions.name(self._searches[-1].url)
+                if relay is not None:
+                    self._failures.note(relay, now)
                 self.widen()
                 return self.poll(now)
             times.append(began + SLOW)
@@ -214,15 +226,21 @@ class Candidates:
         self._of_prefix[candidate.blocks] -= 1
         self._known = (None, None)
 
-    def failed(self, error: RetrievalError) -> None:
+    def doubted(self, candidate: Candidate) -> bool:
+        """Whether it was seen to fail lately: what is there is better than what it may have."""
+        return self._failures.holds((candidate.url, candidate.namespace), self._now)
+
+    def failed(self, error: RetrievalError, candidate: Candidate | None = None) -> None:
         """Why one that was tried is given up."""
+        if candidate is not None:
+            self._failures.note((candidate.url, candidate.namespace), self._now)
         # that a cache is bad is worth knowing, even when the next one is only gone
         if tells_more(error, self.failure):
             self.failure = error
 
     def stalled(self, candidate: Candidate, error: RetrievalError) -> None:
         """It brings nothing for now: it may be tried again after all others."""
-        self.failed(error)
+        self.failed(error, candidate)
         self._stalled.append(candidate)
 
     @property
@@ -269,6 +287,9 @@ class Candidates:
             if best is not None and each.blocks < best.blocks:
                 break
             if each in self._tried:
+                continue
+            if self.doubted(each):
+                later = later or each
                 continue
             if each.namespace.publication_id == self._preferred:
                 return each

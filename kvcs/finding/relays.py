@@ -54,6 +54,11 @@ class Fallback:
 class Sessions:
     """The sessions of one retrieval: the one it was given, and those it opens itself."""
 
+    relays: tuple[str, ...] = ()
+    """Further relays that may be asked, in order."""
+
+    _own: str | None = None
+
     def __init__(
         self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
     ) -> None:
@@ -65,7 +70,6 @@ class Sessions:
         self._changed = changed
         relays = fallback.relays if fallback is not None else ()
         self.relays = tuple(url for url in dict.fromkeys(relays) if self.reaches(url))
-        """Further relays that may be asked, in order."""
         self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
         if given is None and (self._relay is None or self._connect is None):
             raise ValueError("without a session the consumer needs a fallback that connects")
@@ -90,6 +94,10 @@ class Sessions:
         assert self._connect is not None
         assert target is not None
         return await self._connect(target)
+
+    def name(self, url: str | None) -> str | None:
+        """What a relay is called, None for our own; None when that has no name."""
+        return self._own if url is None else url.rstrip("/")
 
     @property
     def there(self) -> bool:

@@ -21,8 +21,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
+from kvcs.finding.listing import failures_of
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
+from kvcs.keeping.failures import Failures
 from kvcs.names.errors import (
     MisuseError,
     NotFound,
@@ -98,6 +100,7 @@ class Consumer:
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
         fallback: Fallback | None = None,
+        failures: Failures | None = None,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
@@ -109,7 +112,9 @@ class Consumer:
         at a time where it lists nothing. After `patience` seconds
         without anything arriving another publication is tried, if there is one, also a shorter
         one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        over HTTP, too; `session` may then be None, and the consumer opens it itself. What
+        `failures`, which a process shares, has seen to fail lately is tried last; it is that of
+        the Directory on the session, if there is one, unless it is given.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -179,6 +184,9 @@ class Consumer:
             grace=grace,
             probes=probes,
             preferred=destination.publication if isinstance(destination, Resumable) else None,
+            failures=failures_of(session.session)
+            if failures is None and session is not None
+            else failures,
         )
         self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None
@@ -332,7 +340,7 @@ class Consumer:
                 if isinstance(error, _StalledError):
                     self._candidates.stalled(candidate, error)
                 else:
-                    self._candidates.failed(error)
+                    self._candidates.failed(error, candidate)
                 # of a publication that failed verification nothing is kept
                 bad = isinstance(error, VerificationFailed)
                 self._kept = None if bad else retrieval.assembly.keep()

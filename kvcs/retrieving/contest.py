@@ -179,7 +179,7 @@ class Contest:
     def _drop(self, entrant: Entrant, error: RetrievalError) -> None:
         self._entrants.remove(entrant)
         entrant.close()
-        self._candidates.failed(error)
+        self._candidates.failed(error, entrant.candidate)
 
     def _enter(self, now: float) -> None:
         """Ask for further manifests, when it is time to."""
@@ -210,6 +210,8 @@ class Contest:
         ready = [each for each in self._entrants if each.ready_at is not None]
         if ready:
             # one is there: only what may be better is worth a look
+            if self._candidates.doubted(candidate):
+                return False
             best = max(ready, key=lambda each: (each.blocks, each.whole))
             most = min(candidate.blocks, self._wanted)
             return most > best.blocks or (most == best.blocks and not best.whole)

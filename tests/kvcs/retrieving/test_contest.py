@@ -19,8 +19,6 @@ PATIENCE = 2.0
 
 
 class OneRelay(Sessions):
-    relays = ()
-
     def __init__(self) -> None:
         """It is there already."""
 
