@@ -166,9 +166,9 @@ class ResumeFile:
         os.write(self._log, _RECORD.pack(*key, track.component, digest, raw))
         self._noted = True
 
-    def commit(self) -> None:
-        """Give the file its name, and remove what stood beside it. Raises FileError, ValueError
-        when nothing was written."""
+    def commit(self, tokens: int | None = None) -> None:
+        """Give the file its name, and remove what stood beside it; `tokens` are those it was
+        begun for. Raises FileError, ValueError when nothing was written."""
         if self._writer is None:
             raise ValueError("the file was not begun")
         self._writer.commit()

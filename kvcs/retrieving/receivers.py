@@ -6,16 +6,19 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
+from kvcs.trust.sealing import TrackOpener
+from kvsp.names.codes import DecodeErrorName
 from moqt.receiving.receiver import (
     AcceptedFetch,
     AcceptedSubscribe,
     IncomingStream,
     ObjectReceiver,
 )
-from moqt.requests import OutgoingFetch
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
@@ -32,8 +35,8 @@ class DataNeeds(Protocol):
         """An Object, whole; True when it was needed and good."""
         ...
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
 
     def live_accepted(self, state: TrackState, largest: Location | None) -> None:
         """SUBSCRIBE_OK, with the largest Object there was."""
@@ -63,12 +66,19 @@ class TrackState:
     """What is asked for on one data track, and so, what is nobody's to bring any more."""
 
     def __init__(
-        self, track: DataTrack, name: FullTrackName, first_layer: int, max_object_octets: int
+        self,
+        track: DataTrack,
+        name: FullTrackName,
+        first_layer: int,
+        max_object_octets: int,
+        opener: TrackOpener | None = None,
     ) -> None:
         self.track = track
         self.name = name
         self.first = Location(first_layer, 0)
         self.max_object_octets = max_object_octets
+        self.opener = opener
+        """What its Objects are opened with; None when they come in clear."""
         self.arrivals = 0
         """Answers, streams and parts of Objects that have come."""
         self.subscribed = False
@@ -89,14 +99,24 @@ class TrackState:
         self.suspects: set[int] = set()
         """Layers in which Objects may be missing that nobody is going to bring."""
         self.fetch: FetchReceiver | None = None
+        self.requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        """Those that were made and may not be over."""
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
-        self.exact = False
-        """Much is there already: what is missing is asked for, and nothing between it."""
+        self.ends: int | None = None
+        """The last Object ID needed of each Group, when much is there already: what is missing
+        is asked for, and nothing between it."""
         self.failures = 0
         self.delay = 0.0
         self.due = 0.0
         self.cause = ""
+
+    def cancel(self) -> None:
+        """Cancel every request of the track; harmless when repeated."""
+        for request in self.requests:
+            if request.state is not RequestState.CLOSED:
+                request.cancel()
+        self.requests.clear()
 
     def accepted(self, largest: Location | None) -> None:
         self.answered = True
@@ -121,6 +141,30 @@ class TrackState:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
 
+    def uncovered(
+        self, missing: Callable[[DataTrack, int], list[int]]
+    ) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for;
+        `missing` gives those of a layer that have not come."""
+        first = last = None
+        for layer in sorted(self.suspects):
+            owed = missing(self.track, layer)
+            if self.subscribed:
+                owed = [b for b in owed if not self.is_coming(Location(layer, b))]
+            if not owed:
+                self.suspects.discard(layer)
+                if last is not None:
+                    break
+                continue
+            if last is not None and layer != last.group + 1:
+                break
+            if self.ends is not None and not (owed := next_run(owed, last, self.ends)):
+                break
+            if first is None:
+                first = Location(layer, owed[0])
+            last = Location(layer, owed[-1])
+        return None if first is None or last is None else (first, last)
+
 
 def next_run(missing: list[int], last: Location | None, ends: int) -> list[int]:
     """Those of the missing blocks of a layer, ascending, that follow each other, and follow
@@ -139,7 +183,7 @@ class DataReceiver(ObjectReceiver):
         self.max_object_octets = state.max_object_octets
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.object_too_large(self.state, header.location)
+        self.retrieval.object_bad(self.state, header.location, DecodeErrorName.TRAILING_OCTETS)
 
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload

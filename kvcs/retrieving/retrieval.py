@@ -16,16 +16,18 @@ from typing import Final
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack, raw_octets, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState, next_run
+from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.sealing import OVERHEAD_OCTETS
+from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
-from kvsp.names.errors import KvspError
+from kvsp.names.errors import DecodeError, KvspError
 from moqt.receiving.receiver import IncomingStream, Via
-from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
+from moqt.requests import RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import (
@@ -62,6 +64,9 @@ RECOVERY_PAUSE: Final = 1.0
 CONFIRM_GRACE: Final = 1.0
 """Seconds to wait, with every layer handed over, for the manifest to list them. It does so
 at once at the end of a publication; a part of one still in production is not worth more."""
+
+SEGMENTS_AT_ONCE: Final = 16
+"""Segments whose tracks are asked for at a time, from the first that is not whole."""
 
 _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
@@ -114,7 +119,10 @@ class Retrieval:
         self._tracks: dict[DataTrack, TrackState] = {}
         self._new: list[tuple[float, Callable[[], None]]] = []
         self._waiting: list[tuple[float, Callable[[], None]]] = []
-        self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        self._asked = 0
+        """Segments whose tracks were asked for, the first ones."""
+        self._arrived = 0
+        """`arrivals` on tracks of segments that are whole."""
         self._versions = ManifestVersions(session, assembly, self)
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
@@ -132,7 +140,7 @@ class Retrieval:
     @property
     def arrivals(self) -> int:
         """Answers, streams and parts of Objects that have come on data tracks."""
-        return sum(state.arrivals for state in self._tracks.values())
+        return self._arrived + sum(state.arrivals for state in self._tracks.values())
 
     @property
     def manifest_arrivals(self) -> int:
@@ -159,19 +167,22 @@ class Retrieval:
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
+        self.stats.mode = Mode.FETCH.value
         self._ask_for_data()
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
         if self.over:
             return None
+        self._ask_for_data()
         self._open_requests(now)
         arrivals = self.arrivals
         if arrivals != self._seen:
             self._seen, self._quiet = arrivals, now
         times = [due for due, _ in self._waiting]
+        if self.assembly.growing and self._versions_over:
+            self._end_growth()
         if self.assembly.whole:
-            self._cancel(self._data_requests)
             if not self.finished:
                 if self._confirm_due is None:
                     self._confirm_due = now + CONFIRM_GRACE
@@ -190,17 +201,19 @@ class Retrieval:
             and not self.assembly.confirmed
             and (self._require_listed or self.assembly.manifest_refused)
         ):
+            lost = not (self._versions.ended or self.assembly.manifest_refused)
             self.fail(
-                VerificationFailed(
+                (PublisherLost if lost and not self.assembly.complete else VerificationFailed)(
                     f"{self._publication}: the manifest does not list every layer that came"
                 )
             )
         return min(times, default=None)
 
-    def ask_again(self, layer: int) -> None:
-        """Objects of `layer` that were to come another way will not."""
+    def ask_again(self, layer: int, segment: int) -> None:
+        """Objects of `layer` of a segment that were to come another way will not."""
         for state in self._tracks.values():
-            self._suspect(state, (layer,))
+            if state.track.segment == segment:
+                self._suspect(state, (layer,))
 
     def close(self) -> None:
         """Cancel every request and release every array; harmless when repeated."""
@@ -209,7 +222,8 @@ class Retrieval:
         self._closed = self.over = True
         self._new.clear()
         self._waiting.clear()
-        self._cancel(self._data_requests)
+        for state in self._tracks.values():
+            state.cancel()
         self._versions.cancel()
         self.assembly.release()
 
@@ -237,12 +251,6 @@ class Retrieval:
                     raise
                 self._waiting.append((now + NO_STREAM_DELAY, make))
 
-    def _cancel(self, requests: list[OutgoingSubscribe | OutgoingFetch]) -> None:
-        for request in requests:
-            if request.state is not RequestState.CLOSED:
-                request.cancel()
-        requests.clear()
-
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
         blocks = self.assembly.needed(track)
@@ -260,17 +268,18 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
+    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, payload)
+            self.assembly.manifest_received(location, payload, came)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
         for track, refused in self.assembly.take_back():
-            self._lost(self._tracks[track], refused)
+            if track in self._tracks:
+                self._lost(self._tracks[track], refused)
         if first and self.assembly.manifest is not None and not self._hold:
             self.go()
         self._changed()
@@ -283,37 +292,61 @@ class Retrieval:
     # -- data ----------------------------------------------------------------------------
 
     def _ask_for_data(self) -> None:
+        """Ask for the tracks of the next segments, and for none of those that are whole."""
         assembly = self.assembly
-        if assembly.whole:
+        if self._hold or not assembly.total:
             return
-        needed = [layer for layer in assembly.layers if assembly.needs(layer)]
-        self.stats.mode = Mode.FETCH.value
-        for track in assembly.tracks:
-            name = FullTrackName(assembly.namespace.fields, track.name)
-            octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
-            state = self._tracks[track] = TrackState(track, name, needed[0], octets)
-            complete = assembly.entry(track).complete
-            whole = self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete)
-            if assembly.resumed:
-                # what exists and is missing, and no more of it, as after a loss
-                state.exact = state.fill_over = True
-                self._suspect(state, needed)
-            if assembly.resumed and whole:
+        while self._tracks and next(iter(self._tracks)).segment < assembly.segment:
+            state = self._tracks.pop(next(iter(self._tracks)))
+            self._arrived += state.arrivals
+            state.cancel()
+        while self._asked < min(len(assembly.segments), assembly.segment + SEGMENTS_AT_ONCE):
+            segment, self._asked = self._asked, self._asked + 1
+            if segment < assembly.segment:
                 continue
-            if whole:
-                end = Location(needed[-1], assembly.needed(track) - 1)
-                self._fetch(state, state.first, end, again=False)
-            else:
-                self.stats.mode = Mode.LIVE.value
-                self._subscribe(state)
+            needed = [layer for layer in assembly.layers if assembly.needs(layer, segment)]
+            for track in assembly.segments[segment]:
+                self._ask_for(track, needed)
+
+    def _ask_for(self, track: DataTrack, needed: list[int]) -> None:
+        assembly = self.assembly
+        name = FullTrackName(assembly.namespace.fields, track.name)
+        octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
+        opener = assembly.terms.opener(name)
+        if opener is not None:
+            octets += OVERHEAD_OCTETS
+        state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
+        complete = assembly.entry(track).complete
+        if self.stats.objects_resumed:
+            # what exists and is missing, and no more of it, as after a loss
+            state.ends, state.fill_over = assembly.needed(track) - 1, True
+            self._suspect(state, needed)
+        if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+            if state.ends is not None:
+                return
+            end = Location(needed[-1], assembly.needed(track) - 1)
+            self._fetch(state, state.first, end, again=False)
+        else:
+            self.stats.mode = Mode.LIVE.value
+            self._subscribe(state)
+
+    def _end_growth(self) -> None:
+        """No version of the manifest will name another segment."""
+        assembly = self.assembly
+        if self._versions.ended:
+            assembly.growing = False
+        elif assembly.caught_up:
+            self.fail(PublisherLost(f"{self._publication}: its publisher was lost before it ended"))
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
         first = Parameters(location_filter=LocationFilter.absolute_start(*state.first))
-        fill = None if state.exact else first
+        fill = first if state.ends is None else None
 
         def make() -> None:
-            self._data_requests.append(
+            if state.track.segment < self.assembly.segment:
+                return
+            state.requests.append(
                 self.session.subscribe(
                     state.name,
                     LiveReceiver(self, state),
@@ -322,6 +355,7 @@ class Retrieval:
                         fill_parameters=fill,
                         group_order=GroupOrder.ASCENDING,
                         range_filters=self._filters(state.track),
+                        subscriber_priority=subscriber_priority(state.track),
                     ),
                 )
             )
@@ -335,11 +369,9 @@ class Retrieval:
         whole_groups = start.object == 0 and end.object == self.assembly.needed(state.track) - 1
 
         def make() -> None:
-            if state.fetch is not receiver or self.assembly.whole:
+            if state.fetch is not receiver or state.track.segment < self.assembly.segment:
                 return
-            self._data_requests = [
-                r for r in self._data_requests if r.state is not RequestState.CLOSED
-            ]
+            state.requests = [r for r in state.requests if r.state is not RequestState.CLOSED]
             receiver.request = self.session.fetch(
                 state.name,
                 receiver,
@@ -349,9 +381,10 @@ class Retrieval:
                     else LocationFilter.range(start, end),
                     group_order=GroupOrder.ASCENDING,
                     range_filters=self._filters(state.track),
+                    subscriber_priority=subscriber_priority(state.track),
                 ),
             )
-            self._data_requests.append(receiver.request)
+            state.requests.append(receiver.request)
 
         self.later(delay, make)
 
@@ -362,6 +395,12 @@ class Retrieval:
         if self.over:
             return False
         location = header.location
+        if state.opener is not None:
+            try:
+                parts = [state.opener.open(*location, header.priority, header.properties, parts)]
+            except DecodeError as error:
+                self.object_bad(state, location, error.name)
+                return False
         try:
             verdict = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
@@ -377,14 +416,12 @@ class Retrieval:
                 self._changed()
         return verdict is Verdict.NEW
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
         if self.over:
             return
         try:
-            refused = self.assembly.object_refused(
-                state.track, location, DecodeErrorName.TRAILING_OCTETS
-            )
+            refused = self.assembly.object_refused(state.track, location, reason)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -404,10 +441,9 @@ class Retrieval:
             return
         if stream.via is Via.FILL:
             state.fill_over = True
-            layers: Iterable[int] = self.assembly.layers
             if error is not None:
                 state.cause = f"the fill was reset with {code_name(StreamErrorCode, error)}"
-            self._suspect(state, layers)
+            self._suspect(state, self.assembly.layers)
         elif stream.subgroup is not None:
             group = stream.subgroup.group
             if error is None:
@@ -468,7 +504,8 @@ class Retrieval:
         self._suspect(state, (location.group,))
 
     def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
-        state.suspects.update(layer for layer in layers if self.assembly.needs(layer))
+        needs, segment = self.assembly.needs, state.track.segment
+        state.suspects.update(layer for layer in layers if needs(layer, segment))
         self._changed()
 
     def _recover(self, state: TrackState, now: float) -> float | None:
@@ -479,7 +516,7 @@ class Retrieval:
             return None
         if now < state.due:
             return state.due
-        span = self._uncovered(state)
+        span = state.uncovered(self.assembly.missing)
         if span is None:
             return None
         if state.failures >= len(RECOVERY_DELAYS):
@@ -523,28 +560,6 @@ class Retrieval:
             state.cause = why
             self._suspect(state, self.assembly.layers)
         return None
-
-    def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
-        """First and last Object of the first run of layers with Objects to be asked for."""
-        first = last = None
-        ends = self.assembly.needed(state.track) - 1
-        for layer in sorted(state.suspects):
-            missing = self.assembly.missing(state.track, layer)
-            if state.subscribed:
-                missing = [b for b in missing if not state.is_coming(Location(layer, b))]
-            if not missing:
-                state.suspects.discard(layer)
-                if last is not None:
-                    break
-                continue
-            if last is not None and layer != last.group + 1:
-                break
-            if state.exact and not (missing := next_run(missing, last, ends)):
-                break
-            if first is None:
-                first = Location(layer, missing[0])
-            last = Location(layer, missing[-1])
-        return None if first is None or last is None else (first, last)
 
     def _give_up(self, state: TrackState, missing: Location) -> None:
         if self.assembly.bad:

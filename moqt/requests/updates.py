@@ -170,7 +170,7 @@ class Updates:
                     SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
                     f"{self._unread_answers} REQUEST_UPDATEs, and their answers are not read",
                 )
-        if stream.ours.stage and not self._held and (self.gate is None or self.gate(message)):
+        if stream.ours.stage and not self._held and self.admits(message):
             return True
         self._held.append(message)
         if len(self._held) > limit:
@@ -179,6 +179,14 @@ class Updates:
                 f"more than {limit} REQUEST_UPDATEs are unanswered",
             )
         return False
+
+    def admits(self, message: RequestUpdate) -> bool:
+        """Whether nothing but our answer holds it back."""
+        return self.gate is None or self.gate(message)
+
+    def hold(self, messages: list[RequestUpdate]) -> None:
+        """They have to wait, before any that has come meanwhile."""
+        self._held = messages + self._held
 
     def release(self) -> list[RequestUpdate]:
         """Those that had to wait, to be applied in this order."""

@@ -46,7 +46,7 @@ async def recomputed(
     Raises MisuseError when it gives something else than what it was asked for.
     """
     rows = buffer.descriptor.block_tokens
-    buffer.begin(blocks)
+    buffer.begin([range(blocks)])
     async for index, k, v in recompute(buffer.layers, blocks * rows):
         for name, tensor in (("k", k), ("v", v)):
             try:

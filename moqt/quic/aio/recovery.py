@@ -28,11 +28,13 @@ from aioquic.quic.recovery import QuicPacketSpace
 from moqt.quic.aio.trace import log_metrics, log_phase
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
+from moqt.quic.congestion.careful_resume import Saved
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
 from moqt.quic.congestion.pacer import Pacer
 from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, ReorderingWindow
+from moqt.quic.counters import Wait
 from moqt.quic.mtu.black_hole import BlackHole
 
 SMALL_PROBES = 1
@@ -169,6 +171,13 @@ class Recovery:
         self._black_hole = BlackHole()
         self.controller.on_new_size(size)
 
+    def resume(self, saved: Saved, now: float) -> None:
+        """The handshake is over; a connection before this one left behind what the path held."""
+        jump = saved.jump(self._rtt_smoothed)
+        if jump and not self.lost_packets:
+            self.controller.resume(jump, self._rtt_smoothed, self.delivery.delivered, now)
+            self._set_pace(now)
+
     def begin_path(self, now: float) -> None:
         """Packets go to another host from now on: what is known of the path is of no use.
 
@@ -264,15 +273,16 @@ class Recovery:
         assert isinstance(sent, deque)
         return sent
 
-    def sending_stopped(self, room: int, paced: bool) -> None:
+    def sending_stopped(self, room: int, paced: bool) -> Wait:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
-            return
+            return Wait.PACING
         self.pacer.released()
         if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
-        else:
-            self.delivery.limited_by_application()
+            return Wait.CONGESTION_WINDOW
+        self.delivery.limited_by_application()
+        return Wait.APPLICATION
 
     # ---- acknowledgements
 

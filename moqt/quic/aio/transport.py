@@ -21,7 +21,7 @@ from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, NO_ANSWER, QuicConfig
 from moqt.quic.congestion.controller import ControllerState
-from moqt.quic.counters import TransportCounters
+from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
 from moqt.quic.transport import TransportHandler
@@ -97,7 +97,9 @@ class AioquicTransport:
         self._deadline: tuple[float, int, str] | None = None
         self.leaving = False
         self._on_acknowledged: dict[int, Callable[[], None]] = {}
+        self._stopped_at = now
         self.counters = TransportCounters()
+        self.waits = Waits()
 
     # ---- Transport
 
@@ -166,7 +168,12 @@ class AioquicTransport:
 
     def send_room(self, stream_id: int) -> int:
         stream = self._connection.stream(stream_id)
-        return 0 if stream is None or self._connection.over else stream.send_room
+        if stream is None or self._connection.over:
+            return 0
+        room = stream.send_room
+        if not room:
+            self._connection.without_credit.add(stream_id)
+        return room
 
     def take_credited(self) -> Iterable[int]:
         credited, self._connection.credited = self._connection.credited, set()
@@ -369,6 +376,8 @@ class AioquicTransport:
         connection = self._connection
         self._time(now)
         self.more = False
+        self.waits.seconds[connection.waits_for] += now - self._stopped_at
+        self._stopped_at = now
         if connection.recovery.news:
             lost, late = connection.recovery.take_news()
             self.counters.packets_lost += lost
@@ -512,6 +521,7 @@ class AioquicTransport:
             )
         self.closed = (event.error_code, reason, application)
         self.counters.connections_over_budget += self._connection.over_budget
+        self._connection.remember_path()
         self._connection.drop_streams()
         self._paused.clear()
         self._on_acknowledged.clear()

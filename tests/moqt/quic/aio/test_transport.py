@@ -248,6 +248,24 @@ def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert not pair.client.record.closed and not pair.server.record.closed
 
 
+def test_keys_are_not_updated_again_before_a_packet_under_them_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(RFC 9001 section 6.1)"""
+    pair = Pair(quic_config(max_datagram_size=1200))
+    transfer(pair, MIB)
+    monkeypatch.setattr(aioquic_connection, "KEY_UPDATE_PACKETS", 2)
+    pair.drop = lambda side, data: side is pair.server
+    payload, stream_id = os.urandom(MIB), open_uni(pair)
+    pair.client.record.on_ready = Source(pair.client.live, stream_id, payload)
+    pair.run(limit=3.0)
+    assert pair.client.probe.connection.key_updates == 1
+    pair.drop = None
+    assert pair.run(lambda: stream_id in pair.server.record.finished)
+    assert bytes(pair.server.record.data[stream_id]) == payload
+    assert pair.client.probe.connection.key_updates > 1
+
+
 # ---------------------------------------------------------------------------- flow control
 
 
