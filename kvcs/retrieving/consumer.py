@@ -40,6 +40,7 @@ from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.recovery.awaited import awaited
+from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
 from kvcs.retrieving.recovery.recomputing import or_recomputed
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
@@ -59,18 +60,6 @@ GO_BACK = 4
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
-
-
-class _LateError(RetrievalError):
-    """No publication has come in time, and holders have what there is."""
-
-
-class _StalledError(PublisherLost):
-    """Nothing comes of a publication, and there are others."""
-
-
-class _ShorterError(RetrievalError):
-    """Holders do not have the blocks beyond the publication after all."""
 
 
 class Consumer:
@@ -161,13 +150,16 @@ class Consumer:
         self._blocks = blocks
         self._follow_growth = follow
         self._mode = Mode(mode)
-        self._timeout = timeout
+        within = fallback.recompute_within if fallback is not None else None
+        self._timeout = min(timeout, within or timeout)
         self._destination = destination or MemoryDestination(descriptor)
         self._terms = Terms(scope.content_keys, producers)
         self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
         self._event = asyncio.Event()
+        if failures is None and session is not None:
+            failures = failures_of(session.session)
         self._sessions = Sessions(session, fallback, self._event.set)
         self._after = fallback.after if client is not None and fallback is not None else 0.0
         self._fallback = fallback
@@ -196,9 +188,7 @@ class Consumer:
             grace=grace,
             probes=probes,
             preferred=destination.publication if isinstance(destination, Resumable) else None,
-            failures=failures_of(session.session)
-            if failures is None and session is not None
-            else failures,
+            failures=failures,
         )
         self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None
@@ -235,8 +225,7 @@ class Consumer:
             raise MisuseError("a Consumer retrieves once: make another one")
         self._started = True
         start = self._since = asyncio.get_running_loop().time()
-        within = self._fallback.recompute_within if self._fallback is not None else None
-        self._deadline = start + min(self._timeout, within or self._timeout)
+        self._deadline = start + self._timeout
         try:
             async with aclosing(or_recomputed(self._run(), self._fallback, self._anew)) as run:
                 async for layer in run:
@@ -320,7 +309,7 @@ class Consumer:
                 self.stats.note = path.note
             if self._terms.strict:
                 raise failure
-            late = isinstance(failure, _LateError)
+            late = isinstance(failure, LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
                     async for layer in run:
@@ -350,15 +339,15 @@ class Consumer:
                     async for layer in run:
                         yield layer
                 return
-            except _LateError:
+            except LateError:
                 self._candidates.allow_again(candidate)
                 raise
-            except _ShorterError:
+            except ShorterError:
                 self._candidates.allow_again(candidate)
             except RetrievalTimeout:
                 raise
             except RetrievalError as error:
-                if isinstance(error, _StalledError):
+                if isinstance(error, StalledError):
                     self._candidates.stalled(candidate, error)
                 else:
                     self._candidates.failed(error, candidate)
@@ -470,12 +459,12 @@ class Consumer:
                 if self._candidates.best() is not None or (
                     lasting and self._candidates.others_stalled
                 ):
-                    raise _StalledError(
+                    raise StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
                 if lasting and self._hasty and self._path is not None and self._path.blocks:
-                    raise _LateError("nothing comes of the publication, and holders have blocks")
+                    raise LateError("nothing comes of the publication, and holders have blocks")
                 if not self._candidates.searching:
                     patient_until = now + self._patience
             if now < patient_until:
@@ -499,14 +488,14 @@ class Consumer:
         if path.busy or assembly.whole:
             return
         if path.blocks < assembly.total > assembly.blocks:
-            raise _ShorterError("holders do not have what is beyond the publication")
+            raise ShorterError("holders do not have what is beyond the publication")
         for layer, block in list(assembly.promised):
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer, assembly.segment_of(block))
         begun = path.begin_round(assembly, path.wanted(assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
-            raise _LateError("what holders have is of another production than the publication")
+            raise LateError("what holders have is of another production than the publication")
 
     async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
@@ -560,13 +549,13 @@ class Consumer:
 
     async def _wait(self, until: float | None, *, late: bool = True) -> None:
         """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout, and
-        with `late` _LateError when it is time to take everything from holders."""
+        with `late` LateError when it is time to take everything from holders."""
         if self._now() >= self._deadline:
             raise self._too_late()
         late_at = self._late_at() if late else None
         if late_at is not None:
             if self._now() >= late_at:
-                raise _LateError(f"no publication came within {self._after:g} s")
+                raise LateError(f"no publication came within {self._after:g} s")
             until = late_at if until is None else min(until, late_at)
         when = self._deadline if until is None else min(until, self._deadline)
         try:
@@ -600,13 +589,12 @@ class Consumer:
             awaited(
                 self.stats,
                 self._source or "the relay",
+                self._sessions,
+                self._candidates,
                 quiet=None if self._retrieval is None else self._now() - self._arrived,
                 over_http=self._buffer is not None,
-                there=self._sessions.there,
                 asked=self._contest.asked if self._contest is not None else 0,
-                searching=self._candidates.searching,
                 looked_up=self._path is None or self._path.looked_up,
-                failure=self._candidates.failure,
             ),
         )
 
