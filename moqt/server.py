@@ -16,6 +16,7 @@ from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
 from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.uri import for_transport
 from moqt.values.codes import SessionErrorCode
 from moqt.wire.codec import codec_for
 
@@ -32,9 +33,14 @@ class Server:
         return self.endpoint.port
 
     def goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
-        """Ask every peer to leave (MOQT "GOAWAY"); new requests are refused from now on."""
-        for session in tuple(self.sessions):
-            session.session.send_goaway(uri, timeout_ms)
+        """Ask every peer to leave (MOQT "GOAWAY"); new requests are refused from now on.
+
+        Each is told `uri` with the scheme that its session has: `moqt`, or `https` over
+        WebTransport.
+        """
+        for each in tuple(self.sessions):
+            webtransport = each.session.transport.path is not None
+            each.session.send_goaway(for_transport(uri, webtransport=webtransport), timeout_ms)
 
     async def close(
         self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = ""

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from moqt.track.knowledge import PROPERTY_OCTETS
 from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
 from moqt.values.errors import SessionError
-from moqt.values.messages import FetchOk, Message, Publish, RequestOk, SubscribeOk
-
-
-def parsed_octets(messages: Iterable[Message]) -> int:
-    """What the Track Properties of messages cost besides their octets on the wire: two of those
-    make a value of fifty times as many."""
-    return sum(
-        PROPERTY_OCTETS * len(message.properties)
-        for message in messages
-        if isinstance(message, SubscribeOk | Publish | FetchOk | RequestOk)
-    )
 
 
 class RequestOctets:
     """Octets billed to a session by request stream: those of its largest message, or of one whose
     end has not come. The names, filters and tokens kept of it are no more than that; its Track
-    Properties are billed besides (`parsed_octets`).
+    Properties are billed besides, for what they become.
     """
 
     def __init__(self, config: SessionConfig) -> None:

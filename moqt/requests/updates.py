@@ -170,7 +170,7 @@ class Updates:
                     SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
                     f"{self._unread_answers} REQUEST_UPDATEs, and their answers are not read",
                 )
-        if stream.ours.stage and not self._held and self.admits(message):
+        if stream.ours.stage and not self._held and (self.gate is None or self.gate(message)):
             return True
         self._held.append(message)
         if len(self._held) > limit:

@@ -222,6 +222,18 @@ async def test_a_server_is_made_and_closed_by_async_with_as_a_session_is(certifi
     assert not server.sessions
 
 
+async def test_goaway_names_the_new_uri_with_the_scheme_that_each_session_has(certificate):
+    cert, _ = certificate
+    async with (
+        serving(certificate, moqt.Publisher()) as (url, server),
+        moqt.connect(url, cafile=cert) as native,
+        moqt.connect(over_webtransport(url), cafile=cert) as over_http,
+    ):
+        server.goaway("moqt://elsewhere.example/room", 1000)
+        assert (await native.wait_goaway()).uri == "moqt://elsewhere.example/room"
+        assert (await over_http.wait_goaway()).uri == "https://elsewhere.example/room"
+
+
 async def test_a_server_without_webtransport_refuses_https_in_words(certificate):
     async with serving(certificate, moqt.Publisher(), webtransport=False) as (url, _):
         with pytest.raises(moqt.ConnectError, match="ALPN"):

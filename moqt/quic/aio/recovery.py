@@ -25,7 +25,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.quic.aio.trace import log_metrics, log_phase
+from moqt.quic.aio.trace import log_metrics
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
 from moqt.quic.congestion.careful_resume import Saved
@@ -430,7 +430,14 @@ class Recovery:
             delivery.limited_by_application()
         self._set_pace(now)
         if self._quic_logger is not None:
-            self._log_metrics()
+            self._phase = log_metrics(
+                self._quic_logger,
+                self.state(),
+                self._phase,
+                in_flight=delivery.in_flight,
+                trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
+                probe_timeouts=self._pto_count,
+            )
         if (
             congestive
             and self._size > MIN_DATAGRAM_SIZE
@@ -577,21 +584,6 @@ class Recovery:
         self.resize(MIN_DATAGRAM_SIZE)
         self._set_pace(now)
         self.narrow()
-
-    def _log_metrics(self) -> None:
-        trace = self._quic_logger
-        assert trace is not None
-        state = self.state()
-        log_metrics(
-            trace,
-            state,
-            in_flight=self.delivery.in_flight,
-            trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
-            probe_timeouts=self._pto_count,
-        )
-        if state.phase != self._phase:
-            log_phase(trace, self._phase, state.phase)
-            self._phase = state.phase
 
 
 def _has_something(packet: Any) -> bool:

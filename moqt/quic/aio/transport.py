@@ -91,6 +91,7 @@ class AioquicTransport:
         self._pinged_at = now
         self._busy = False  # inside a call of the endpoint's: it transmits afterwards
         self._closing_locally = False
+        self._greeted = False  # the handler knows that there is a connection
         self._repeats = 0
         self._largest = 0  # octets of a datagram that came
         self._now = now
@@ -495,6 +496,12 @@ class AioquicTransport:
             )
         elif isinstance(event, SendingFinished):
             self._on_acknowledged.pop(event.stream_id, _nothing)()
+        elif isinstance(event, events.ProtocolNegotiated):
+            if not self.is_client and event.alpn_protocol is not None:
+                # A server says its first words with the handshake's flight, half a round trip
+                # before the client can have answered: they are the same for everybody.
+                self._greeted = True
+                self._handler.connection_established(event.alpn_protocol)
         elif isinstance(event, events.HandshakeCompleted):
             self._handshake_at = None
             self._connection.begin_credit()
@@ -506,7 +513,8 @@ class AioquicTransport:
                 )
             else:
                 self.alpn = event.alpn_protocol
-                self._handler.connection_established(self.alpn)
+                if not self._greeted:
+                    self._handler.connection_established(self.alpn)
 
     def _report_closed(self, event: events.ConnectionTerminated) -> None:
         application = event.frame_type is None

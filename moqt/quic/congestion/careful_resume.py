@@ -21,6 +21,8 @@ LEAST = 64 << 10
 """Octets: a path that held less is not worth remembering."""
 SHORTEST, LONGEST = 0.5, 10.0
 """Times the round trip remembered: beyond it is another path (section 3.1)."""
+LEAST_TRIP = 0.005
+"""Seconds of a round trip below which a path is filled at once anyway."""
 MOST_PATHS = 4096
 """Addresses remembered; the one least recently used is forgotten."""
 
@@ -59,7 +61,7 @@ class PathMemory:
 
     def keep(self, address: str, saved: Saved) -> None:
         """A connection to `address` is over."""
-        if saved.octets < LEAST:
+        if saved.octets < LEAST or saved.trip < LEAST_TRIP:
             return
         self._paths[address] = saved
         self._paths.move_to_end(address)

@@ -28,6 +28,7 @@ from tests.kvcs.support import (
     collect,
     descriptor,
     kv,
+    produced,
     same,
 )
 from tests.kvcs.support_segments import grown, put_segment, whole
@@ -41,12 +42,21 @@ class Production:
     """A publication in segments, put layer by layer; it is served from the beginning."""
 
     def __init__(
-        self, sizes=SIZES, cache=CACHE, *, described=DESCRIPTOR, tokens=TOKENS, handler=None
+        self,
+        sizes=SIZES,
+        cache=CACHE,
+        *,
+        described=DESCRIPTOR,
+        tokens=TOKENS,
+        handler=None,
+        deterministic=False,
     ) -> None:
         self.rows = described.block_tokens
         self.handler = handler or Publisher()
         first = tokens[: sizes[0] * self.rows]
-        self.publication = Publication(SCOPE, described, first, growing=True)
+        self.publication = Publication(
+            SCOPE, described, first, growing=True, deterministic=deterministic
+        )
         self.publication.serve(self.handler)
         self._steps = self._produced(sizes, cache, tokens)
 
@@ -231,6 +241,49 @@ async def test_segments_are_asked_for_in_order_and_only_so_many_at_once(monkeypa
         priorities = [fetch.parameters.subscriber_priority for fetch in handler.fetches]
         assert priorities[::2] == [None, 129, 130, 131, 132]
         assert most <= 2 * 2 + 2  # the manifest and the listing beside them
+
+
+async def test_nothing_begins_again_with_a_publication_that_has_no_more_than_was_given_whole():
+    production, other = Production(), produced(tokens=TOKENS[: 2 * BLOCK], cache=CACHE)
+    production.put(LAYERS + 2)
+    other.serve(production.handler)
+    async with Link(production.handler) as link:
+        consumer, seen = link.consumer(), set()
+
+        async def consume():
+            async for layer in consumer.layers():
+                seen.add(layer.publication)
+                if (layer.segment, layer.index) == (1, 1):
+                    production.publication.abandon()
+
+        with pytest.raises(PublisherLost, match=r"k\.raw\.s1 has no layer 2, block 0"):
+            await consume()
+        assert seen == {production.publication.namespace.publication_id}
+        assert consumer.stats.whole_blocks == 2
+
+
+async def test_layers_of_segments_are_kept_for_another_deterministic_publication():
+    first = Production((2, 1), deterministic=True)
+    first.put(LAYERS + 2)
+    whole_one = grown((2, 1), CACHE, deterministic=True)
+    whole_one.serve(first.handler)
+    async with Link(first.handler) as link:
+        consumer = link.consumer(
+            publications=[first.publication.namespace, whole_one.namespace],
+            tokens=TOKENS[: 3 * BLOCK],
+            mode="live",
+        )
+        layers = []
+        async with consumer:
+            async for layer in consumer.layers():
+                layers.append(layer)
+                if (layer.segment, layer.index) == (1, 1):
+                    first.publication.abandon()
+        assert whole(layers, CACHE, 3) == 2
+        publications = [layer.publication for layer in layers]
+        assert publications == [first.publication.namespace.publication_id] * (LAYERS + 2) + [
+            whole_one.namespace.publication_id
+        ] * (LAYERS - 2)
 
 
 class Losing(Publisher):

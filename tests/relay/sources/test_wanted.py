@@ -164,6 +164,23 @@ def test_one_without_filters_has_everything_asked_for_before_it_is_answered():
     assert [e for _, e in narrow.streams + all_of_it.streams] == [None, None]
 
 
+def test_one_who_comes_before_a_narrow_subscription_is_answered_waits_until_it_is_widened():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    star.delay(publisher)
+    star.subscriber(wants(objects((0, 0))))
+    _, second = star.subscriber(LIVE)
+    publish(store, 0, 0)
+    publish(store, 0, 1)
+    star.run()
+    star.arrive(publisher)
+    assert asked(publisher) == ()
+    assert second.accepted.largest == Location(0, 1)
+    publish(store, 0, 2)
+    star.run()
+    assert second.payloads == chosen(1, 2)
+
+
 def test_what_was_left_out_upstream_is_unknown_and_fetched_for_who_wants_it():
     star, store = Star(), track()
     publisher = star.publisher(store)

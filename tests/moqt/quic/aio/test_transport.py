@@ -14,7 +14,7 @@ import pytest
 from moqt.quic.aio import sending as aioquic_connection
 from moqt.quic.config import QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
-from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
+from tests.moqt.quic_pair import Pair, Path, Recorder, Side, Simulation, Source, quic_config
 
 MIB = 1 << 20
 
@@ -935,3 +935,36 @@ def test_recorder_is_a_handler() -> None:
     handler: TransportHandler = Recorder(pair.client.live)
     transport: Transport = pair.client.live
     assert handler and transport
+
+
+class Greeter(Recorder):
+    """Says something as soon as there is a connection, and more when it is asked for more."""
+
+    def connection_established(self, alpn: str) -> None:
+        super().connection_established(alpn)
+        self.say(b"first words")
+        self.on_ready = lambda: self.say(b"more")
+
+    def say(self, words: bytes) -> None:
+        self.on_ready = None
+        stream = self.transport.open_stream(bidirectional=False, urgent=True)
+        assert stream is not None
+        self.transport.send(stream, words, True)
+
+
+def test_a_server_says_its_first_words_with_its_handshake_and_no_more_before_that_is_over() -> None:
+    simulation = Simulation(path=Path(latency=0.05))
+    server = simulation.serve("server", Greeter)
+    began = simulation.now
+    heard: list[Recorder] = []
+
+    def listens(transport: Transport) -> Recorder:
+        heard.append(Recorder(transport))
+        return heard[0]
+
+    simulation.connect("client", server, listens, wait=False)
+    assert simulation.run(lambda: bool(heard[0].data), limit=1.0)
+    assert simulation.now - began == pytest.approx(0.1)
+    assert heard[0].data == {3: b"first words"}
+    assert simulation.run(lambda: len(heard[0].data) == 2, limit=1.0)
+    assert simulation.now - began == pytest.approx(0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.quic.congestion.careful_resume import LEAST, MOST_PATHS, PathMemory, Saved
+from moqt.quic.congestion.careful_resume import LEAST, LEAST_TRIP, MOST_PATHS, PathMemory, Saved
 from tests.moqt.quic_pair import Pair, quic_config
 from tests.moqt.simulator import Path
 
@@ -40,9 +40,10 @@ def test_what_is_old_is_not_told() -> None:
     assert paths.claim("192.0.2.1", 701.0, 600.0) is None
 
 
-def test_so_many_addresses_are_remembered_and_no_path_that_held_next_to_nothing() -> None:
+def test_so_many_addresses_are_remembered_and_no_path_that_is_filled_at_once() -> None:
     paths = PathMemory()
     paths.keep("192.0.2.1", Saved(LEAST - 1, 0.1, 100.0))
+    paths.keep("192.0.2.1", Saved(1_000_000, LEAST_TRIP / 2, 100.0))
     assert len(paths) == 0
     for number in range(MOST_PATHS + 10):
         paths.keep(str(number), HELD)
