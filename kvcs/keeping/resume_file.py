@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kvcs.names.codes import Component
+from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
@@ -44,6 +45,10 @@ class Origin:
     publication: str
     anchor_key: str
     deterministic: bool
+
+    @classmethod
+    def of(cls, namespace: PublicationNamespace, deterministic: bool) -> Origin:
+        return cls(namespace.publication_id.hex(), namespace.anchor_key.hex(), deterministic)
 
     def goes_with(self, other: Origin) -> bool:
         """Whether Objects of both may be combined: of the same one, or of deterministic ones."""

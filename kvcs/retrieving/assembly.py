@@ -21,7 +21,7 @@ from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
-from kvcs.retrieving.open_layer import halves
+from kvcs.retrieving.open_layer import OpenLayer, halves
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
@@ -337,8 +337,8 @@ class Assembly(LayerBuffer):
         if self._notes is not None:
             raw = digest if track.known_codec is Codec.RAW else data_digest(*data)
             self._notes.note(track, layer, block, digest, raw)
-        if block in self._bound and held.has(Component.KV, number):
-            self._check_bound(layer, block, *held.sections(number))
+        if block in self._bound:
+            self._check_bound(layer, block, held, number)
         if held.complete:
             self._hand_over()
         return Verdict.NEW
@@ -423,14 +423,7 @@ class Assembly(LayerBuffer):
             self._confirm()
         else:
             self.begin(spans, most if self.growing else None)
-            publication, anchor = self.namespace.publication_id, self.namespace.anchor_key
-            deterministic = self.manifest.deterministic
-            self._take_up(Origin(publication.hex(), anchor.hex(), deterministic), self._facts)
-            for block, layer in self._stats.resumed if self._bound else ():
-                segment = self.segment_of(block)
-                held, number = self._open[segment, layer], block - spans[segment].start
-                if block in self._bound and held.has(Component.KV, number):
-                    self._check_bound(layer, block, *held.sections(number))
+            self._take_up(Origin.of(self.namespace, self.manifest.deterministic), self._facts)
             self._hand_over()
 
     def _continues(self, kept: Kept, spans: list[range]) -> bool:
@@ -534,9 +527,11 @@ class Assembly(LayerBuffer):
 
     # -- inside --------------------------------------------------------------------------
 
-    def _check_bound(self, layer: int, block: int, k: Octets, v: Octets) -> None:
+    def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
         """Raises VerificationFailed for a block that is not the one of the record."""
-        if data_digest(k, v) != self._bound[block][layer]:
+        if block not in self._bound or not held.has(Component.KV, number):
+            return
+        if data_digest(*held.sections(number)) != self._bound[block][layer]:
             self._stats.discarded[OTHER_TOKENS] += 1
             raise VerificationFailed(
                 f"{self._publication}: layer {layer} of block {block} is not what the index "

@@ -95,25 +95,23 @@ class Consumer:
         failures: Failures | None = None,
         producers: Producers | None = None,
     ) -> None:
-        """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
-        blocks of the tokens are there or the publication has ended; without it, the segments that
-        have begun are retrieved.
-        `timeout` bounds everything, in seconds. `destination` is where layers are
-        written (new arrays by default). `publications` are known already, in order of
-        preference, and replace discovery. With `require_listed` no layer is handed over
-        before the manifest lists its digests. `discovery` says how publications are found;
-        `min_blocks` is the shortest prefix worth having, `grace` how long, in seconds, a
-        relay's listing must pause to count as whole, `probes` how many prefixes are asked for
-        at a time where it lists nothing. After `patience` seconds
-        without anything arriving another publication is tried, if there is one, also a shorter
-        one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself. With
-        `producers` only what one of them has signed and listed is handed over, and with content
-        keys in `scope` only what is sealed with one of them; holders then give what the manifest
-        lists, and nothing besides. What `failures`, which a process shares, has seen to fail
-        lately is tried last; it is that of the Directory on the session, if there is one, unless
-        it is given.
+        """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
+        With `follow` the retrieval goes on while the publication grows, until all complete blocks
+        of the tokens are there or the publication has ended; without it, the segments that have
+        begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where layers
+        are written (new arrays by default). `publications` are known already, in order of
+        preference, and replace discovery. With `require_listed` no layer is handed over before the
+        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is the
+        shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause to
+        count as whole, `probes` how many prefixes are asked for at a time where it lists nothing.
+        After `patience` seconds without anything arriving another publication is tried, if there is
+        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks
+        come from holders over HTTP, too; `session` may then be None, and the consumer opens it
+        itself. With `producers` only what one of them has signed and listed is handed over, and
+        with content keys in `scope` only what is sealed with one of them; holders then give what
+        the manifest lists, and nothing besides. What `failures`, which a process shares, has seen
+        to fail lately is tried last; it is that of the Directory on the session, if there is one,
+        unless it is given.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a

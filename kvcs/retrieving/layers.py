@@ -229,11 +229,16 @@ class LayerBuffer:
                 digest, listed = kept.get(key_of(track, layer, block)), known.digest(layer, number)
                 if digest is None or listed not in (None, digest):
                     continue
-                self._held(track.segment, layer).adopt(track.component, number)
+                held = self._held(track.segment, layer)
+                held.adopt(track.component, number)
                 self._stats.objects_resumed += 1
                 self._stats.resumed.add((block, layer))
                 if listed is None:
                     known.remember(layer, number, digest)
+                self._check_bound(layer, block, held, number)
+
+    def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
+        """Raises VerificationFailed for a block that is not the one it has to be."""
 
     def _may_go(self, segment: int, layer: int) -> bool:
         """Whether a layer that is whole may be handed over."""
