@@ -4,7 +4,7 @@
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
 The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
-trust → names. `finding` and `publishing` stand side by side and never import each other.
+keeping, trust → names. `finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kvcs.finding.candidates import DiscoveryMode
     from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
+    from kvcs.keeping.failures import Failures
+    from kvcs.keeping.resume_file import ResumeFile
     from kvcs.names.encoding import Encoding
     from kvcs.names.errors import (
         KvcsError,
@@ -59,6 +61,7 @@ _WHERE = {
     "Destination": "kvcs.retrieving.destinations",
     "Directory": "kvcs.finding.listing",
     "DiscoveryMode": "kvcs.finding.candidates",
+    "Failures": "kvcs.keeping.failures",
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvsp.names.errors",
@@ -77,6 +80,7 @@ _WHERE = {
     "Publication": "kvcs.publishing.publication",
     "PublicationNamespace": "kvcs.names.namespace",
     "PublisherLost": "kvcs.names.errors",
+    "ResumeFile": "kvcs.keeping.resume_file",
     "RetrievalError": "kvcs.names.errors",
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
@@ -109,6 +113,7 @@ __all__ = [
     "Directory",
     "DiscoveryMode",
     "Encoding",
+    "Failures",
     "Fallback",
     "FileDestination",
     "FileError",
@@ -127,6 +132,7 @@ __all__ = [
     "Publication",
     "PublicationNamespace",
     "PublisherLost",
+    "ResumeFile",
     "RetrievalError",
     "RetrievalTimeout",
     "Scope",

@@ -9,7 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from cryptography import x509
+
 from moqt.publisher import Publisher
+from moqt.quic.transport import Certified
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     OutgoingFetch,
@@ -100,6 +103,12 @@ class MoqtSession:
         """Octets of UDP payload: the most that a packet of ours may have, as far as is known of
         the path, and the most that one had that came."""
         return self.session.transport.packet_sizes
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        """The certificate that the peer has shown, None without one."""
+        transport = self.session.transport
+        return transport.peer_certificate if isinstance(transport, Certified) else None
 
     async def wait_established(self) -> None:
         """Both SETUPs have crossed. Raises SessionClosed when the session ended instead."""

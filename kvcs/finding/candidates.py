@@ -15,20 +15,21 @@ from enum import StrEnum
 from heapq import merge
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvcs.finding import listing as listings
-from kvcs.finding import probing
-from kvcs.finding.listing import Found, Listing, listing, release
-from kvcs.finding.probing import DEFAULT_PROBES, Probing
+from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Sessions
-from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, tells_more
+from kvcs.finding.searching import Search
+from kvcs.keeping.failures import Failures
+from kvcs.names.errors import NotFound, RetrievalError, tells_more
 from kvcs.names.namespace import PublicationNamespace
 from kvsp.names.codes import Codec
 from moqt.aio import MoqtSession
-from moqt.session import Session
-from moqt.values.errors import MoqtError
 
 if TYPE_CHECKING:
     from kvsp.records.records import LookupResponse, ReplicaRecord
+
+SLOW: Final = 2.0
+"""Seconds after which a relay that has not said what is published does not keep the next one from
+being asked."""
 
 OF_ONE_PREFIX: Final = 3
 """Publications of one prefix that are tried before those of shorter ones have their turn: who
@@ -115,10 +116,14 @@ class Candidates:
         min_blocks: int = 1,
         grace: float | None = None,
         probes: int = DEFAULT_PROBES,
+        preferred: bytes | None = None,
+        failures: Failures | None = None,
     ) -> None:
         """`given` are known already, in order of preference, and replace the search.
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
-        `Listing` and `Probing`, which each have their own `grace` without one.
+        `Listing` and `Probing`, which each have their own `grace` without one. `preferred` is
+        the Publication ID of one that goes before others of as many blocks. What `failures` has
+        seen to fail lately is tried last, and what fails here is noted there.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -135,34 +140,51 @@ class Candidates:
         self._min_blocks = min_blocks
         self._grace = grace
         self._probes = probes
-        self._own: Session | None = None
-        self._listing: Listing | None = None
-        self._probing: Probing | None = None
-        self._lost = False
-        """Our own relay tells of nothing."""
+        self._preferred = preferred
+        self._failures = Failures(0) if failures is None else failures
+        self._now = 0.0
+        self._relays = list(sessions.relays)
+        """Those not searched so far."""
         self._tried: set[Candidate] = set()
         self._of_prefix: Counter[int] = Counter()
         self._stalled: list[Candidate] = []
         self._known: tuple[object, Candidate | None] = (None, None)
+        self._searches = [self._search(None)]
 
     # -- the search ----------------------------------------------------------------------
 
     def poll(self, now: float) -> float | None:
         """Go on with the search. Returns when to come back at the latest."""
-        if self._given is not None or self._discovery is DiscoveryMode.INDEX or self._lost:
+        self._now = now
+        if self._given is not None or self._discovery is DiscoveryMode.INDEX:
             return None
-        if self._own is None and not self._dialled():
-            return None
-        due = None
-        if self._listing is not None:
-            due = self._listing.poll(now, _or(self._grace, listings.DEFAULT_GRACE))
-            if self._listing.error is not None:
-                self._give_up(self._listing.error)
-            elif self._listing.refused is not None:
-                self._let_go()
-        if self._listing is None and not self._lost:
-            due = self._probe(now)
-        return due
+        times = []
+        first = self._searches[0]
+        if first.began is None and self._failures.holds(self._sessions.name(None), now):
+            self.widen()  # it was silent lately: it is not waited for
+        for search in self._searches:
+            lost = search.error is not None
+            times.append(search.poll(now))
+            if search.error is not None and not lost:
+                self.failed(search.error)  # others may still be had
+        began = self._searches[-1].began
+        if began is not None and self._relays and self._searches[-1].open:
+            if now >= began + SLOW:
+                relay = self._sessions.name(self._searches[-1].url)
+                if relay is not None:
+                    self._failures.note(relay, now)
+                self.widen()
+                return self.poll(now)
+            times.append(began + SLOW)
+        return min((at for at in times if at is not None), default=None)
+
+    def widen(self) -> bool:
+        """Search at the next relay, too; whether there is one."""
+        if not self._relays:
+            return False
+        self._searches.append(self._search(self._relays.pop(0)))
+        self._changed()
+        return True
 
     @property
     def open(self) -> int:
@@ -171,13 +193,9 @@ class Candidates:
             return 0
         if self._index is not None and not self._index.looked_up:
             return len(self._keys)
-        if self._discovery is DiscoveryMode.INDEX or self._lost:
+        if self._discovery is DiscoveryMode.INDEX:
             return 0
-        if self._probing is not None:
-            return self._probing.open
-        if self._listing is not None and self._listing.settled:
-            return 0
-        return len(self._keys)
+        return max(search.open for search in self._searches)
 
     @property
     def searching(self) -> bool:
@@ -188,14 +206,11 @@ class Candidates:
 
     def best(self) -> Candidate | None:
         """The best of those known that was not tried."""
-        state = (
-            len(self._tried),
-            self._listing.changes if self._listing is not None else -1,
-            self._index.looked_up if self._index is not None else None,
-            self._lost,
-        )
+        states = [search.state for search in self._searches]
+        looked_up = self._index.looked_up if self._index is not None else None
+        state = (len(self._tried), looked_up, *states)
         # looked for again only when there is something new
-        if self._probing is not None or self._known[0] != state:
+        if None in states or self._known[0] != state:
             self._known = (state, self._best())
         return self._known[1]
 
@@ -211,15 +226,21 @@ class Candidates:
         self._of_prefix[candidate.blocks] -= 1
         self._known = (None, None)
 
-    def failed(self, error: RetrievalError) -> None:
+    def doubted(self, candidate: Candidate) -> bool:
+        """Whether it was seen to fail lately: what is there is better than what it may have."""
+        return self._failures.holds((candidate.url, candidate.namespace), self._now)
+
+    def failed(self, error: RetrievalError, candidate: Candidate | None = None) -> None:
         """Why one that was tried is given up."""
+        if candidate is not None:
+            self._failures.note((candidate.url, candidate.namespace), self._now)
         # that a cache is bad is worth knowing, even when the next one is only gone
         if tells_more(error, self.failure):
             self.failure = error
 
     def stalled(self, candidate: Candidate, error: RetrievalError) -> None:
         """It brings nothing for now: it may be tried again after all others."""
-        self.failed(error)
+        self.failed(error, candidate)
         self._stalled.append(candidate)
 
     @property
@@ -240,87 +261,51 @@ class Candidates:
 
     def close(self) -> None:
         """Cancel every request; harmless when repeated."""
-        self._let_go()
-        if self._probing is not None:
-            self._probing.close()
+        for search in self._searches:
+            search.close()
 
     # -- inside --------------------------------------------------------------------------
 
-    def _dialled(self) -> bool:
-        """Whether there is a session to our own relay; a listing is begun on it."""
-        task = self._sessions.dial(None)
-        if not task.done():
-            return False
-        try:
-            session = task.result()
-        except MoqtError as error:
-            lost = PublisherLost(str(error))
-            lost.__cause__ = error
-            self._give_up(lost)
-            return False
-        self._own = session.session
-        if self._discovery is DiscoveryMode.LISTING:
-            self._listing = listing(self._own, self._scope_id, self._compat_id)
-            self._listing.watchers.add(self._changed)
-        return True
-
-    def _probe(self, now: float) -> float | None:
-        if self._probing is None:
-            assert self._own is not None
-            self._probing = Probing(
-                self._own,
-                self._scope_id,
-                self._compat_id,
-                self._keys,
-                min_blocks=self._min_blocks,
-                grace=_or(self._grace, probing.DEFAULT_GRACE),
-                probes=self._probes,
-                changed=self._changed,
-            )
-        due = self._probing.poll(now)
-        if self._probing.error is not None:
-            self._give_up(self._probing.error)
-        return due
-
-    def _give_up(self, error: RetrievalError) -> None:
-        """Our own relay cannot be searched; an index service may know of others."""
-        self._lost = True
-        self.failed(error)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        held, self._listing = self._listing, None
-        if held is not None:
-            assert self._own is not None
-            held.watchers.discard(self._changed)
-            release(self._own, held)
+    def _search(self, url: str | None) -> Search:
+        return Search(
+            self._sessions,
+            url,
+            self._scope_id,
+            self._compat_id,
+            self._keys,
+            changed=self._changed,
+            lists=self._discovery is DiscoveryMode.LISTING,
+            min_blocks=self._min_blocks,
+            grace=self._grace,
+            probes=self._probes,
+        )
 
     def _best(self) -> Candidate | None:
-        later = None
+        best = later = None
         for each in self._all():
             self.longest = max(self.longest, each.blocks)
+            if best is not None and each.blocks < best.blocks:
+                break
             if each in self._tried:
                 continue
-            if self._given is not None or self._of_prefix[each.blocks] < OF_ONE_PREFIX:
+            if self.doubted(each):
+                later = later or each
+                continue
+            if each.namespace.publication_id == self._preferred:
                 return each
+            if self._given is not None or self._of_prefix[each.blocks] < OF_ONE_PREFIX:
+                best = best or each
+                if self._preferred is None:
+                    break
             later = later or each
-        return later
+        return best or later
 
     def _all(self) -> Iterator[Candidate]:
         """Every candidate, those with most of our blocks first."""
         if self._given is not None:
             return iter([Candidate(None, namespace) for namespace in self._given])
-        return merge(self._found(), self._named(), key=lambda each: -each.blocks)
-
-    def _found(self) -> Iterator[Candidate]:
-        """What our own relay has told of."""
-        found: Iterator[Found] = iter(())
-        if self._listing is not None:
-            found = self._listing.find(self._keys, self._min_blocks)
-        elif self._probing is not None:
-            found = self._probing.find()
-        for blocks, namespace in found:
-            yield Candidate(None, namespace, blocks)
+        found = [_of(search) for search in self._searches]
+        return merge(*found, self._named(), key=lambda each: -each.blocks)
 
     def _named(self) -> Iterator[Candidate]:
         """What the index service names."""
@@ -331,8 +316,10 @@ class Candidates:
                     yield each
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _of(search: Search) -> Iterator[Candidate]:
+    """What a relay has told of."""
+    for blocks, namespace in search.found():
+        yield Candidate(search.url, namespace, blocks)
 
 
 def _not_found() -> NotFound:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 from weakref import WeakKeyDictionary
 
+from kvcs.keeping.failures import DEFAULT_SECONDS, Failures
 from kvcs.names.errors import (
     MisuseError,
     NotAuthorized,
@@ -200,9 +201,17 @@ class _Shared:
     def __init__(self) -> None:
         self.listings: dict[tuple[bytes, bytes], Listing] = {}
         self.users: dict[Listing, int] = {}
+        self.failures: Failures | None = None
+        """Those of the Directory that is open."""
 
 
 _SHARED: WeakKeyDictionary[Session, _Shared] = WeakKeyDictionary()
+
+
+def failures_of(session: Session) -> Failures | None:
+    """What the Directory that is open on a session has seen to fail lately."""
+    shared = _SHARED.get(session)
+    return None if shared is None else shared.failures
 
 
 def listing(session: Session, scope_id: bytes, compat_id: bytes) -> Listing:
@@ -244,9 +253,13 @@ class Directory:
         *,
         grace: float = DEFAULT_GRACE,
         timeout: float = 10.0,
+        remember: float = DEFAULT_SECONDS,
     ) -> None:
         """`timeout` bounds the wait for the first listing, in seconds; `grace` is how long it
-        must pause at least to count as settled."""
+        must pause at least to count as settled. For `remember` seconds a publication that failed
+        or stood still, and a relay that was silent, are tried after all others, by every
+        `Consumer` on the same session."""
+        self.failures = Failures(remember)
         self._session = session
         self._scope = scope
         self._descriptor = descriptor
@@ -275,6 +288,7 @@ class Directory:
         session, now = self._session.session, asyncio.get_running_loop().time
         held = self._listing = listing(session, self._scope.scope_id, self._descriptor.compat_id)
         held.watchers.add(self._changed.set)
+        _SHARED[session].failures = self.failures
         deadline = now() + self._timeout
         try:
             while not held.settled:
@@ -309,6 +323,9 @@ class Directory:
         held, self._listing = self._listing, None
         if held is not None:
             held.watchers.discard(self._changed.set)
+            shared = _SHARED[self._session.session]
+            if shared.failures is self.failures:
+                shared.failures = None
             release(self._session.session, held)
 
     @property

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moqt.aio import MoqtSession
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
+    from kvsp.blocks.layout import Tensor
     from kvsp.client import Client
 
 DEFAULT_AFTER: Final = 2.0
@@ -22,24 +23,41 @@ Connect = Callable[[str], Awaitable[MoqtSession]]
 """Opens a session to a relay, given its URL. Raises MoqtError."""
 
 
+Recompute = Callable[[range, int], AsyncIterator[tuple[int, "Tensor", "Tensor"]]]
+"""Computes layers of a prefix of so many tokens anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fallback:
     """How a consumer reaches holders over HTTP, and relays it was not given a session to.
 
-    `client` is open and has an index service. What no MOQT path has brought `after` seconds
-    after it was due is taken from holders. With `relay` and `connect` the consumer opens
-    its session itself, so that it need not wait for a relay that does not answer; `connect`
-    is also used for relays that only the index service names.
+    `client` is open and has an index service, None for no holders. What no MOQT path has brought
+    `after` seconds after it was due is taken from holders. With `relay` and `connect` the
+    consumer opens its session itself, so that it need not wait for a relay that does not answer;
+    `connect` is also used for `relays`, which are asked one after another when those before have
+    nothing more or do not answer, and for relays that only the index service names.
+
+    When nothing of that gives the cache, at the latest `recompute_within` seconds after the
+    beginning, what recomputing takes, it is recomputed: `recompute(layers, tokens)` gives (layer,
+    k, v) of each of `layers`, in order, k and v `[tokens or more, kv_heads, head_dim]`.
     """
 
-    client: Client
+    client: Client | None = None
     after: float = DEFAULT_AFTER
     relay: str | None = None
     connect: Connect | None = None
+    relays: Sequence[str] = ()
+    recompute: Recompute | None = None
+    recompute_within: float | None = None
 
 
 class Sessions:
     """The sessions of one retrieval: the one it was given, and those it opens itself."""
+
+    relays: tuple[str, ...] = ()
+    """Further relays that may be asked, in order."""
+
+    _own: str | None = None
 
     def __init__(
         self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
@@ -50,6 +68,8 @@ class Sessions:
         self._own = None if self._relay is None else self._relay.rstrip("/")
         self._connect = fallback.connect if fallback is not None else None
         self._changed = changed
+        relays = fallback.relays if fallback is not None else ()
+        self.relays = tuple(url for url in dict.fromkeys(relays) if self.reaches(url))
         self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
         if given is None and (self._relay is None or self._connect is None):
             raise ValueError("without a session the consumer needs a fallback that connects")
@@ -74,6 +94,16 @@ class Sessions:
         assert self._connect is not None
         assert target is not None
         return await self._connect(target)
+
+    def name(self, url: str | None) -> str | None:
+        """What a relay is called, None for our own; None when that has no name."""
+        return self._own if url is None else url.rstrip("/")
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a session to our own relay, or opening one has failed."""
+        task = self._dialled.get(None)
+        return task is not None and task.done()
 
     @property
     def failure(self) -> str | None:

@@ -49,7 +49,11 @@ class PublisherLost(RetrievalError):
 
 
 class RetrievalTimeout(RetrievalError):
-    """The time allowed for the retrieval is over."""
+    """The time allowed for the retrieval is over; `awaited` says what had not come."""
+
+    def __init__(self, text: str, awaited: str = "") -> None:
+        super().__init__(f"{text}: {awaited}" if awaited else text)
+        self.awaited = awaited
 
 
 _RANKS: Final = (

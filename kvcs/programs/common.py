@@ -21,7 +21,7 @@ from kvcs.names.errors import (
 )
 from kvcs.names.refusals import not_authorized
 from kvsp.blocks.kv_files import load_descriptor
-from kvsp.cli.common import ExitCode, InputError, note
+from kvsp.cli.common import ExitCode, InputError, note, stopping_signals
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
 from moqt.loop_hold import watched_loop
@@ -173,15 +173,18 @@ def run(
     main: Callable[[], Coroutine[Any, Any, None]],
     *,
     token_file: Path | None = None,
+    failed: Callable[[BaseException], None] = lambda error: None,
 ) -> None:
     """Run an asyncio program; errors are one sentence on standard error and an exit code.
 
-    `token_file` holds the token it shows the relay. SIGINT and SIGTERM cancel it, so that it
-    cleans up, unless it handles them itself.
+    `main` checks options and reads inputs, which may take as long as who writes a pipe does,
+    and returns what is to run. `token_file` holds the token it shows the relay. SIGINT,
+    SIGTERM and SIGHUP cancel what runs, so that it cleans up, unless it handles them itself.
+    `failed` is told of an error before it is said.
     """
     signals: list[int] = []
 
-    async def guarded() -> None:
+    async def guarded(work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.current_task()
         assert task is not None
 
@@ -190,16 +193,21 @@ def run(
             task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             loop.add_signal_handler(number, stop, number)
-        await main()
+        await work
 
     try:
+        work = guarded(main())
         with asyncio.Runner(loop_factory=watched_loop) as runner:
-            runner.run(guarded())
+            runner.run(work)
+    except KeyboardInterrupt:
+        note(program, "interrupted")
+        raise typer.Exit(128 + signal.SIGINT) from None
     except asyncio.CancelledError:
         note(program, "interrupted")
         raise typer.Exit(128 + (signals[0] if signals else signal.SIGINT)) from None
     except (KvcsError, KvspError, MoqtError, OSError, ValueError) as error:
+        failed(error)
         note(program, explained(error, token_file))
         raise typer.Exit(exit_code(error)) from None

@@ -18,6 +18,16 @@ def subscribe() -> None:
     start("kvcs.programs.prompt_subscribe" if _of_second_profile() else "kvcs.programs.subscribe")
 
 
+def inspect() -> None:
+    """The `kvcs-inspect` script."""
+    start("kvcs.programs.inspect")
+
+
+def doctor() -> None:
+    """The `kvcs-doctor` script."""
+    start("kvcs.programs.doctor")
+
+
 def keygen() -> None:
     """The `kvcs-keygen` script."""
     start("kvcs.programs.keygen")

@@ -12,7 +12,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from kvcs.trust.producers import Algorithm, ProducerKey, with_producer
-from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.cli.plain import PlainCommand, PlainGroup, Version, run_app
 from kvsp.names.codes import CipherSuite
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError, FileError, KvspError
@@ -73,7 +73,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _program() -> None:
+def _program(version: Version = False) -> None:
     """Make the keys that the producers and consumers of a scope share."""
 
 
@@ -286,9 +286,9 @@ def _fail(text: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-keygen` script."""
-    app(prog_name="kvcs-keygen")
+    run_app(app, "kvcs-keygen")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -42,7 +43,7 @@ from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvcs.simple.publication import PromptPublication
 from kvsp.blocks.kv_files import KvFile
 from kvsp.cli.common import check_cafile
-from kvsp.cli.plain import PlainCommand
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 
@@ -100,10 +101,11 @@ def command(
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
 
-    async def main() -> None:
+    def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCACHE)
         check_url(url)
         check_cafile(cafile)
@@ -133,6 +135,10 @@ def command(
             exit_after_idle=exit_after_idle,
             json=json,
         )
+        return serve(publication, cache, settings)
+
+    async def serve(publication: PromptPublication, cache: KvFile, settings: Settings) -> None:
+        # what it waits on belongs to the loop
         await _PromptProgram(publication, cache, settings).run()
 
     run(PROGRAM, main, token_file=token_file)
@@ -181,6 +187,6 @@ class _PromptProgram(Serving):
         publication.finish()
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point, for `kvcs.programs.entry`."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)

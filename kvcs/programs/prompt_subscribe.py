@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from kvcs.names.errors import KvcsError, RetrievalTimeout
+from kvcs.names.errors import RetrievalTimeout
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -42,16 +43,15 @@ from kvcs.programs.prompt_options import (
 )
 from kvcs.simple.chunks import MAX_TOKENS, Chunk
 from kvcs.simple.consumer import PromptConsumer
-from kvcs.simple.names import CHUNK_TOKENS
+from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import check_cafile, check_output, print_json
-from kvsp.cli.plain import PlainCommand
-from kvsp.names.errors import KvspError
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.names.identity import Descriptor
 from moqt.client import connect
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
-from moqt.values.errors import MoqtError
+from moqt.values.config import SessionConfig
 
 PROGRAM: Final = "kvcs-subscribe"
 EXAMPLE: Final = (
@@ -105,12 +105,11 @@ def command(
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCACHE)
         check_url(url)
         check_cafile(cafile)
@@ -130,6 +129,17 @@ def command(
             keylog_file=keylog_file,
         )
         check_logs(quic)
+        return retrieve(shown, wanted, descriptor, text, quic)
+
+    async def retrieve(
+        shown: SessionConfig,
+        wanted: Compression,
+        descriptor: Descriptor,
+        text: bytes,
+        quic: QuicConfig,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         chunks: list[Chunk] = []
         seconds: list[float] = []
         within = min(timeout, CONNECT_TIMEOUT)
@@ -177,16 +187,12 @@ def command(
             flush=True,
         )
 
-    async def reported() -> None:
-        try:
-            await main()
-        except (KvcsError, KvspError, MoqtError) as error:
-            if json:
-                said: dict[str, Any] = {"ok": False, "error": explained(error, token_file)}
-                print_json(said | {"exit_code": int(exit_code(error))})
-            raise
+    def failed(error: BaseException) -> None:
+        if json:
+            said: dict[str, Any] = {"ok": False, "error": explained(error, token_file)}
+            print_json(said | {"exit_code": int(exit_code(error))})
 
-    run(PROGRAM, reported, token_file=token_file)
+    run(PROGRAM, main, token_file=token_file, failed=failed)
 
 
 def _write(out: Path, descriptor: Descriptor, chunks: list[Chunk], tokens: int) -> None:
@@ -199,6 +205,6 @@ def _write(out: Path, descriptor: Descriptor, chunks: list[Chunk], tokens: int) 
         file.commit()
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point, for `kvcs.programs.entry`."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol, TypeVar
 
 import typer
 
@@ -47,12 +46,26 @@ from kvcs.programs.index_options import (
     KvspTokenFile,
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
-from kvcs.publishing.publication import Publication, Publishable, check_manifest_size, publish
+from kvcs.publishing.publication import (
+    DEFAULT_CACHE_MS,
+    Publication,
+    Publishable,
+    check_manifest_size,
+    publish,
+)
 from kvcs.publishing.stepwise import aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
-from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
-from kvsp.cli.plain import PlainCommand
+from kvsp.cli.common import (
+    ExitCode,
+    InputError,
+    check_cafile,
+    note,
+    print_json,
+    stopping_signals,
+    warnings_noted,
+)
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
@@ -80,6 +93,8 @@ EXAMPLE: Final = (
 )
 TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
+MAX_CACHE_S: Final = 10 * 366 * 86_400
+"""Longer than that nobody means it."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -166,6 +181,19 @@ def command(
             "and V jointly; may be repeated. raw without any.",
         ),
     ] = None,
+    cache: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS", min=1, max=MAX_CACHE_S, help="How long relays may keep it."
+        ),
+    ] = DEFAULT_CACHE_MS // 1000,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Promise that whoever publishes these tokens makes the same octets.",
+        ),
+    ] = False,
     chunk_tokens: Annotated[
         int | None,
         typer.Option(
@@ -202,10 +230,11 @@ def command(
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
 
-    async def main() -> None:
+    def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
         check_url(url)
         check_cafile(cafile)
@@ -217,17 +246,23 @@ def command(
             ids = load_tokens(tokens)
             encodings = [Encoding.parse(name) for name in codec or ("raw",)]
             chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens)
-            growing = len(chunks) > 1
             publication = Publication(
-                scope, descriptor, chunks[0], growing=growing, signer=signer, encodings=encodings
+                scope,
+                descriptor,
+                chunks[0],
+                growing=len(chunks) > 1,
+                signer=signer,
+                encodings=encodings,
+                cache_ms=cache * 1000,
+                deterministic=deterministic,
             )
-            cache = KvFile.open(kv, descriptor)
-        held = complete_blocks(cache.tokens, descriptor.block_tokens)
+            file = KvFile.open(kv, descriptor)
+        held = complete_blocks(file.tokens, descriptor.block_tokens)
         blocks = complete_blocks(len(ids), descriptor.block_tokens)
         check_manifest_size(descriptor, blocks, encodings)
         if held != blocks:
             raise InputError(
-                f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
+                f"{kv}: holds {file.tokens} tokens ({held} complete blocks), "
                 f"but there are {len(ids)} token ids ({blocks} complete blocks)"
             )
         quic = QuicConfig(
@@ -255,22 +290,35 @@ def command(
         access.check()
         if kvsp is not None and Encoding(Codec.RAW) not in encodings:
             raise InputError("--kvsp tells the index of raw sections: add --codec raw")
+        keys = block_keys(scope, descriptor, ids)
+        return serve(publication, chunks, file, settings, access, keys)
+
+    async def serve(
+        publication: Publication,
+        chunks: list[list[int]],
+        file: KvFile,
+        settings: Settings,
+        access: KvspAccess,
+        keys: Sequence[bytes],
+    ) -> None:
         async with access.client() as client:
             replicas = None
             if client is not None:
                 from kvcs.publishing.replicas import Replicas
+                from kvsp.holder.records.publishing import DEFAULT_TTL_MS
 
                 with inputs():
                     replicas = Replicas(
                         client,
                         publication.namespace,
-                        block_keys(scope, descriptor, ids),
-                        descriptor,
+                        keys,
+                        publication.descriptor,
                         url,
+                        ttl_ms=min(DEFAULT_TTL_MS, cache * 1000),
                         keep=kvsp_keep,
                     )
             with warnings_noted(PROGRAM, "kvsp"):
-                await _Program(publication, chunks, cache, settings, replicas).run()
+                await _Program(publication, chunks, file, settings, replicas).run()
 
     run(PROGRAM, main, token_file=token_file)
 
@@ -299,7 +347,7 @@ class Serving(ABC):
         """Raises what the first try to connect raises, and a refusal of the first announcement;
         what is cut off in between, and everything later, is tried again."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             loop.add_signal_handler(number, self._stop.set)
         forget_holds()  # those of reading the inputs
         backoff = Backoff()
@@ -538,9 +586,9 @@ def _is_passing(error: MoqtError) -> bool:
     return retry_delay(error) is not None
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-publish` script."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)
 
 
 if __name__ == "__main__":

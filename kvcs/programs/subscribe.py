@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, NoReturn, Protocol
 
 import typer
 from rich.console import Console
@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, Fallback
-from kvcs.names.errors import KvcsError, RetrievalError, RetrievalTimeout, VerificationFailed
+from kvcs.keeping.resume_file import ResumeFile
+from kvcs.names.errors import RetrievalError, RetrievalTimeout, VerificationFailed
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -56,17 +57,15 @@ from kvcs.retrieving.stats import NOT_NEEDED, Stats
 from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
-from kvsp.cli.plain import PlainCommand
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.names.codes import Codec
-from kvsp.names.errors import KvspError
-from kvsp.names.identity import Scope
+from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
-from moqt.values.errors import MoqtError
 
 PROGRAM: Final = "kvcs-subscribe"
 EXAMPLE: Final = (
@@ -103,6 +102,12 @@ def command(
     profile: Profile = KVCS,
     cafile: Cafile = None,
     token_file: TokenFile = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Keep what was verified beside --out, and go on from what is there."
+        ),
+    ] = False,
     layers: Annotated[
         str | None, typer.Option(metavar="A-B", help="Only layers A to B, inclusive.")
     ] = None,
@@ -157,6 +162,24 @@ def command(
     kvsp_cafile: KvspCafile = None,
     kvsp_token_file: KvspTokenFile = None,
     kvsp_http_loopback: KvspHttpLoopback = False,
+    relays: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--relay",
+            metavar="URL",
+            help="Another relay, asked when those before do not answer or have nothing more; may "
+            "be repeated.",
+        ),
+    ] = None,
+    recompute_within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="What recomputing would take: retrieval is given up then.",
+            show_default="as --timeout",
+        ),
+    ] = None,
     kvsp_after: Annotated[
         float,
         typer.Option(
@@ -164,14 +187,16 @@ def command(
         ),
     ] = DEFAULT_AFTER,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
     stats = Stats(source=url)
+    bound = min(timeout, recompute_within or timeout)
 
-    async def main() -> None:
-        deadline = asyncio.get_running_loop().time() + timeout
+    def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
-        check_url(url)
+        for each in (url, *(relays or ())):
+            check_url(each)
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
@@ -198,32 +223,61 @@ def command(
             keylog_file=keylog_file,
         )
         check_logs(quic)
+        if resume and follow:
+            raise InputError("--resume and --follow do not go together")
+        return retrieve(shown, access, scope, accepted, descriptor, ids, codecs, wanted, quic)
+
+    async def retrieve(
+        shown: SessionConfig,
+        access: KvspAccess,
+        scope: Scope,
+        accepted: Producers | None,
+        descriptor: Descriptor,
+        ids: list[int],
+        codecs: list[Codec] | None,
+        wanted: range,
+        quic: QuicConfig,
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + bound
         forget_holds()  # those of reading the inputs
-        within = min(timeout, CONNECT_TIMEOUT)
+        within = min(bound, CONNECT_TIMEOUT)
 
         def relay_session(relay: str) -> connect:
-            # the token is for the relay that was named here, not for one that a record names
-            config = shown if relay == url else SessionConfig()
+            # the token is for the relays that were named here, not for one that a record names
+            config = shown if relay in (url, *(relays or ())) else SessionConfig()
             return connect(relay, quic=quic, session=config, timeout=within)
 
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(access.client())
-            session, fallback = None, None
-            if client is None:
-                session = await stack.enter_async_context(relay_session(url))
-            else:
-                fallback = Fallback(
-                    client,
-                    after=kvsp_after,
-                    relay=url,
-                    connect=lambda relay: _connected(relay_session(relay)),
+            fallback = Fallback(
+                client,
+                after=kvsp_after,
+                relay=url,
+                relays=relays or (),
+                connect=lambda relay: _connected(relay_session(relay)),
+            )
+            target: ResumeFile | FileDestination = FileDestination(out, descriptor)
+            if resume:
+                target = ResumeFile(
+                    out,
+                    descriptor,
+                    scope_id=scope.scope_id,
+                    layers=wanted,
+                    most_tokens=len(ids),
                 )
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise RetrievalTimeout(f"nothing came within {timeout:g} s")
-            with FileDestination(out, descriptor) as destination:
+            with target as destination:
+                if isinstance(destination, ResumeFile):
+                    await asyncio.to_thread(destination.load)
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    raise RetrievalTimeout(
+                        f"nothing came within {bound:g} s",
+                        f"reading {destination.partial} took all of it"
+                        if isinstance(destination, ResumeFile)
+                        else "",
+                    )
                 consumer = Consumer(
-                    session,
+                    None,
                     scope,
                     descriptor,
                     ids,
@@ -243,21 +297,28 @@ def command(
                     producers=accepted,
                 )
                 consumer.stats = stats
-                grow = _Growth(destination, stats, json=json) if follow else None
+                grow = None
+                if follow and isinstance(destination, FileDestination):
+                    grow = _Growth(destination, stats, json=json)
                 show = sys.stderr.isatty() and not json
                 try:
                     await _retrieve(consumer, wanted, grow, show=show)
-                except RetrievalTimeout:
-                    # connecting took a part of the time
+                except RetrievalTimeout as error:
+                    # what was there already was read before
+                    option = "--timeout" if bound == timeout else "--recompute-within"
                     of_segment = f" of segment {stats.segments - 1}" if stats.segments > 1 else ""
                     late = RetrievalTimeout(
                         f"{stats.layers} of {len(wanted)} layers{of_segment} came within the "
-                        f"{timeout:g} s of --timeout"
+                        f"{bound:g} s of {option}",
+                        error.awaited,
                     )
                     raise await _with_what_is_whole(late, destination, stats, out) from None
                 except RetrievalError as error:
                     whole = await _with_what_is_whole(error, destination, stats, out)
                     raise whole from error.__cause__
+                finally:
+                    if isinstance(destination, ResumeFile) and destination.said is not None:
+                        note(PROGRAM, destination.said)
                 await destination.acommit(stats.tokens)
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
@@ -267,23 +328,19 @@ def command(
             note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
         _report(stats, out, wanted, json, with_sources=kvsp is not None)
 
-    async def reported() -> None:
-        try:
-            await main()
-        except (KvcsError, KvspError, MoqtError) as error:
-            if json:
-                print_json(
-                    {
-                        "ok": False,
-                        "error": explained(error, token_file),
-                        "exit_code": int(exit_code(error)),
-                        **stats.as_dict(),
-                        "loop_hold_seconds": longest_hold(),
-                    }
-                )
-            raise
+    def failed(error: BaseException) -> None:
+        if json:
+            print_json(
+                {
+                    "ok": False,
+                    "error": explained(error, token_file),
+                    "exit_code": int(exit_code(error)),
+                    **stats.as_dict(),
+                    "loop_hold_seconds": longest_hold(),
+                }
+            )
 
-    run(PROGRAM, reported, token_file=token_file)
+    run(PROGRAM, main, token_file=token_file, failed=failed)
 
 
 def _codecs(names: list[str] | None, lossy: bool) -> list[Codec] | None:
@@ -334,10 +391,12 @@ class _Growth:
 
 
 async def _with_what_is_whole(
-    error: RetrievalError, destination: FileDestination, stats: Stats, out: Path
+    error: RetrievalError, destination: FileDestination | ResumeFile, stats: Stats, out: Path
 ) -> RetrievalError:
     """The error, once the segments that are whole are written, if there are any."""
     if isinstance(error, VerificationFailed) or not stats.whole_blocks:
+        return error
+    if isinstance(destination, ResumeFile):  # it goes on from there
         return error
     tokens = stats.whole_blocks * (stats.tokens // stats.blocks)
     await destination.acommit(tokens)
@@ -408,14 +467,16 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
         text += f" (discarded: {', '.join(reasons) or 'none'}; duplicates: {stats.duplicates})"
     if stats.codecs not in ([], [Codec.RAW.label]):
         text += f"; decoded from {', '.join(stats.codecs)}"
+    if stats.objects_resumed:
+        text += f", {stats.objects_resumed} of an earlier retrieval were there already"
     if with_sources:
         text += f"; {stats.described_sources()}"
     print(text, flush=True)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvcs-subscribe` script."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from kvcs.keeping.resume_file import Origin
 from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
@@ -22,6 +23,7 @@ from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
+from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
@@ -322,8 +324,11 @@ class Assembly(LayerBuffer):
             facts.remember(layer, number, digest)
         else:
             stats.objects_confirmed += 1
-        if block in self._bound and held.has(Component.KV, number):
-            self._check_bound(layer, block, *held.sections(number))
+        if self._notes is not None:
+            raw = digest if track.known_codec is Codec.RAW else data_digest(*data)
+            self._notes.note(track, layer, block, digest, raw)
+        if block in self._bound:
+            self._check_bound(layer, block, held, number)
         if held.complete:
             self._hand_over()
         return Verdict.NEW
@@ -407,6 +412,8 @@ class Assembly(LayerBuffer):
             self._confirm()
         else:
             self.begin(spans, most if self.growing else None)
+            self._take_up(Origin.of(self.namespace, self.manifest.deterministic), self._facts)
+            self._hand_over()
 
     def _continues(self, kept: Kept, spans: list[range]) -> bool:
         """Whether what was kept is the beginning of this publication: both deterministic, made of
@@ -508,9 +515,11 @@ class Assembly(LayerBuffer):
 
     # -- inside --------------------------------------------------------------------------
 
-    def _check_bound(self, layer: int, block: int, k: Octets, v: Octets) -> None:
+    def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
         """Raises VerificationFailed for a block that is not the one of the record."""
-        if data_digest(k, v) != self._bound[block][layer]:
+        if block not in self._bound or not held.has(Component.KV, number):
+            return
+        if data_digest(*held.sections(number)) != self._bound[block][layer]:
             self._stats.discarded[OTHER_TOKENS] += 1
             raise VerificationFailed(
                 f"{self._publication}: layer {layer} of block {block} is not what the index "

@@ -15,18 +15,19 @@ is left, or none has come in time, everything is taken from holders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
+from kvcs.finding.listing import failures_of
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
+from kvcs.keeping.failures import Failures
 from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
-    NotAuthorized,
     NotFound,
     PublisherLost,
     RetrievalError,
@@ -37,8 +38,11 @@ from kvcs.names.errors import (
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
-from kvcs.retrieving.destinations import Destination, MemoryDestination
+from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
+from kvcs.retrieving.recovery.awaited import awaited
+from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
+from kvcs.retrieving.recovery.recomputing import or_recomputed
 from kvcs.retrieving.retrieval import Mode, Retrieval
 from kvcs.retrieving.stats import Stats
 from kvcs.trust.producers import Producers
@@ -58,18 +62,6 @@ GO_BACK = 4
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
-
-
-class _LateError(RetrievalError):
-    """No publication has come in time, and holders have what there is."""
-
-
-class _StalledError(PublisherLost):
-    """Nothing comes of a publication, and there are others."""
-
-
-class _ShorterError(RetrievalError):
-    """Holders do not have the blocks beyond the publication after all."""
 
 
 class Consumer:
@@ -104,23 +96,26 @@ class Consumer:
         fallback: Fallback | None = None,
         codecs: Sequence[Codec] | None = None,
         allow_lossy: bool = False,
+        failures: Failures | None = None,
         producers: Producers | None = None,
     ) -> None:
-        """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
-        blocks of the tokens are there or the publication has ended; without it, the segments that
-        have begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where
-        layers are written (new arrays by default). `publications` are known already, in order of
+        """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
+        With `follow` the retrieval goes on while the publication grows, until all complete blocks
+        of the tokens are there or the publication has ended; without it, the segments that have
+        begun are retrieved. `timeout` bounds everything, in seconds. `destination` is where layers
+        are written (new arrays by default). `publications` are known already, in order of
         preference, and replace discovery. With `require_listed` no layer is handed over before the
-        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is
-        the shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause
-        to count as whole, `probes` how many prefixes are asked for at a time where there is none.
+        manifest lists its digests. `discovery` says how publications are found; `min_blocks` is the
+        shortest prefix worth having, `grace` how long, in seconds, a relay's listing must pause to
+        count as whole, `probes` how many prefixes are asked for at a time where it lists nothing.
         After `patience` seconds without anything arriving another publication is tried, if there is
-        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks are
-        from holders over HTTP, too; `session` may then be None, and the consumer opens it itself.
-        With `producers` only what one of them has signed and listed is handed over, and with
-        content keys in `scope` only what is sealed with one of them, and of holders what is listed.
-        `codecs` and `allow_lossy` choose among several encodings (`Choice`).
+        one, also a shorter one. `source` is what `stats` calls the peer. With `fallback` blocks
+        come from holders over HTTP, too; `session` may then be None, and the consumer opens it
+        itself. With `producers` only what one of them has signed and listed is handed over, and
+        with content keys in `scope` only what is sealed with one of them, and of holders what is
+        listed. `codecs` and `allow_lossy` choose among several encodings (`Choice`). What
+        `failures`, which a process shares, has seen to fail lately is tried last; it is that of the
+        Directory on the session, if there is one, unless it is given.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -144,7 +139,8 @@ class Consumer:
             ):
                 raise ValueError("a publication is of another scope or Compatibility ID")
         discovery = DiscoveryMode(discovery)
-        if discovery is DiscoveryMode.INDEX and fallback is None and publications is None:
+        client = fallback.client if fallback is not None else None
+        if discovery is DiscoveryMode.INDEX and client is None and publications is None:
             raise ValueError("discovery by an index service needs a fallback that reaches one")
         descriptor.section_octets()
         self.stats = Stats(source=source or (fallback.relay if fallback is not None else None))
@@ -157,21 +153,25 @@ class Consumer:
         self._choice = Choice(codecs, allow_lossy)
         self._follow_growth = follow
         self._mode = Mode(mode)
-        self._timeout = timeout
+        within = fallback.recompute_within if fallback is not None else None
+        self._timeout = min(timeout, within or timeout)
         self._destination = destination or MemoryDestination(descriptor)
         self._terms = Terms(scope.content_keys, producers)
         self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
         self._event = asyncio.Event()
+        if failures is None and session is not None:
+            failures = failures_of(session.session)
         self._sessions = Sessions(session, fallback, self._event.set)
-        self._after = fallback.after if fallback is not None else 0.0
+        self._after = fallback.after if client is not None and fallback is not None else 0.0
+        self._fallback = fallback
         self._path: HttpPath | None = None
-        if fallback is not None:
+        if client is not None:
             from kvcs.retrieving.fallback import HttpPath
 
             self._path = HttpPath(
-                fallback.client,
+                client,
                 self._scope_id,
                 descriptor,
                 self._keys[:blocks],
@@ -190,6 +190,8 @@ class Consumer:
             min_blocks=min_blocks,
             grace=grace,
             probes=probes,
+            preferred=destination.publication if isinstance(destination, Resumable) else None,
+            failures=failures,
         )
         self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None
@@ -200,7 +202,7 @@ class Consumer:
         self._hasty = not self._terms.strict
         """Whether to do without a publication when none comes in time."""
         self._started = False
-        self._since = 0.0
+        self._since = self._arrived = 0.0
         self._deadline = 0.0
 
     @property
@@ -227,7 +229,7 @@ class Consumer:
         start = self._since = asyncio.get_running_loop().time()
         self._deadline = start + self._timeout
         try:
-            async with aclosing(self._run()) as run:
+            async with aclosing(or_recomputed(self._run(), self._fallback, self._anew)) as run:
                 async for layer in run:
                     self.stats.seconds = self._now() - start
                     self.stats.layer_seconds.append(self.stats.seconds)
@@ -273,6 +275,15 @@ class Consumer:
 
     # -- inside --------------------------------------------------------------------------
 
+    def _anew(self, error: RetrievalError) -> tuple[LayerBuffer, int]:
+        """A buffer for what is recomputed, and how many blocks that is."""
+        self.close()
+        self._kept = None
+        self.stats.begin_over_http()
+        self.stats.note = f"recomputed: {error}"
+        self._buffer = LayerBuffer(self._descriptor, self._layers, self._destination, self.stats)
+        return self._buffer, len(self._keys[: self._blocks])
+
     async def _run(self) -> AsyncGenerator[Layer, None]:
         if not self._keys:
             raise NotFound(
@@ -300,7 +311,7 @@ class Consumer:
                 self.stats.note = path.note
             if self._terms.strict:
                 raise failure
-            late = isinstance(failure, _LateError)
+            late = isinstance(failure, LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
                     async for layer in run:
@@ -331,18 +342,18 @@ class Consumer:
                     async for layer in run:
                         yield layer
                 return
-            except _LateError:
+            except LateError:
                 self._candidates.allow_again(candidate)
                 raise
-            except _ShorterError:
+            except ShorterError:
                 self._candidates.allow_again(candidate)
             except RetrievalTimeout:
                 raise
             except RetrievalError as error:
-                if isinstance(error, _StalledError):
+                if isinstance(error, StalledError):
                     self._candidates.stalled(candidate, error)
                 else:
-                    self._candidates.failed(error)
+                    self._candidates.failed(error, candidate)
                 # of a publication that failed verification nothing is kept
                 bad = isinstance(error, VerificationFailed)
                 self._kept = None if bad else retrieval.assembly.keep()
@@ -413,6 +424,7 @@ class Consumer:
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         arrivals, arrived, moved, layers = 0, self._now(), self._now(), (0, 0)
+        self._arrived = arrived
         octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
@@ -422,7 +434,7 @@ class Consumer:
             while retrieval.ready:
                 yield retrieval.ready.popleft()
             if retrieval.error is not None:
-                if not self._holders_can_complete(retrieval):
+                if self._path is None or not self._path.can_complete(retrieval):
                     raise retrieval.error
                 async with aclosing(self._from_holders(assembly)) as run:
                     async for layer in run:
@@ -437,6 +449,7 @@ class Consumer:
                 octets, gained = self.stats.octets, now
             if retrieval.arrivals != arrivals:
                 arrivals, arrived = retrieval.arrivals, now
+                self._arrived = now
                 # what comes drop by drop is no whole Object
                 patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
             at = (self.stats.segments, self.stats.layers)
@@ -444,16 +457,18 @@ class Consumer:
                 layers, moved, patient_until = at, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
+                if self._candidates.best() is None and not self._candidates.searching:
+                    self._candidates.widen()
                 lasting = now >= max(arrived, moved) + GO_BACK * self._patience
                 if self._candidates.best() is not None or (
                     lasting and self._candidates.others_stalled
                 ):
-                    raise _StalledError(
+                    raise StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
                 if lasting and self._hasty and self._path is not None and self._path.blocks:
-                    raise _LateError("nothing comes of the publication, and holders have blocks")
+                    raise LateError("nothing comes of the publication, and holders have blocks")
                 if not self._candidates.searching:
                     patient_until = now + self._patience
             if now < patient_until:
@@ -477,40 +492,14 @@ class Consumer:
         if path.busy or assembly.whole:
             return
         if path.blocks < assembly.total > assembly.blocks:
-            raise _ShorterError("holders do not have what is beyond the publication")
+            raise ShorterError("holders do not have what is beyond the publication")
         for layer, block in list(assembly.promised):
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
                 retrieval.ask_again(layer, assembly.segment_of(block))
-        begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
+        begun = path.begin_round(assembly, path.wanted(assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
-            raise _LateError("what holders have is of another production than the publication")
-
-    def _wanted(self, path: HttpPath, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
-        if not late and not assembly.promised and assembly.total == assembly.blocks:
-            return
-        if late:
-            yield from assembly.from_holders(path.has)
-            return
-        for layer, block in assembly.lacking():
-            if block in assembly.foreign:
-                continue
-            if block >= assembly.blocks or (layer, block) in assembly.promised:
-                yield layer, block
-
-    def _holders_can_complete(self, retrieval: Retrieval) -> bool:
-        """Whether holders have all that a publication that is gone did not bring."""
-        path, assembly = self._path, retrieval.assembly
-        if (
-            path is None
-            or assembly.manifest is None
-            or not isinstance(retrieval.error, PublisherLost | NotAuthorized)
-        ):
-            return False
-        return all(
-            path.has(layer, block) and block not in assembly.foreign
-            for layer, block in assembly.lacking()
-        )
+            raise LateError("what holders have is of another production than the publication")
 
     async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
@@ -564,13 +553,13 @@ class Consumer:
 
     async def _wait(self, until: float | None, *, late: bool = True) -> None:
         """Wait for something to happen, `until` at the latest. Raises RetrievalTimeout, and
-        with `late` _LateError when it is time to take everything from holders."""
+        with `late` LateError when it is time to take everything from holders."""
         if self._now() >= self._deadline:
             raise self._too_late()
         late_at = self._late_at() if late else None
         if late_at is not None:
             if self._now() >= late_at:
-                raise _LateError(f"no publication came within {self._after:g} s")
+                raise LateError(f"no publication came within {self._after:g} s")
             until = late_at if until is None else min(until, late_at)
         when = self._deadline if until is None else min(until, self._deadline)
         try:
@@ -600,7 +589,17 @@ class Consumer:
 
     def _too_late(self) -> RetrievalTimeout:
         return RetrievalTimeout(
-            f"{self.stats.layers} of {len(self._layers)} layers came within {self._timeout:.3g} s"
+            f"{self.stats.layers} of {len(self._layers)} layers came within {self._timeout:.3g} s",
+            awaited(
+                self.stats,
+                self._source or "the relay",
+                self._sessions,
+                self._candidates,
+                quiet=None if self._retrieval is None else self._now() - self._arrived,
+                over_http=self._buffer is not None,
+                asked=self._contest.asked if self._contest is not None else 0,
+                looked_up=self._path is None or self._path.looked_up,
+            ),
         )
 
     def _now(self) -> float:

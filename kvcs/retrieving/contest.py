@@ -22,7 +22,11 @@ from moqt.aio import MoqtSession
 from moqt.values.errors import MoqtError
 
 SEATS: Final = 4
-"""Publications whose manifests are asked for at a time."""
+"""Publications whose manifests are asked for at a time, as long as something comes of them."""
+
+MOST_SEATS: Final = 64
+"""The same when nothing comes: twice as many each time, so that hundreds that are only announced
+cost seconds and not minutes."""
 
 HEDGE: Final = 0.25
 """Seconds after which others are asked beside one that has not answered, and how long a whole
@@ -108,6 +112,7 @@ class Contest:
         self._patience = patience
         self._settle_by = settle_by
         self._entrants: list[Entrant] = []
+        self._seats = SEATS
         self._entered = 0
 
     def poll(self, now: float) -> float | None:
@@ -132,6 +137,11 @@ class Contest:
             )
             times += [at for at in waits if at > now]
         return min((at for at in times if at is not None), default=None)
+
+    @property
+    def asked(self) -> int:
+        """Publications whose manifests are asked for, and have not come."""
+        return sum(each.ready_at is None for each in self._entrants)
 
     def is_silent(self, now: float) -> bool:
         """Whether nothing comes of any publication that is asked for."""
@@ -173,14 +183,16 @@ class Contest:
     def _drop(self, entrant: Entrant, error: RetrievalError) -> None:
         self._entrants.remove(entrant)
         entrant.close()
-        self._candidates.failed(error)
+        self._candidates.failed(error, entrant.candidate)
 
     def _enter(self, now: float) -> None:
         """Ask for further manifests, when it is time to."""
-        while len(self._entrants) < SEATS:
+        while len(self._entrants) < self._seats:
             candidate = self._candidates.best()
             if candidate is None:
                 if self._candidates.searching or not self.is_silent(now):
+                    return
+                if self._candidates.widen():
                     return
                 if not self._candidates.retry_stalled():
                     if not self._entrants:
@@ -203,6 +215,8 @@ class Contest:
         ready = [each for each in self._entrants if each.ready_at is not None]
         if ready:
             # one is there: only what may be better is worth a look
+            if self._candidates.doubted(candidate):
+                return False
             best = max(ready, key=lambda each: (each.blocks, each.whole))
             most = min(candidate.blocks, self._wanted)
             if most > best.blocks or (most == best.blocks and not best.whole):
@@ -216,16 +230,21 @@ class Contest:
         return 0 < candidate.blocks <= best.blocks < self._wanted
 
     def _evict(self, now: float) -> None:
-        """Every seat is taken: the longest silent gives way, when others wait."""
-        if len([each for each in self._entrants if each.ready_at is None]) < SEATS:
+        """Every seat is taken: when others wait, there are more seats for them, or those that
+        are silent give way."""
+        asked = [each for each in self._entrants if each.ready_at is None]
+        if len(asked) < self._seats:
             return
         silent = [each for each in self._entrants if self._is_silent(each, now)]
         if not silent or not (self._candidates.best() or self._candidates.retry_stalled()):
             return
-        worst = min(silent, key=lambda each: each.heard)
-        self._entrants.remove(worst)
-        worst.close()
-        self._candidates.stalled(worst.candidate, self._silence(worst))
+        if self._seats < MOST_SEATS:
+            self._seats *= 2
+        else:
+            for each in silent:
+                self._entrants.remove(each)
+                each.close()
+                self._candidates.stalled(each.candidate, self._silence(each))
         self._enter(now)
 
     def _is_silent(self, entrant: Entrant, now: float) -> bool:

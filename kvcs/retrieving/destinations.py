@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
+from kvcs.keeping.beside import to_its_end
+from kvcs.keeping.resume_file import Origin
+from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.blocks.layout import Tensor, allocate
 from kvsp.names.identity import Descriptor
@@ -21,6 +23,24 @@ class Destination(Protocol):
     def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of `layer` to fill, `[tokens or more, kv_heads, head_dim]`, writable."""
         ...
+
+
+@runtime_checkable
+class Resumable(Destination, Protocol):
+    """A destination that has Objects of an earlier retrieval, and notes those of this one."""
+
+    @property
+    def publication(self) -> bytes | None:
+        """The Publication ID of what is held."""
+        ...
+
+    def take_up(self, origin: Origin) -> Mapping[tuple[int, int, int], bytes]:
+        """The Data Digests of the Objects held that may be combined with those of `origin`, by
+        `key_of`; Objects of it are noted from now on. Called after `begin`."""
+        ...
+
+    def note(self, track: DataTrack, layer: int, block: int, digest: bytes, raw: bytes) -> None:
+        """An Object was verified and written: its Data Digest, and the SHA-256 of its raw Data."""
 
 
 class MemoryDestination:
@@ -106,15 +126,8 @@ class FileDestination:
         return self._writer
 
     async def acommit(self, tokens: int | None = None) -> None:
-        """`commit` in a thread: the disk takes seconds for some GB, and the event loop goes on.
-        Once begun it is carried to its end, also when the task is cancelled. Raises as `commit`.
-        """
-        committing = asyncio.ensure_future(asyncio.to_thread(self.commit, tokens))
-        try:
-            await asyncio.shield(committing)
-        except asyncio.CancelledError:
-            await asyncio.wait([committing])
-            raise
+        """`commit` beside the event loop (`to_its_end`). Raises as `commit`."""
+        await to_its_end(lambda: self.commit(tokens))
 
     def abort(self) -> None:
         """Remove what was written; harmless after `commit`."""

@@ -8,7 +8,7 @@ is the consumer's decision.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvcs.finding.candidates import Candidate, named_by
@@ -21,7 +21,9 @@ from kvcs.names.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
+from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import LayerBuffer
+from kvcs.retrieving.retrieval import Retrieval
 from kvsp.client import Client, ClientError, Fault, Layer, NotAuthorizedError, RequestTimeoutError
 from kvsp.client.policy import SEVERITY
 from kvsp.names import uris
@@ -132,6 +134,32 @@ class HttpPath:
         self._under_way = self._run(self._round(into, chosen, within))
         return True
 
+    def wanted(self, assembly: Assembly, late: bool) -> Iterator[tuple[int, int]]:
+        """(layer, block) to ask holders for: beyond the publication and in place of bad Objects,
+        and with `late` all that it has not brought."""
+        if not late and not assembly.promised and assembly.total == assembly.blocks:
+            return
+        if late:
+            yield from assembly.from_holders(self.has)
+            return
+        for layer, block in assembly.lacking():
+            if block in assembly.foreign:
+                continue
+            if block >= assembly.blocks or (layer, block) in assembly.promised:
+                yield layer, block
+
+    def can_complete(self, retrieval: Retrieval) -> bool:
+        """Whether holders have all that a publication that is gone did not bring."""
+        assembly = retrieval.assembly
+        if assembly.manifest is None or not isinstance(
+            retrieval.error, PublisherLost | NotAuthorized
+        ):
+            return False
+        return all(
+            self.has(layer, block) and block not in assembly.foreign
+            for layer, block in assembly.lacking()
+        )
+
     def stop(self) -> None:
         """Cut the round off: nothing of it is written any more."""
         if self._into is not None:
@@ -174,7 +202,9 @@ class HttpPath:
                 descriptor=self._descriptor,
             )
         except ClientError as error:
-            kind = NotAuthorized if isinstance(error, NotAuthorizedError) else RetrievalError
+            kind: type[RetrievalError] = RetrievalError
+            if isinstance(error, NotAuthorizedError):
+                kind = NotAuthorized
             if isinstance(error, RequestTimeoutError):
                 kind = RetrievalTimeout
             self.error = kind(f"the index service: {error}")

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import product
 
+from kvcs.keeping.resume_file import Origin, key_of
 from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests
 from kvcs.names.tracks import DataTrack
-from kvcs.retrieving.destinations import Destination
+from kvcs.retrieving.destinations import Destination, Resumable
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets, Tensor
@@ -85,6 +87,7 @@ class LayerBuffer:
         self.foreign: set[int] = set()
         """Blocks that holders have of another production."""
         self._destination = destination
+        self._notes: Resumable | None = None
         self._stats = stats
         self._spans: list[range] = []
         """The blocks of each segment."""
@@ -212,6 +215,30 @@ class LayerBuffer:
                 self.descriptor, len(span), k=arrays[0][at], v=arrays[1][at]
             )
         return held
+
+    def _take_up(self, origin: Origin, digests: Mapping[DataTrack, TrackDigests]) -> None:
+        """Objects that an earlier retrieval left are there already, where they are those of
+        `origin` as far as anybody can tell."""
+        if not isinstance(self._destination, Resumable):
+            return
+        kept = self._destination.take_up(origin)
+        self._notes = self._destination
+        for track, known in digests.items() if kept else ():
+            for layer, number in product(self.layers, range(known.blocks)):
+                block = known.first + number
+                digest, listed = kept.get(key_of(track, layer, block)), known.digest(layer, number)
+                if digest is None or listed not in (None, digest):
+                    continue
+                held = self._held(track.segment, layer)
+                held.adopt(track.component, number)
+                self._stats.objects_resumed += 1
+                self._stats.resumed.add((block, layer))
+                if listed is None:
+                    known.remember(layer, number, digest)
+                self._check_bound(layer, block, held, number)
+
+    def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
+        """Raises VerificationFailed for a block that is not the one it has to be."""
 
     def _may_go(self, segment: int, layer: int) -> bool:
         """Whether a layer that is whole may be handed over."""

@@ -95,6 +95,14 @@ class OpenLayer:
         at = slice(block * self._section, (block + 1) * self._section)
         return self._views[Component.K][at], self._views[Component.V][at]
 
+    def adopt(self, component: Component, block: int) -> None:
+        """Block `block` is in the array already, and verified. Raises ValueError as `write`."""
+        for half in halves(component):
+            if self._written[half][block]:
+                raise _written_before(half, block)
+            self._written[half][block] = 1
+            self._left -= 1
+
     def take_back(self, component: Component, block: int) -> None:
         """Block `block` turned out to be wrong: it is to be written again."""
         for half in halves(component):

@@ -141,6 +141,9 @@ class TrackState:
         """Those that were made and may not be over."""
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
+        self.ends: int | None = None
+        """The last Object ID needed of each Group, when much is there already: what is missing
+        is asked for, and nothing between it."""
         self.failures = 0
         self.delay = 0.0
         self.due = 0.0
@@ -212,10 +215,20 @@ class TrackState:
                 continue
             if last is not None and layer != last.group + 1:
                 break
+            if self.ends is not None and not (owed := next_run(owed, last, self.ends)):
+                break
             if first is None:
                 first = Location(layer, owed[0])
             last = Location(layer, owed[-1])
         return None if first is None or last is None else (first, last)
+
+
+def next_run(missing: list[int], last: Location | None, ends: int) -> list[int]:
+    """Those of the missing blocks of a layer, ascending, that follow each other, and follow
+    `last` of the layer before, whose blocks end with `ends`; none when they do not."""
+    if last is not None and (last.object, missing[0]) != (ends, 0):
+        return []
+    return [block for index, block in enumerate(missing) if block == missing[0] + index]
 
 
 class DataReceiver(ObjectReceiver):

@@ -317,7 +317,13 @@ class Retrieval:
         if self._early is not None:
             self._early.begin(state, assembly.needed(track), self)
         complete = assembly.entry(track).complete
+        if self.stats.objects_resumed:
+            # what exists and is missing, and no more of it, as after a loss
+            state.ends, state.fill_over = assembly.needed(track) - 1, True
+            self._suspect(state, needed)
         if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+            if state.ends is not None:
+                return
             end = Location(needed[-1], assembly.needed(track) - 1)
             if state.first <= end:
                 self._fetch(state, state.first, end, again=False)
@@ -335,6 +341,8 @@ class Retrieval:
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
+        first = Parameters(location_filter=LocationFilter.absolute_start(*state.first))
+        fill = first if state.ends is None else None
 
         def make() -> None:
             if state.track.segment < self.assembly.segment:
@@ -345,9 +353,7 @@ class Retrieval:
                     LiveReceiver(self, state),
                     Parameters(
                         location_filter=LocationFilter.next_object(),
-                        fill_parameters=Parameters(
-                            location_filter=LocationFilter.absolute_start(*state.first)
-                        ),
+                        fill_parameters=fill,
                         group_order=GroupOrder.ASCENDING,
                         range_filters=self._filters(state.track),
                         subscriber_priority=subscriber_priority(state.track),

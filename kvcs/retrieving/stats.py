@@ -17,6 +17,9 @@ OTHER_TOKENS: Final = "other-tokens"
 OTHER_PRODUCTION: Final = "other-production"
 """Why a block of a holder was discarded that is right, but not the one of the publication."""
 
+RESUMED: Final = "resumed"
+"""The source of what was there already, from an earlier retrieval."""
+
 
 @dataclass(slots=True)
 class Stats:
@@ -50,6 +53,9 @@ class Stats:
     objects_confirmed: int = 0
     """Verified Objects whose digest a manifest lists."""
 
+    objects_resumed: int = 0
+    """Objects that were there already, from an earlier retrieval."""
+
     discarded: Counter[str] = field(default_factory=Counter)
     """Objects and manifests thrown away, by reason, over all publications."""
 
@@ -82,6 +88,9 @@ class Stats:
     over_http: dict[tuple[int, int], str] = field(default_factory=dict)
     """The holder that a (block, layer) came from, over HTTP, at least in part."""
 
+    resumed: set[tuple[int, int]] = field(default_factory=set)
+    """Each (block, layer) that was there already, at least in part."""
+
     note: str | None = None
     """What is to be said of the index service: that it did not answer, for example."""
 
@@ -107,7 +116,8 @@ class Stats:
         self.codecs = []
         self.tokens = self.blocks = self.layers = self.octets = 0
         self.whole_blocks = self.segments = 0
-        self.objects_verified = self.objects_confirmed = 0
+        self.objects_verified = self.objects_confirmed = self.objects_resumed = 0
+        self.resumed.clear()
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -130,6 +140,8 @@ class Stats:
         runs: list[tuple[int, int, str | None]] = []
         for layer in range(self.first_layer, self.first_layer + self.layers):
             source = self.over_http.get((block, layer), self.source)
+            if (block, layer) in self.resumed:
+                source = RESUMED
             if runs and runs[-1][2] == source:
                 runs[-1] = (runs[-1][0], layer, source)
             else:
@@ -141,7 +153,12 @@ class Stats:
         layers = range(self.first_layer, self.first_layer + self.layers)
         ways: Counter[str] = Counter()
         for block in range(self.whole_blocks or self.blocks):
-            names = {self.over_http.get((block, layer), "moqt"): None for layer in layers}
+            names = {
+                RESUMED
+                if (block, layer) in self.resumed
+                else self.over_http.get((block, layer), "moqt"): None
+                for layer in layers
+            }
             ways[" and ".join(sorted(names, key=lambda name: (name != "moqt", name)))] += 1
         parts = [f"{count} by {way}" for way, count in ways.items()]
         if parts:
@@ -164,6 +181,7 @@ class Stats:
             "first_layer_seconds": self.first_layer_seconds and round(self.first_layer_seconds, 6),
             "objects_verified": self.objects_verified,
             "objects_confirmed": self.objects_confirmed,
+            "objects_resumed": self.objects_resumed,
             "discarded": dict(self.discarded),
             "duplicates": self.duplicates,
             "recoveries": self.recoveries,

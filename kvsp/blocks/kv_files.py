@@ -13,16 +13,17 @@ import json
 import mmap
 import os
 import re
-import secrets
+import shutil
 import stat
 import struct
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Final, Self, cast
 
 import numpy as np
 
@@ -30,7 +31,8 @@ from kvsp.blocks.layout import Tensor
 from kvsp.names import ijson
 from kvsp.names.codes import ElementType
 from kvsp.names.errors import DecodeError, FileError
-from kvsp.names.identity import Descriptor, check_tokens
+from kvsp.names.identity import Descriptor, check_tokens, misspelt_members
+from kvsp.names.private_files import beside, open_input
 
 MAX_HEADER_OCTETS = 100_000_000
 """The limit of the safetensors format."""
@@ -188,7 +190,8 @@ class KvFile(_Tensors):
     ) -> KvFile:
         """Map a KV file and check it against `descriptor` before any tensor is touched.
 
-        `layers` is the range the file must hold, all of the descriptor's by default.
+        `layers` is the range the file must hold, all of the descriptor's by default. What
+        comes through a pipe is kept in a file without a name, and read to its end first.
         Raises FileError naming the file, and the tensor at fault: not a safetensors
         file, truncated, offsets that overlap, a layer missing or extra, another shape or
         element type; DecodeError `codec-unsupported` for a descriptor nobody can read raw.
@@ -196,7 +199,7 @@ class KvFile(_Tensors):
         wanted = _check_layers(descriptor, layers)
         target = Path(path)
         try:
-            with _open_regular(target) as file:
+            with _open_mappable(target) as file:
                 size = os.fstat(file.fileno()).st_size
                 start = file.read(_LENGTH.size)
                 length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
@@ -258,8 +261,10 @@ class KvFileWriter(_Tensors):
         tokens: int,
         layers: range | None = None,
         metadata: Mapping[str, str] | None = None,
+        partial: Path | None = None,
     ) -> None:
-        """Reserve the whole file. `layers` is the range it holds, all by default.
+        """Reserve the whole file. `layers` is the range it holds, all by default. `partial` is
+        the temporary file: what is in it stays, also after `abort`.
 
         `metadata` is readable by whoever reads the file: no secrets. Raises FileError
         when the file cannot be made (no space, no folder), ValueError for no tokens or a
@@ -280,16 +285,17 @@ class KvFileWriter(_Tensors):
             names, _SAFETENSORS_TYPES[descriptor.element_type], shape, section, metadata or {}
         )
         size = len(header) + section * len(names)
-        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
+        temporary = beside(self.path) if partial is None else partial
+        how = os.O_EXCL if partial is None else os.O_NOFOLLOW
         try:
-            self._file = os.open(
-                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-            )
+            self._file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
         except OSError as error:
             raise FileError(f"{self.path}: {error.strerror or error}") from error
         self._temporary = temporary
         # also at the end of the process, for writers that nobody closed
-        self._remove = weakref.finalize(self, _discard, self._file, temporary)
+        self._remove = weakref.finalize(
+            self, _discard, self._file, temporary if partial is None else None
+        )
         try:
             _reserve(self._file, size)
             self._map = mmap.mmap(self._file, size)
@@ -383,14 +389,19 @@ def load_tokens(path: str | os.PathLike[str], *, stdin: BinaryIO | None = None) 
 def load_descriptor(path: str | os.PathLike[str]) -> Descriptor:
     """Read a Compatibility Descriptor file.
 
-    Raises FileError when it cannot be read, DecodeError as `Descriptor.parse` does with
-    the file's name in the detail.
+    Raises FileError when it cannot be read, or has a member that is a misspelt known one;
+    DecodeError as `Descriptor.parse` does with the file's name in the detail.
     """
     data = _read(Path(path), MAX_DESCRIPTOR_FILE_OCTETS)
     try:
-        return Descriptor.parse(data)
+        descriptor = Descriptor.parse(data)
     except DecodeError as error:
         raise error.within(os.fspath(path)) from None
+    for found, meant in misspelt_members(descriptor).items():
+        raise FileError(
+            f"{os.fspath(path)}: {found!r} is no member of a descriptor; {meant!r} is one"
+        )
+    return descriptor
 
 
 # --- helpers -------------------------------------------------------------------------
@@ -471,20 +482,20 @@ def _view(octets: Tensor, start: int, shape: tuple[int, ...], descriptor: Descri
     return np.asarray(section.view(descriptor.dtype).reshape(shape))
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    # opening a pipe would wait for its writer; what it is can be asked without that
-    file = open(  # noqa: SIM115  (the caller's `with` closes it)
-        path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)
-    )
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise FileError("not a regular file")
-    return file
+def _open_mappable(path: Path) -> BinaryIO:
+    file = open_input(path)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    kept = tempfile.TemporaryFile()  # noqa: SIM115  (the caller's `with` closes it)
+    with file:
+        shutil.copyfileobj(file, kept, 1 << 20)
+    kept.seek(0)
+    return cast(BinaryIO, kept)
 
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        with _open_regular(path) as file:
+        with open_input(path) as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
@@ -505,9 +516,10 @@ def _reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def _discard(descriptor: int, temporary: Path) -> None:
+def _discard(descriptor: int, temporary: Path | None) -> None:
     os.close(descriptor)
-    temporary.unlink(missing_ok=True)
+    if temporary is not None:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

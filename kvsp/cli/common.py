@@ -7,11 +7,12 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import check_base_uri
@@ -30,6 +31,15 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     NOT_AUTHORIZED = 4
     VERIFICATION_FAILED = 5
+
+
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that a program is asked to end with; see `stopping_signals`."""
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """Those of `STOPPING` that are not ignored from the start, as nohup(1) has it."""
+    return [each for each in STOPPING if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 class InputError(KvspError):
@@ -66,6 +76,10 @@ def check_output(path: Path) -> None:
     if str(path) == "-":
         raise InputError("--out: a KV file cannot go to standard output; name a file")
     path = Path(os.path.realpath(path))
+    with contextlib.suppress(OSError):  # no directory: said below
+        longest = os.pathconf(path.parent, "PC_NAME_MAX")
+        if len(os.fsencode(path.name)) > longest:
+            raise InputError(f"{path}: the name has more than {longest} octets")
     if path.is_dir():
         raise InputError(f"{path}: is a directory")
     if path.exists() and not path.is_file():

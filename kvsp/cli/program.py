@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import typer
 
 from kvsp.cli import blocks, operations
-from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.cli.plain import PlainCommand, PlainGroup, Version, run_app
 from kvsp.cli.session import EXIT_CODES_HELP, PROGRAM
 
 _INDEX: Final = "https://is.example/kvsp/"
@@ -26,6 +26,12 @@ app = typer.Typer(
     # a traceback with local variables would show keys
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def root(version: Version = False) -> None:
+    """Options of the program itself."""
+
 
 _COMMANDS: Final[tuple[tuple[Callable[..., None], str, str], ...]] = (
     (
@@ -78,9 +84,9 @@ for _command, _help, _example in _COMMANDS:
     )(_command)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the `kvsp` script."""
-    app(prog_name=PROGRAM)
+    run_app(app, PROGRAM)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from kvsp.cli.common import ExitCode, note
-from kvsp.cli.plain import PlainCommand
+from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.http.server import CannotStartError, run
 from kvsp.names.errors import KvspError
 from kvsp.service.server import Assembly
@@ -65,6 +65,7 @@ def serve(
         str | None, typer.Option(metavar="URI", help="The placement controller.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each request.")] = False,
+    version: Version = False,
 ) -> None:
     """Serve roles until SIGTERM or Ctrl-C; replicas are withdrawn first."""
     logging.basicConfig(
@@ -89,6 +90,6 @@ def serve(
         sys.exit(ExitCode.USAGE)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the program."""
-    app()
+    run_app(app, _PROGRAM)

@@ -16,7 +16,15 @@ from typing import Annotated, Any, Final, get_type_hints
 import typer
 
 from kvsp.blocks.kv_files import load_descriptor, load_tokens
-from kvsp.cli.common import ExitCode, InputError, check_cafile, check_switch, note, print_json
+from kvsp.cli.common import (
+    ExitCode,
+    InputError,
+    check_cafile,
+    check_switch,
+    note,
+    print_json,
+    stopping_signals,
+)
 from kvsp.client import (
     BadAnswerError,
     Client,
@@ -207,7 +215,7 @@ def exit_code(error: BaseException) -> ExitCode:
 def run(work: Callable[[], Awaitable[Mapping[str, Any]]], *, json: bool) -> None:
     """Run a command; it gives its result, or an error becomes one sentence and a code.
 
-    SIGINT and SIGTERM cancel it, so that it releases what it holds.
+    SIGINT, SIGTERM and SIGHUP cancel it, so that it releases what it holds.
     """
     signals: list[int] = []
 
@@ -220,7 +228,7 @@ def run(work: Callable[[], Awaitable[Mapping[str, Any]]], *, json: bool) -> None
             task.cancel()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             loop.add_signal_handler(number, stop, number)
         return await work()
 

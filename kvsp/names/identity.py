@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import hmac
 import os
@@ -235,11 +236,27 @@ class Descriptor:
         return count * self.kv_heads * self.head_dim * self.element_octets
 
 
+def misspelt_members(descriptor: Descriptor) -> dict[str, str]:
+    """Members that nobody here knows, and the known member that each is nearly called and that
+    is missing: they are legal, count for the Compatibility ID, and say nothing to anybody."""
+    tree = descriptor.to_dict()
+    absent = [name for name in _MEMBERS if name not in tree]
+    return {near: name for name in absent if (near := _near(tree, name)) is not None}
+
+
+def _near(tree: Mapping[str, Any], name: str) -> str | None:
+    """A member of a name that nobody knows, close enough to be `name` misspelt."""
+    unknown = [each for each in tree if each not in _MEMBERS and len(each) < 2 * len(name)]
+    return next(iter(difflib.get_close_matches(name, unknown, n=1, cutoff=0.75)), None)
+
+
 def _member(tree: dict[str, Any], name: str) -> Any:
     if name not in tree:
         if name == "adapters":
             return ()
-        raise DecodeError(DecodeErrorName.MISSING_MEMBER, f"the descriptor has no {name!r}")
+        near = _near(tree, name)
+        meant = "" if near is None else f"; {near!r} may be meant to be it"
+        raise DecodeError(DecodeErrorName.MISSING_MEMBER, f"the descriptor has no {name!r}{meant}")
     value = tree[name]
     if name in _INTEGERS:
         return _geometry(name, value)
@@ -401,7 +418,7 @@ class Scope:
         detail.
         """
         try:
-            data = read_private(path, MAX_SCOPE_FILE_OCTETS)
+            data = read_private(path, MAX_SCOPE_FILE_OCTETS, pipes=True)
         except FileError as error:
             raise ScopeFileError(str(error)) from error
         try:

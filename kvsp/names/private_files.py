@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from kvsp.names.errors import FileError
 
@@ -19,19 +19,42 @@ _OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
+def open_input(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file or a pipe to read from, as a shell's `<(…)` makes one.
+
+    A pipe is waited for: its writer may take its time. Raises FileError, without the name,
+    for what is neither, OSError for what cannot be opened.
+    """
+    # what it is, is asked first: opening a device, or a pipe nobody writes, may do or wait
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISDIR(mode)):
+        raise FileError("neither a file nor a pipe")
+    file = open(path, "rb")  # noqa: SIM115  (the caller closes it)
+    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) != stat.S_IFMT(mode):
+        file.close()
+        raise FileError("it was exchanged while it was opened")
+    return file
+
+
 def read_private(
-    path: str | os.PathLike[str], limit: int, *, others_may_read: bool = False
+    path: str | os.PathLike[str],
+    limit: int,
+    *,
+    others_may_read: bool = False,
+    pipes: bool = False,
 ) -> bytes:
-    """The octets of a regular file, at most `limit`, that nobody but its owner may write
-    and, unless `others_may_read`, read.
+    """The octets of a regular file, or with `pipes` of a pipe, at most `limit`, that nobody but
+    its owner may write and, unless `others_may_read`, read.
 
     Raises FileError, which names the file and what to run, never its content.
     """
     try:
-        # a pipe must not hold the caller up, so it is looked at before it is read
-        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+        # a pipe must not hold a server up, so it is looked at before it is read
+        waits = pipes and stat.S_ISFIFO(os.stat(path).st_mode)
+        how_else = 0 if waits else os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | how_else)) as file:
             mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
+            if not stat.S_ISREG(mode) and not (waits and stat.S_ISFIFO(mode)):
                 raise FileError(f"{path}: not a regular file")
             if others_may_read and mode & _OTHERS_WRITE:
                 raise FileError(
@@ -92,9 +115,18 @@ def replace_private(path: str | os.PathLike[str], data: bytes) -> None:
         raise FileError(f"{target}: {error.strerror or error}") from error
 
 
+def beside(target: Path) -> Path:
+    """A name beside `target` that is nobody's, for what is to take its place; it is as long as
+    names are allowed to be when `target`'s is."""
+    ending = f".{secrets.token_hex(8)}.tmp"
+    room = len(os.fsencode(target.name)) - len(ending) - 1
+    shown = os.fsencode(target.name)[: max(room, 32)]
+    return target.with_name(f".{os.fsdecode(shown)}{ending}")
+
+
 def _written(target: Path, data: bytes) -> Path:
     """A file beside `target` that holds `data` on the disk."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    temporary = beside(target)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:

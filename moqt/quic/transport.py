@@ -8,7 +8,9 @@ Nothing outside `moqt.quic` knows which QUIC library is underneath.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from cryptography import x509
 
 from moqt.quic.qlog import QlogWriter
 
@@ -112,3 +114,13 @@ class Transport(Protocol):
 
     def close(self, code: int, reason: str) -> None:
         """CONNECTION_CLOSE of application type with `code`."""
+
+
+@runtime_checkable
+class Certified(Protocol):
+    """A transport that knows whom it talks to."""
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        """The certificate that the peer has shown, None without one."""
+        ...

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import platform
 import re
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar, cast
 
@@ -89,6 +91,20 @@ class _Failure(Exception):
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        python = platform.python_version()
+        print(f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')})")
+        raise typer.Exit
 
 
 @app.command(name=PROGRAM, epilog=EPILOG.strip().replace("\n\n", "\n\n\n"))
@@ -192,6 +208,12 @@ def relay_command(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error, on stderr.")
     ] = "warning",
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Show the versions and exit."
+        ),
+    ] = False,
 ) -> None:
     """A caching relay for Media over QUIC Transport (draft-22).
 

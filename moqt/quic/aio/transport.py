@@ -14,6 +14,7 @@ from typing import Any
 from aioquic import tls
 from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
+from cryptography import x509
 
 from moqt.quic.aio.handshake import explain
 from moqt.quic.aio.sending import Connection
@@ -182,6 +183,10 @@ class AioquicTransport:
     @property
     def packet_sizes(self) -> tuple[int, int]:
         return self.packet_size, self._largest
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        return self._connection.tls._peer_certificate
 
     def wake(self) -> None:
         if not self._busy:

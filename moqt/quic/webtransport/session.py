@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
+from cryptography import x509
+
 from moqt.quic.counters import TransportCounters
 from moqt.quic.qlog import QlogWriter
-from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.transport import Certified, Transport, TransportHandler
 from moqt.quic.webtransport.codes import code_name, from_http_code, to_http_code
 from moqt.quic.webtransport.h3 import (
     MAX_FRAME,
@@ -201,6 +203,11 @@ class WebTransport:
     @property
     def packet_sizes(self) -> tuple[int, int]:
         return self._transport.packet_sizes
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        below = self._transport
+        return below.peer_certificate if isinstance(below, Certified) else None
 
     def wake(self) -> None:
         self._transport.wake()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 
@@ -38,6 +41,10 @@ def files(tmp_path):
     scope.write_text(json.dumps({"scope_key": SECRET}))
     scope.chmod(0o600)
     (tmp_path / "compat.json").write_bytes(DESCRIPTOR.jcs)
+    members = json.loads(DESCRIPTOR.jcs)
+    (tmp_path / "misspelt.json").write_text(json.dumps(members | {"adapter": ["sha-256:00"]}))
+    members["kv_head"] = members.pop("kv_heads")
+    (tmp_path / "kv_head.json").write_text(json.dumps(members))
     (tmp_path / "tokens.json").write_text(json.dumps(TOKENS))
     write_kv(tmp_path / "kv.safetensors")
     return tmp_path
@@ -72,6 +79,23 @@ def run(program, files, *more, stdin=None, url=URL, **paths):
     for secret in (SECRET, str(TOKENS[3])):
         assert secret not in done.stdout + done.stderr
     return done
+
+
+def start(program, files, *more, url=URL, **paths):
+    names = {"scope_key_file": "scope.json", "compat": "compat.json", "tokens": "tokens.json"}
+    names |= {"kv": "kv.safetensors"} if program == "publish" else {"out": "out.safetensors"}
+    options = [
+        part
+        for name, path in (names | paths).items()
+        for part in ("--" + name.replace("_", "-"), path)
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", f"kvcs.programs.{program}", url, *options, *more],
+        cwd=files,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def fails(done, code, *words):
@@ -113,7 +137,10 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
         (("--mtu", "100"), {}, ["--mtu"]),
         (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
         (("--session-window", "100"), {}, ["--session-window"]),
-        (("--nonsense",), {}, ["--nonsense"]),
+        (("--nonsense",), {}, ["there is no option --nonsense"]),
+        (("--toknes", "x"), {}, ["did you mean --tokens?"]),
+        ((), {"compat": "misspelt.json"}, ["misspelt.json: 'adapter'", "'adapters' is one"]),
+        ((), {"compat": "kv_head.json"}, ["kv_head.json", "no 'kv_heads'; 'kv_head' may be"]),
         ((), {"compat": None}, ["--compat"]),
     ],
 )
@@ -121,10 +148,8 @@ def test_wrong_arguments_and_bad_files_are_one_sentence_and_exit_code_2(
     program, more, paths, words, files
 ):
     done = fails(run(program, files, *more, **paths), ExitCode.USAGE, *words)
-    of_typer = {"--mtu", "--nonsense", "--compat", "--congestion", "--session-window"}
-    if not of_typer & set(words):
-        assert done.stderr.startswith(f"kvcs-{program}: ")
-        assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"kvcs-{program}: ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -172,6 +197,7 @@ def test_a_kv_file_of_other_tokens_is_refused(files):
     [
         (("--layers", "3"), {"out": "."}, ["is a directory"]),
         ((), {"out": "none/out"}, ["does not exist"]),
+        ((), {"out": "x" * 256}, ["more than 255 octets"]),
         (("--layers", "0-6"), {}, ["0-6", "0-5"]),
         (("--layers", "5-3"), {}, ["5-3"]),
         (("--layers", "a-b"), {}, ["A-B"]),
@@ -306,6 +332,42 @@ async def test_a_counting_publisher_knows_which_requests_are_active():
 @pytest.mark.parametrize("program", ["publish", "subscribe"])
 def test_help_shows_a_flag_as_it_is_typed(program, files):
     assert "<bool>" not in run(program, files, "--help").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("program", ["publish", "subscribe"])
+def test_every_signal_that_asks_it_to_end_ends_it_and_leaves_nothing(program, number, files):
+    before = sorted(files.iterdir())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.settimeout(30)
+        url = f"moqt://127.0.0.1:{silent.getsockname()[1]}"
+        running = start(program, files, "--timeout", "30", url=url)
+        silent.recv(2048)  # it is connecting
+        running.send_signal(number)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == (0 if program == "publish" else 128 + number), said
+    assert "Traceback" not in said
+    assert sorted(files.iterdir()) == before
+
+
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
+    code = "from kvsp.cli.common import stopping_signals; print(*stopping_signals())"
+    ran = subprocess.run(
+        ["nohup", sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == [str(int(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_pipe_that_nobody_writes_can_be_interrupted(files):
+    os.mkfifo(files / "pipe")
+    running = start("subscribe", files, tokens="pipe")
+    writer = os.open(files / "pipe", os.O_WRONLY)  # waits until it reads
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    os.close(writer)
+    assert running.returncode == 130
+    assert said == "kvcs-subscribe: interrupted\n"
 
 
 @pytest.mark.parametrize("program", ["publish", "subscribe"])

@@ -11,7 +11,7 @@ from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
 from kvcs.finding.relays import Sessions
 from kvcs.names.errors import PublisherLost
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.retrieving.contest import DRIPS, SEATS, Contest
+from kvcs.retrieving.contest import DRIPS, MOST_SEATS, SEATS, Contest
 from tests.kvcs.support import DESCRIPTOR, SCOPE
 
 KEYS = [bytes([n]) * 32 for n in range(8)]
@@ -78,6 +78,7 @@ class Asking:
             discovery=DiscoveryMode.INDEX,
         )
         self.asked: dict[int, Asked] = {}
+        self.made: list[Asked] = []
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
@@ -91,6 +92,7 @@ class Asking:
 
     def _make(self, candidate, session) -> Asked:
         self.asked[candidate.blocks] = made = Asked(candidate.blocks)
+        self.made.append(made)
         return made
 
     def run(self, now: float, until: float, each=lambda now: None) -> float:
@@ -129,6 +131,23 @@ async def test_nor_do_as_many_as_are_asked_at_a_time():
 
     asking.run(0.0, 60.0, drip)
     assert asking.contest.winner is not None and asking.contest.winner.blocks == 1
+
+
+@pytest.mark.parametrize(("silent", "within"), [(7, 5), (60, 15), (400, 30)])
+async def test_hundreds_of_silent_publications_of_the_same_prefix_do_not_hide_one(silent, within):
+    asking = Asking(*[5] * (silent + 1))
+    most = 0
+
+    def answer(now: float) -> None:
+        nonlocal most
+        most = max(most, sum(not each.over for each in asking.made))
+        if len(asking.made) > silent and asking.made[silent].assembly.manifest is None:
+            asking.made[silent].answer()
+
+    ended = asking.run(0.0, 60.0, answer)
+    assert asking.contest.winner is not None
+    assert ended <= within
+    assert most <= MOST_SEATS
 
 
 @pytest.mark.parametrize("silent", [[2], [1, 2, 3, 4]])

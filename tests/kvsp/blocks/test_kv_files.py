@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,45 @@ def test_a_header_of_any_claimed_length_is_not_read(tmp_path: Path, length: int)
     assert "not a safetensors file" in refusal(path)
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_every_input_may_come_through_a_pipe(tmp_path: Path) -> None:
+    octets = file_octets(tensors())
+    inputs = {"kv": octets, "tokens": b"[1, 2, 3]", "compat": SMALL.jcs}
+    writers = []
+    for name, data in inputs.items():
+        os.mkfifo(tmp_path / name)
+        writers.append(threading.Thread(target=(tmp_path / name).write_bytes, args=(data,)))
+        writers[-1].start()
+    with KvFile.open(tmp_path / "kv", SMALL) as through:
+        whole = written(tmp_path / "whole", octets)
+        with KvFile.open(whole, SMALL) as straight:
+            for layer in straight.layers:
+                assert through.k(layer).tobytes() == straight.k(layer).tobytes()
+                assert through.v(layer).tobytes() == straight.v(layer).tobytes()
+    assert load_tokens(tmp_path / "tokens") == [1, 2, 3]
+    assert load_descriptor(tmp_path / "compat") == SMALL
+    for writer in writers:
+        writer.join()
+
+
+def test_a_truncated_file_is_refused_although_it_came_through_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in refusal(tmp_path / "pipe")
+    data = file_octets(tensors())[:-1]
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(data,))
+    writer.start()
+    assert "truncated" in refusal(tmp_path / "pipe")
+    writer.join()
+
+
+def test_the_longest_name_of_the_file_system_can_be_written(tmp_path: Path) -> None:
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+    for name in ("x" * longest, "\N{GREEK SMALL LETTER ALPHA}" * (longest // 2)):
+        with KvFileWriter(tmp_path / name, SMALL, tokens=4) as out:
+            out.commit()
+    assert sorted(map(len, map(os.fsencode, os.listdir(tmp_path)))) == [longest // 2 * 2, longest]
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    assert "neither a file nor a pipe" in refusal(Path("/dev/null"))
     opened = len(os.listdir("/proc/self/fd"))
     assert "Is a directory" in refusal(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == opened

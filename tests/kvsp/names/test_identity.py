@@ -14,6 +14,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -449,9 +450,25 @@ def test_a_scope_file_others_have_access_to_is_refused(tmp_path: Path, mode: int
         Scope.load(path)
 
 
-def test_a_scope_file_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_scope_file_may_be_a_pipe_that_is_its_owners_alone(tmp_path: Path) -> None:
+    scope = Scope.generate()
+    scope.save(tmp_path / "scope.json")
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for name in ("pipe", ".", "absent"):
+    writer = threading.Thread(
+        target=(tmp_path / "pipe").write_bytes, args=((tmp_path / "scope.json").read_bytes(),)
+    )
+    writer.start()
+    assert Scope.load(tmp_path / "pipe").scope_id == scope.scope_id
+    writer.join()
+    (tmp_path / "pipe").chmod(0o644)
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    with pytest.raises(ScopeFileError, match="chmod 600"):
+        Scope.load(tmp_path / "pipe")
+    os.close(held)
+
+
+def test_a_scope_file_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    for name in (".", "absent"):
         with pytest.raises(ScopeFileError, match=name):
             Scope.load(tmp_path / name)
     (tmp_path / "large").touch(0o600)

@@ -1,0 +1,390 @@
+"""`kvcs-doctor`: what keeps a cache from being found and retrieved at a relay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+from cryptography import x509
+
+from kvcs.finding.listing import Found
+from kvcs.names.errors import NotAuthorized, NotFound, PublisherLost, RetrievalError
+from kvcs.names.namespace import PublicationNamespace, scope_prefix
+from kvcs.names.refusals import not_authorized
+from kvcs.programs.common import (
+    Cafile,
+    Compat,
+    Congestion,
+    ScopeKeyFile,
+    TokenFile,
+    Tokens,
+    Url,
+    check_url,
+    exit_code,
+    explained,
+    inputs,
+    readable_descriptor,
+    run,
+    session_config,
+)
+from kvcs.retrieving.assembly import Assembly
+from kvcs.retrieving.destinations import MemoryDestination
+from kvcs.retrieving.retrieval import Retrieval
+from kvcs.retrieving.stats import Stats
+from kvsp.blocks.kv_files import load_tokens
+from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
+from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from moqt.aio import MoqtSession
+from moqt.client import connect
+from moqt.quic.config import QuicConfig
+from moqt.quic.congestion.algorithms import Algorithm
+from moqt.values.config import SessionConfig
+from moqt.values.errors import ConnectError, MoqtError, RequestError
+from moqt.values.names import TrackNamespace
+
+PROGRAM: Final = "kvcs-doctor"
+EXAMPLES: Final = (
+    "Examples:  kvcs-doctor moqt://localhost:4443 --cafile ca.pem\n\n"
+    "           kvcs-doctor moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
+    "--compat compat.json --tokens tokens.json"
+)
+GRACE: Final = 0.3
+"""Seconds without another namespace after which a listing counts as whole."""
+
+PATIENCE: Final = 2.0
+"""Seconds that a manifest is waited for."""
+
+MOST_ASKED: Final = 8
+"""Publications whose manifests are asked for, the longest first."""
+
+SMALL_PACKETS: Final = 1252
+"""Octets of UDP payload that every path carries; no more than that costs throughput."""
+
+WARN_DAYS: Final = 7
+
+app = typer.Typer(name=PROGRAM, add_completion=True, pretty_exceptions_enable=False)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was seen, each `ok`, `warning` or `failed`; said as it is found."""
+
+    quiet: bool
+    items: list[dict[str, str]] = field(default_factory=list)
+    worst: ExitCode = ExitCode.DONE
+
+    def add(self, level: str, what: str, text: str) -> None:
+        self.items.append({"level": level, "what": what, "text": text})
+        if not self.quiet:
+            print(f"{level:8} {what}: {text}", flush=True)
+
+    def failed(self, what: str, text: str, code: ExitCode) -> None:
+        self.add("failed", what, text)
+        self.worst = max(self.worst, code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    scope: Scope
+    descriptor: Descriptor
+    tokens: int
+    keys: Sequence[bytes]
+
+
+@app.command(
+    cls=PlainCommand,
+    help=(
+        "Say what keeps a cache from being found and retrieved: whether the relay can be reached, "
+        "its certificate and this machine's clock, the draft, the path's packets, what the token "
+        "is good for, what is published of these tokens, and why a longer prefix is not.\n\n"
+        "Exit code: 0 nothing does, 1 the relay or a publisher cannot be reached, 2 wrong usage, "
+        "3 nothing of these tokens is published, 4 not authorized, 5 a manifest is not what it "
+        "should be."
+    ),
+    epilog=EXAMPLES,
+)
+def command(
+    url: Url,
+    scope_key_file: ScopeKeyFile | None = None,
+    compat: Compat | None = None,
+    tokens: Tokens | None = None,
+    cafile: Cafile = None,
+    token_file: TokenFile = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
+    ] = 30,
+    congestion: Congestion = Algorithm.BBR,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    version: Version = False,
+) -> None:
+    """The help is given to the decorator: it holds the exit codes."""
+    findings = _Findings(json)
+
+    def main() -> Coroutine[Any, Any, None]:
+        check_url(url)
+        check_cafile(cafile)
+        shown = session_config(token_file)
+        prompt = None
+        if scope_key_file is not None and compat is not None and tokens is not None:
+            with inputs():
+                scope, descriptor = Scope.load(scope_key_file), readable_descriptor(compat)
+                ids = load_tokens(tokens)
+                keys = block_keys(scope, descriptor, ids)
+            prompt = _Prompt(scope, descriptor, len(ids), keys)
+        elif (scope_key_file, compat, tokens) != (None, None, None):
+            raise InputError("--scope-key-file, --compat and --tokens go together")
+        quic = QuicConfig(cafile=cafile, congestion_control_algorithm=congestion)
+        return examine(shown, quic, prompt)
+
+    async def examine(shown: SessionConfig, quic: QuicConfig, prompt: _Prompt | None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await _examine(url, quic, shown, prompt, findings, token_file)
+        except TimeoutError:
+            findings.failed("time", f"not done within {timeout:g} s", ExitCode.FAILED)
+        if json:
+            print_json({"ok": not findings.worst, "checks": findings.items})
+        if findings.worst:
+            raise typer.Exit(findings.worst)
+
+    run(PROGRAM, main, token_file=token_file)
+
+
+async def _examine(
+    url: str,
+    quic: QuicConfig,
+    shown: SessionConfig,
+    prompt: _Prompt | None,
+    findings: _Findings,
+    token_file: Path | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        session = await connect(url, quic=quic, session=shown)
+    except ConnectError as error:
+        findings.failed("relay", explained(error, token_file), exit_code(error))
+        return
+    try:
+        findings.add("ok", "relay", f"{url} answered after {(loop.time() - began) * 1e3:.0f} ms")
+        findings.add("ok", "draft", f"{session.session.codec.alpn}")
+        _look_at_certificate(session, datetime.now(UTC), findings)
+        if prompt is not None:
+            await _examine_scope(session, prompt, findings, token_file)
+        _look_at_packets(session, findings)
+    finally:
+        session.close()
+        await session.wait_closed()
+
+
+def _look_at_certificate(session: MoqtSession, now: datetime, findings: _Findings) -> None:
+    cert = session.peer_certificate
+    if cert is None:
+        findings.add("warning", "certificate", "the relay has shown none")
+        return
+    left = cert.not_valid_after_utc - now
+    level = "ok" if left.days >= WARN_DAYS else "warning"
+    names = [str(each.value) for each in _names(cert)]
+    findings.add(
+        level,
+        "certificate",
+        f"trusted, for {', '.join(names) or 'no name'}, until "
+        f"{cert.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, {left.days} days from this machine's "
+        f"clock, {now:%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
+    with contextlib.suppress(x509.ExtensionNotFound):
+        return list(cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    return []
+
+
+def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
+    ours, _ = session.packet_sizes
+    small = ours <= SMALL_PACKETS
+    text = f"the path carries packets of {ours} octets of UDP payload"
+    if small:
+        text += ": larger ones do not pass, so that large caches take longer (see --mtu)"
+    findings.add("warning" if small else "ok", "MTU", text)
+
+
+# --- what is published -----------------------------------------------------------------
+
+
+async def _examine_scope(
+    session: MoqtSession, prompt: _Prompt, findings: _Findings, token_file: Path | None
+) -> None:
+    """What the scope has, what of it is for these tokens, and why nothing longer."""
+    try:
+        listed = await _listed(session, scope_prefix(prompt.scope.scope_id))
+    except (RequestError, RetrievalError) as error:
+        refused = isinstance(error, RequestError) and not_authorized(error)
+        kind: RetrievalError = (NotAuthorized if refused else PublisherLost)(str(error))
+        findings.failed("authorization", explained(kind, token_file), exit_code(kind))
+        return
+    findings.add("ok", "authorization", "the relay lists the publications of the scope")
+    same = [each for each in listed if each.compat_id == prompt.descriptor.compat_id]
+    others = len({each.compat_id for each in listed} - {prompt.descriptor.compat_id})
+    text = f"{_count(len(same), 'publication')} of this scope and descriptor"
+    if len(listed) > len(same):
+        text += (
+            f", and {len(listed) - len(same)} of {_count(others, 'other descriptor')}: where one "
+            "of them is meant to be this one, compare the files"
+        )
+    findings.add("ok" if same else "warning", "published", text)
+    places = {key: number for number, key in enumerate(prompt.keys, 1)}
+    found = [(places[each.anchor_key], each) for each in same if each.anchor_key in places]
+    found.sort(key=lambda each: -each[0])
+    whole = 0
+    for blocks, namespace in found[:MOST_ASKED]:
+        usable = await _ask_manifest(session, prompt, blocks, namespace, findings)
+        whole = max(whole, usable)
+    _conclude(prompt, found, whole, len(same) - len(found), findings)
+
+
+def _conclude(
+    prompt: _Prompt, found: Sequence[Found], usable: int, elsewhere: int, findings: _Findings
+) -> None:
+    blocks, rows = len(prompt.keys), prompt.descriptor.block_tokens
+    rest = prompt.tokens - blocks * rows
+    if not blocks:
+        findings.failed(
+            "tokens",
+            f"{prompt.tokens} tokens fill no block of {rows}: only complete blocks are published",
+            exit_code(NotFound()),
+        )
+        return
+    told = f"{usable} of {blocks} blocks ({usable * rows} of {prompt.tokens} tokens) can be had"
+    why = []
+    if usable < blocks:
+        longest = max((each for each, _ in found), default=0)
+        if longest > usable:
+            why.append(f"what is announced of {longest} blocks cannot be had, see above")
+        if longest < blocks:
+            why.append(
+                f"nothing is announced whose tokens are exactly the first {longest + 1} to "
+                f"{blocks} blocks of these"
+            )
+        if elsewhere:
+            why.append(
+                f"the other {_count(elsewhere, 'publication')} of this descriptor are of other "
+                "tokens, or go on with other tokens: those an index service finds (--kvsp)"
+            )
+    elif rest:
+        why.append(f"the last {_count(rest, 'token')} fill no block of {rows}")
+    text = "; ".join([told, *why])
+    if not usable and not findings.worst:
+        findings.failed("tokens", text, ExitCode.NOT_FOUND)
+    else:
+        findings.add("ok" if usable == blocks else "warning", "tokens", text)
+        if usable:
+            findings.worst = ExitCode.DONE  # what cannot be had was only named on the way
+
+
+async def _ask_manifest(
+    session: MoqtSession,
+    prompt: _Prompt,
+    blocks: int,
+    namespace: PublicationNamespace,
+    findings: _Findings,
+) -> int:
+    """Leading blocks of our tokens that a publication has, by its manifest."""
+    changed, now = asyncio.Event(), asyncio.get_running_loop().time
+    descriptor = prompt.descriptor
+    stats = Stats()
+    assembly = Assembly(
+        namespace,
+        descriptor,
+        prompt.keys,
+        range(descriptor.layers),
+        MemoryDestination(descriptor),
+        stats,
+    )
+    retrieval = Retrieval(session.session, assembly, stats, changed=changed.set, hold=True)
+    what = f"publication {namespace.publication_id.hex()}"
+    retrieval.start()
+    until = now() + PATIENCE
+    try:
+        while assembly.manifest is None and retrieval.error is None and now() < until:
+            changed.clear()
+            due = retrieval.poll(now())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until if due is None else min(due, until)):
+                    await changed.wait()
+        error = retrieval.error
+        if error is None and assembly.manifest is None:
+            error = PublisherLost(
+                f"it is announced, and its manifest did not come within {PATIENCE:g} s: its "
+                "publisher is lost or cannot be reached from the relay"
+            )
+        if error is not None:
+            findings.failed(what, f"{blocks} blocks: {error}", exit_code(error))
+            return 0
+        done = "complete" if assembly.complete else "still in production"
+        findings.add("ok", what, f"{assembly.blocks} of our blocks, {done}")
+        return assembly.blocks
+    finally:
+        retrieval.close()
+
+
+async def _listed(session: MoqtSession, prefix: TrackNamespace) -> set[PublicationNamespace]:
+    """The publications below a prefix. Raises RequestError or PublisherLost."""
+    loop = asyncio.get_running_loop()
+    changed, found = asyncio.Event(), set[PublicationNamespace]()
+    failures: list[MoqtError | None] = []
+
+    def namespace(fields: TrackNamespace, present: bool) -> None:
+        with contextlib.suppress(DecodeError):  # somebody who does not follow KVCS
+            (found.add if present else found.discard)(PublicationNamespace.from_fields(fields))
+        changed.set()
+
+    def ended(error: MoqtError | None) -> None:
+        failures.append(error)
+        changed.set()
+
+    request = session.session.subscribe_namespace(prefix, on_namespace=namespace, on_ended=ended)
+    answered: asyncio.Future[None] = loop.create_future()
+
+    def answer(error: MoqtError | None) -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    request.on_answer = answer
+    try:
+        await answered
+        while not failures:
+            changed.clear()
+            try:
+                async with asyncio.timeout(GRACE):
+                    await changed.wait()
+            except TimeoutError:
+                return found
+        error = failures[0]
+        if isinstance(error, RequestError):
+            raise error
+        raise PublisherLost(str(error) if error is not None else "the relay ended the listing")
+    finally:
+        if not failures:
+            request.cancel()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def main() -> NoReturn:
+    """Entry point of the `kvcs-doctor` script."""
+    run_app(app, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`kvcs-doctor` says what keeps a cache from being found and retrieved."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+
+import pytest
+
+from tests.e2e.support import BIN, Process, make_cache, relay
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return make_cache(tmp_path / "cache")
+
+
+def doctor(hub, *options, code: int = 0, url: str | None = None, cafile=True) -> dict[str, list]:
+    """What it found, by what it is about: (level, text)."""
+    process = Process(
+        hub.directory,
+        "doctor",
+        sys.executable,
+        "-m",
+        "kvcs.programs.doctor",
+        url or hub.url,
+        *(("--cafile", hub.cafile) if cafile else ()),
+        "--json",
+        *options,
+    ).finish(code)
+    result = process.json()
+    assert result["ok"] is (code == 0)
+    found: dict[str, list] = {}
+    for each in result["checks"]:
+        found.setdefault(each["what"].split()[0], []).append((each["level"], each["text"]))
+    return found
+
+
+def test_a_relay_is_examined_alone(tmp_path):
+    with relay(tmp_path / "hub") as hub:
+        found = doctor(hub)
+        assert [level for ((level, _),) in found.values()] == ["ok"] * 4
+        assert found["draft"] == [("ok", "moqt-22")]
+        assert "127.0.0.1" in found["certificate"][0][1]
+        assert "this machine's clock" in found["certificate"][0][1]
+        assert int(re.search(r"of (\d+) octets", found["MTU"][0][1])[1]) > 1252
+
+
+def test_a_relay_that_is_not_there_or_not_trusted_is_said(tmp_path):
+    with relay(tmp_path / "hub") as hub:
+        ((level, text),) = doctor(hub, code=1, url="moqt://127.0.0.1:9")["relay"]
+        assert level == "failed" and "127.0.0.1:9" in text
+        ((level, text),) = doctor(hub, code=1, cafile=False)["relay"]
+        assert level == "failed" and "certificate" in text
+
+
+def test_what_is_published_is_said_and_why_a_longer_prefix_is_not(tmp_path, cache):
+    shorter = make_cache(tmp_path / "shorter", tokens=16, scope=cache.scope)
+    with relay(tmp_path / "hub") as hub:
+        found = doctor(hub, *cache.identity(), code=3)
+        assert found["published"][0][1].startswith("0 publications")
+        assert "0 of 8 blocks" in found["tokens"][0][1]
+
+        hub.publish(shorter).wait_for("publishing")
+        found = doctor(hub, *cache.identity())
+        assert "4 of our blocks, complete" in found["publication"][0][1]
+        level, text = found["tokens"][0]
+        assert level == "warning"
+        assert "4 of 8 blocks (16 of 32 tokens) can be had" in text
+        assert "exactly the first 5 to 8 blocks" in text
+
+        longer = hub.produce(cache, name="longer")
+        found = doctor(hub, *cache.identity())
+        assert "8 of our blocks, still in production" in found["publication"][0][1]
+        assert found["tokens"][0] == ("ok", "8 of 8 blocks (32 of 32 tokens) can be had")
+        longer.signal(signal.SIGSTOP)
+        other = cache.variant("model", model="another")
+        found = doctor(hub, *other.identity(), code=3)
+        assert "2 of 1 other descriptor" in found["published"][0][1]
+
+
+def test_one_that_is_only_announced_is_named(tmp_path, cache):
+    with relay(tmp_path / "hub") as hub:
+        hub.peer("announce", *cache.identity()).wait_for("announced")
+        found = doctor(hub, *cache.identity(), code=1)
+        level, text = found["publication"][0]
+        assert level == "failed" and "8 blocks" in text
+
+
+def test_a_token_that_is_missing_is_said(tmp_path, cache):
+    auth = tmp_path / "principals.json"
+    Process(
+        tmp_path,
+        "token",
+        BIN / "kvcs-keygen",
+        "token",
+        tmp_path / "token",
+        "--every-scope",
+        "--principals",
+        auth,
+    ).finish(0)
+    with relay(tmp_path / "hub", "--auth", auth) as hub:
+        found = doctor(hub, *cache.identity(), code=4)
+        level, text = (
+            next(iter(found.values()))[-1] if len(found) == 1 else (found["authorization"][0])
+        )
+        assert level == "failed" and "--token-file" in text
+        doctor(hub, *cache.identity(), "--token-file", tmp_path / "token", code=3)

@@ -1,0 +1,49 @@
+"""`kvcs-subscribe --relay`: another relay, when those before have nothing or do not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.support import make_cache, relay
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return make_cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def cafile(tmp_path):
+    return tmp_path / "authorities.pem"
+
+
+@pytest.mark.parametrize("first", ["gone", "silent", "empty", "dead"])
+def test_what_one_relay_has_not_another_one_gives(tmp_path, cache, cafile, first):
+    out = tmp_path / "out"
+    with relay(tmp_path / "one") as one, relay(tmp_path / "two") as two:
+        cafile.write_bytes(one.cafile.read_bytes() + two.cafile.read_bytes())
+        two.publish(cache).wait_for("publishing")
+        if first == "dead":
+            one.peer("announce", *cache.identity()).wait_for("announced")
+        if first == "gone":
+            one.process.kill()
+        if first == "silent":
+            one.process.signal(signal.SIGSTOP)
+        options = ("--relay", two.url, "--cafile", cafile, "--json")
+        result = one.subscribe(cache, out, *options).finish(0).json()
+        cache.check(out)
+        assert {span["source"] for span in result["sources"]} == {two.url}
+        assert (result["relay_error"] is not None) == (first == "gone")
+        os.kill(one.process.popen.pid, signal.SIGCONT) if first == "silent" else None
+
+
+def test_the_bound_of_the_whole_is_what_recomputing_takes(tmp_path, cache):
+    with relay(tmp_path / "one") as one:
+        one.peer("announce", *cache.identity()).wait_for("announced")
+        failed = one.subscribe(
+            cache, tmp_path / "out", "--recompute-within", "1", "--timeout", "60"
+        ).finish(1)
+        assert "the 1 s of --recompute-within" in failed.stderr or "lost" in failed.stderr

@@ -1,0 +1,154 @@
+"""A retrieval goes on from what an earlier one verified (KVCS "Verification and Recovery")."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcs.keeping.resume_file import ResumeFile
+from kvsp.blocks.kv_files import KvFile
+from tests.kvcs.support import (
+    BLOCKS,
+    DESCRIPTOR,
+    LAYERS,
+    SCOPE,
+    TOKENS,
+    Link,
+    Split,
+    altered,
+    kv,
+    produced,
+    publisher,
+    same,
+)
+
+CACHE = kv()
+OBJECTS = 2 * LAYERS * BLOCKS
+
+
+class Cut(ResumeFile):
+    """One whose retrieval is cut short after so many Objects."""
+
+    left: int
+
+    def note(self, *record) -> None:
+        super().note(*record)
+        self.left -= 1
+        if not self.left:
+            raise OSError("cut")
+
+
+def destination(path, objects: int | None = None):
+    settings = {"scope_id": SCOPE.scope_id, "layers": range(LAYERS), "most_tokens": len(TOKENS)}
+    if objects is None:
+        return ResumeFile(path, DESCRIPTOR, **settings)
+    cut = Cut(path, DESCRIPTOR, **settings)
+    cut.left = objects
+    return cut
+
+
+async def cut_short(path, handler, objects: int, **settings) -> None:
+    with destination(path, objects) as out:
+        out.load()
+        async with Link(handler) as link:
+            with pytest.raises(OSError, match="cut"):
+                await link.consumer(destination=out, **settings).retrieve()
+
+
+async def resumed(path, handler, **settings):
+    """The stats of a retrieval that goes on, and what it says."""
+    with destination(path) as out:
+        out.load()
+        async with Link(handler) as link:
+            stats = await link.consumer(destination=out, **settings).retrieve()
+            await link.assert_clean()
+        out.commit()
+        return stats, out.said
+
+
+def check(path) -> None:
+    with KvFile.open(path, DESCRIPTOR) as written:
+        for layer, (k, v) in enumerate(CACHE):
+            assert same(written.k(layer), k) and same(written.v(layer), v)
+
+
+@pytest.mark.parametrize("mode", ["live", "fetch"])
+@pytest.mark.parametrize("cut", [1, 2, 9, 10, 31, OBJECTS - 1])
+async def test_what_was_verified_is_not_asked_for_again(tmp_path, mode, cut):
+    publication = produced(cache=CACHE)
+    await cut_short(tmp_path / "out", publisher(publication), cut, mode=mode)
+    handler = Split(publication)
+    stats, said = await resumed(tmp_path / "out", handler, mode=mode)
+    assert said is None
+    assert stats.objects_resumed == cut
+    assert stats.objects_verified == OBJECTS - cut
+    assert stats.octets == (OBJECTS - cut) * DESCRIPTOR.section_octets()
+    assert not stats.duplicates and not stats.discarded
+    check(tmp_path / "out")
+
+
+async def test_a_live_publication_goes_on_where_it_was(tmp_path):
+    publication = produced(cache=CACHE)
+    half = {
+        store.name: altered(store, lambda at, data: data if at.group < 3 else None)
+        for store in publication.tracks
+    }
+    first = Split(publication)
+    for store in publication.tracks[1:]:
+        first.remove_track(store.name)
+        first.add_track(half[store.name])
+    await cut_short(tmp_path / "out", first, 2 * 3 * BLOCKS - 4, mode="live")
+    stats, _ = await resumed(tmp_path / "out", publisher(publication), mode="live")
+    assert stats.objects_resumed == 2 * 3 * BLOCKS - 4
+    assert stats.objects_verified == OBJECTS - stats.objects_resumed
+    check(tmp_path / "out")
+
+
+async def test_the_publication_that_was_begun_goes_before_others_as_long(tmp_path):
+    begun, other = produced(cache=CACHE), produced(cache=kv(seed=7))
+    await cut_short(tmp_path / "out", publisher(begun), 20)
+    named = [other.namespace, begun.namespace]
+    for order in (named, named[::-1]):
+        async with Link(publisher(begun, other)) as link:
+            with destination(tmp_path / "out") as out:
+                out.load()
+                consumer = link.consumer(destination=out, publications=order)
+                stats = await consumer.retrieve()
+                assert stats.publication == begun.namespace.publication_id.hex()
+                assert stats.objects_resumed >= 20
+
+
+async def test_another_production_is_never_combined_with_what_is_there(tmp_path):
+    await cut_short(tmp_path / "out", publisher(produced(cache=kv(seed=7))), 20)
+    stats, said = await resumed(tmp_path / "out", publisher(produced(cache=CACHE)))
+    assert stats.objects_resumed == 0
+    assert stats.objects_verified == OBJECTS
+    assert said is not None and "anew" in said
+    check(tmp_path / "out")
+
+
+async def test_deterministic_productions_are_combined(tmp_path):
+    first = produced(cache=CACHE, deterministic=True)
+    await cut_short(tmp_path / "out", publisher(first), 20)
+    stats, _ = await resumed(tmp_path / "out", publisher(produced(cache=CACHE, deterministic=True)))
+    assert (stats.objects_resumed, stats.objects_verified) == (20, OBJECTS - 20)
+    check(tmp_path / "out")
+
+
+async def test_a_promise_of_determinism_that_is_broken_mixes_nothing(tmp_path):
+    lying = produced(cache=kv(seed=7), deterministic=True)
+    await cut_short(tmp_path / "out", publisher(lying), 20)
+    stats, _ = await resumed(tmp_path / "out", publisher(produced(cache=CACHE, deterministic=True)))
+    assert stats.objects_resumed == 0
+    check(tmp_path / "out")
+
+
+async def test_the_result_says_which_layers_were_there(tmp_path):
+    publication = produced(cache=CACHE)
+    await cut_short(tmp_path / "out", publisher(publication), 2 * BLOCKS, mode="fetch")
+    stats, _ = await resumed(tmp_path / "out", Split(publication), mode="fetch")
+    there = {(block, layer) for block, layer in stats.resumed}
+    for span in stats.sources:
+        (first, last), (low, high) = span["blocks"], span["layers"]
+        whole = {(b, n) for b in range(first, last + 1) for n in range(low, high + 1)}
+        assert (span["source"] == "resumed") == bool(whole & there)
+        assert whole <= there or not whole & there
