@@ -38,8 +38,7 @@ if TYPE_CHECKING:
         MemoryDestination,
     )
     from kvcs.retrieving.layers import Layer
-    from kvcs.retrieving.retrieval import Mode
-    from kvcs.retrieving.stats import Stats
+    from kvcs.retrieving.stats import Mode, Stats
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -61,7 +60,7 @@ _WHERE = {
     "Layer": "kvcs.retrieving.layers",
     "MemoryDestination": "kvcs.retrieving.destinations",
     "MisuseError": "kvcs.names.errors",
-    "Mode": "kvcs.retrieving.retrieval",
+    "Mode": "kvcs.retrieving.stats",
     "NotAuthorized": "kvcs.names.errors",
     "NotFound": "kvcs.names.errors",
     "NothingToPublish": "kvcs.names.errors",

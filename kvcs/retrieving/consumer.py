@@ -15,7 +15,7 @@ is left, or none has come in time, everything is taken from holders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -37,9 +37,10 @@ from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination
+from kvcs.retrieving.lanes.lanes import Lanes
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
-from kvcs.retrieving.retrieval import Mode, Retrieval
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.retrieval import Retrieval
+from kvcs.retrieving.stats import Mode, Stats
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 
@@ -97,6 +98,7 @@ class Consumer:
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
         fallback: Fallback | None = None,
+        others: Sequence[Awaitable[MoqtSession]] = (),
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
         wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
@@ -108,7 +110,9 @@ class Consumer:
         at a time where it lists nothing. After `patience` seconds
         without anything arriving another publication is tried, if there is one, also a shorter
         one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself.
+        over HTTP, too; `session` may then be None, and the consumer opens it itself. `others`
+        are further connections to the same relay, each a `moqt.connect(url)` that was not awaited:
+        the consumer opens and closes them, and splits a complete publication over all by layers.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -149,7 +153,8 @@ class Consumer:
         self._min_blocks = min_blocks
         self._patience = patience
         self._event = asyncio.Event()
-        self._sessions = Sessions(session, fallback, self._event.set)
+        self._sessions = Sessions(session, fallback, self._event.set, others)
+        self._connections = 1 + len(others)
         self._after = fallback.after if fallback is not None else 0.0
         self._path: HttpPath | None = None
         if fallback is not None:
@@ -220,6 +225,7 @@ class Consumer:
         finally:
             self.stats.seconds = self._now() - start
             self.stats.relay_error = self._sessions.failure
+            self.stats.connections_error = self._sessions.further_failure
             self.close()
             await self._sessions.close()
             if self._path is not None:
@@ -300,6 +306,13 @@ class Consumer:
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
             self._retrieval = retrieval
+            if self._connections > 1 and candidate.url is None:
+                retrieval.lanes = Lanes(
+                    retrieval,
+                    lambda: [each.session for each in self._sessions.further],
+                    connections=self._connections,
+                    changed=self._event.set,
+                )
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
             try:

@@ -113,6 +113,11 @@ class LayerBuffer:
         """Whether `layer` is asked for and not whole."""
         return self._next <= layer < self.layers.stop
 
+    def is_filled(self, layer: int) -> bool:
+        """Whether all of `layer` has come, handed over or not."""
+        held = self._open.get(layer)
+        return not self.needs(layer) if held is None else held.complete
+
     def lacking(self) -> Iterator[tuple[int, int]]:
         """(layer, block) of all that is missing in part or wholly, in order of need."""
         for layer in range(self._next, self.layers.stop):

@@ -6,6 +6,7 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvcs.names.tracks import DataTrack
@@ -56,6 +57,22 @@ class DataNeeds(Protocol):
 
     def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
         """The FETCH was refused, or the session has ended."""
+
+
+class Spread(Protocol):
+    """What a retrieval needs of who asks for its data on several connections, and fails it when
+    that cannot go on."""
+
+    @property
+    def arrivals(self) -> int: ...
+
+    def begin(self, layers: Sequence[int]) -> None: ...
+
+    def ask_again(self, layer: int) -> None: ...
+
+    def poll(self, now: float) -> float | None: ...
+
+    def close(self) -> None: ...
 
 
 class TrackState:
@@ -117,6 +134,28 @@ class TrackState:
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
+
+    def uncovered(
+        self, missing: Callable[[DataTrack, int], list[int]]
+    ) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for; `missing`
+        has the Object IDs of a layer that have not come. Suspects that lack nothing are none."""
+        first = last = None
+        for layer in sorted(self.suspects):
+            lacking = missing(self.track, layer)
+            if self.subscribed:
+                lacking = [b for b in lacking if not self.is_coming(Location(layer, b))]
+            if not lacking:
+                self.suspects.discard(layer)
+                if last is not None:
+                    break
+                continue
+            if last is not None and layer != last.group + 1:
+                break
+            if first is None:
+                first = Location(layer, lacking[0])
+            last = Location(layer, lacking[-1])
+        return None if first is None or last is None else (first, last)
 
 
 class DataReceiver(ObjectReceiver):

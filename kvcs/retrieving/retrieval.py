@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Final
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
@@ -20,8 +19,8 @@ from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, Spread, TrackState
+from kvcs.retrieving.stats import Mode, Stats
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import KvspError
 from moqt.receiving.receiver import IncomingStream, Via
@@ -67,16 +66,6 @@ _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
 
 
-class Mode(StrEnum):
-    """How a publication is retrieved."""
-
-    AUTO = "auto"
-    """By FETCH when the manifest marks it complete, else live."""
-    LIVE = "live"
-    """By subscriptions with fills, which also bring what is still to be produced."""
-    FETCH = "fetch"
-
-
 class Retrieval:
     """One publication, asked for on one session.
 
@@ -96,17 +85,23 @@ class Retrieval:
         require_listed: bool = False,
         changed: Callable[[], None] = lambda: None,
         hold: bool = False,
+        layers: range | None = None,
     ) -> None:
-        """With `hold` nothing but the manifest is asked for before `go`."""
+        """With `hold` nothing but the manifest is asked for before `go`. With `layers` it is a
+        part of a retrieval: no manifest is asked for, and the arrays are not its own."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
+        self.layers = assembly.layers if layers is None else layers
+        self.lanes: Spread | None = None
+        """Who asks for the data of a complete publication, on several connections."""
+        self._is_part = layers is not None
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
         self._seen = -1
-        """`arrivals` when it was last looked at; silent since `_quiet`."""
-        self._quiet = 0.0
+        """`arrivals` when it was last looked at; silent since `quiet`."""
+        self.quiet = 0.0
         self._mode = mode
         self._require_listed = require_listed
         self._changed = changed
@@ -132,12 +127,20 @@ class Retrieval:
     @property
     def arrivals(self) -> int:
         """Answers, streams and parts of Objects that have come on data tracks."""
-        return sum(state.arrivals for state in self._tracks.values())
+        count = 0 if self.lanes is None else self.lanes.arrivals
+        return count + sum(state.arrivals for state in self._tracks.values())
 
     @property
     def manifest_arrivals(self) -> int:
         """Answers and parts of manifests that have come."""
         return self._versions.arrivals
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that was asked for is still to come."""
+        return not (self._new or self._waiting) and not any(
+            state.fetch is not None or state.suspects for state in self._tracks.values()
+        )
 
     @property
     def finished(self) -> bool:
@@ -159,17 +162,18 @@ class Retrieval:
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
-        self._ask_for_data()
+        self.ask_for_data()
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
         if self.over:
             return None
         self._open_requests(now)
+        due = None if self.lanes is None else self.lanes.poll(now)
         arrivals = self.arrivals
         if arrivals != self._seen:
-            self._seen, self._quiet = arrivals, now
-        times = [due for due, _ in self._waiting]
+            self._seen, self.quiet = arrivals, now
+        times = [due for due, _ in self._waiting] + ([] if due is None else [due])
         if self.assembly.whole:
             self._cancel(self._data_requests)
             if not self.finished:
@@ -199,6 +203,8 @@ class Retrieval:
 
     def ask_again(self, layer: int) -> None:
         """Objects of `layer` that were to come another way will not."""
+        if self.lanes is not None and not self._tracks:
+            self.lanes.ask_again(layer)
         for state in self._tracks.values():
             self._suspect(state, (layer,))
 
@@ -207,11 +213,14 @@ class Retrieval:
         if self._closed:
             return
         self._closed = self.over = True
+        if self.lanes is not None:
+            self.lanes.close()
         self._new.clear()
         self._waiting.clear()
         self._cancel(self._data_requests)
         self._versions.cancel()
-        self.assembly.release()
+        if not self._is_part:
+            self.assembly.release()
 
     # -- requests ------------------------------------------------------------------------
 
@@ -270,7 +279,10 @@ class Retrieval:
             self.fail(error)
             return
         for track, refused in self.assembly.take_back():
-            self._lost(self._tracks[track], refused)
+            if (state := self._tracks.get(track)) is not None:
+                self._lost(state, refused)
+            else:
+                self.ask_again(refused.group)
         if first and self.assembly.manifest is not None and not self._hold:
             self.go()
         self._changed()
@@ -282,18 +294,27 @@ class Retrieval:
 
     # -- data ----------------------------------------------------------------------------
 
-    def _ask_for_data(self) -> None:
+    def ask_for_data(self, *, again: bool = False) -> None:
+        """Ask for the layers; `again` for what somebody was asked for before and is missing."""
         assembly = self.assembly
-        if assembly.whole:
+        needed = [layer for layer in self.layers if assembly.needs(layer)]
+        if not needed:
             return
-        needed = [layer for layer in assembly.layers if assembly.needs(layer)]
         self.stats.mode = Mode.FETCH.value
+        if self.lanes is not None and self._mode is not Mode.LIVE and assembly.complete:
+            self.lanes.begin(needed)
+            self._changed()
+            return
+        self.lanes = None
         for track in assembly.tracks:
             name = FullTrackName(assembly.namespace.fields, track.name)
             octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
             state = self._tracks[track] = TrackState(track, name, needed[0], octets)
             complete = assembly.entry(track).complete
-            if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+            if again:
+                state.fetched = True
+                self._suspect(state, needed)
+            elif self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
                 end = Location(needed[-1], assembly.needed(track) - 1)
                 self._fetch(state, state.first, end, again=False)
             else:
@@ -462,7 +483,8 @@ class Retrieval:
         self._suspect(state, (location.group,))
 
     def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
-        state.suspects.update(layer for layer in layers if self.assembly.needs(layer))
+        needs, ours = self.assembly.needs, self.layers
+        state.suspects.update(layer for layer in layers if layer in ours and needs(layer))
         self._changed()
 
     def _recover(self, state: TrackState, now: float) -> float | None:
@@ -473,7 +495,7 @@ class Retrieval:
             return None
         if now < state.due:
             return state.due
-        span = self._uncovered(state)
+        span = state.uncovered(self.assembly.missing)
         if span is None:
             return None
         if state.failures >= len(RECOVERY_DELAYS):
@@ -501,8 +523,8 @@ class Retrieval:
             owed = owed and (filling or self.assembly.entry(state.track).complete)
         if not owed:
             return None
-        if now < self._quiet + STALL:
-            return self._quiet + STALL
+        if now < self.quiet + STALL:
+            return self.quiet + STALL
         why = f"nothing came for {STALL:g} s"
         if fetch is not None:
             self.fetch_over(fetch, why)
@@ -515,25 +537,6 @@ class Retrieval:
             state.cause = why
             self._suspect(state, self.assembly.layers)
         return None
-
-    def _uncovered(self, state: TrackState) -> tuple[Location, Location] | None:
-        """First and last Object of the first run of layers with Objects to be asked for."""
-        first = last = None
-        for layer in sorted(state.suspects):
-            missing = self.assembly.missing(state.track, layer)
-            if state.subscribed:
-                missing = [b for b in missing if not state.is_coming(Location(layer, b))]
-            if not missing:
-                state.suspects.discard(layer)
-                if last is not None:
-                    break
-                continue
-            if last is not None and layer != last.group + 1:
-                break
-            if first is None:
-                first = Location(layer, missing[0])
-            last = Location(layer, missing[-1])
-        return None if first is None or last is None else (first, last)
 
     def _give_up(self, state: TrackState, missing: Location) -> None:
         if self.assembly.bad:
@@ -579,7 +582,10 @@ class Retrieval:
         return delay
 
     def relay_lost(self, error: SessionClosed) -> None:
-        self.fail(PublisherLost(f"the relay was lost: {error}"))
+        if self.lanes is not None and self.assembly.complete:
+            self.versions_over()  # and other connections may bring the data
+        else:
+            self.fail(PublisherLost(f"the relay was lost: {error}"))
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be had of this publication on this session."""

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from kvcs.names.namespace import PublicationNamespace
+
+
+class Mode(StrEnum):
+    """How a publication is retrieved."""
+
+    AUTO = "auto"
+    """By FETCH when the manifest marks it complete, else live."""
+    LIVE = "live"
+    """By subscriptions with fills, which also bring what is still to be produced."""
+    FETCH = "fetch"
 
 
 @dataclass(slots=True)
@@ -56,6 +67,13 @@ class Stats:
     packet_octets: int = 0
     """UDP payload of the largest packet that came: what the path from the relay carries. 0 when
     nothing came from one."""
+
+    layers_by_connection: list[int] = field(default_factory=list)
+    """Layers that each of several connections brought, the first one's first; empty where one
+    had all."""
+
+    connections_error: str | None = None
+    """Why there are fewer connections than asked for."""
 
     mode: str | None = None
     """`live` or `fetch`; None when no publication was asked for data."""
@@ -149,6 +167,8 @@ class Stats:
             "publication": self.publication,
             "source": self.source,
             "packet_octets": self.packet_octets,
+            "layers_by_connection": self.layers_by_connection,
+            "connections_error": self.connections_error,
             "mode": self.mode,
             "sources": self.sources,
             "note": self.note,
