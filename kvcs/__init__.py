@@ -3,8 +3,8 @@
 `Publication` and `publish` offer the cache of a token prefix, layer by layer;
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
-The floors, each importing downward only: programs → retrieving → finding, publishing → names.
-`finding` and `publishing` stand side by side and never import each other.
+The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
+names. `finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations

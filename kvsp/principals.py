@@ -5,10 +5,12 @@ the digest of a token, never the token itself:
 
     {"principals": [{"principal": "h1", "tokens": ["<SHA-256, 64 hex digits>"],
                      "scopes": {"<Scope ID, 32 hex digits>": ["read", "write"]},
+                     "models": {"<name>": ["read"]},
                      "uris": ["https://h1.example/kvsp/"], "roles": ["holder"],
                      "publishes_for": ["https://h2.example/kvsp/"]}]}
 
-Only "principal" has to be there. The scope "*" is every scope. A name, a token and a URI
+Only "principal" has to be there. The scope "*" is every scope, and every model; "models" are
+those of relays' second profile, whose caches are in no scope. A name, a token and a URI
 among `uris` belong to one principal each. A member that is not known is ignored: it gives no
 right. What is doubtful in any other way makes the whole file unusable, for every program.
 
@@ -80,7 +82,8 @@ class Principal:
     """One authenticated client and what it may do.
 
     `uris` are the base URIs it is, `publishes_for` holder URIs it may publish for,
-    `scopes` maps a Scope ID (hex16) or `*` to rights.
+    `scopes` maps a Scope ID (hex16) or `*` to rights, `models` the name of a model in the
+    second profile of KV caches over MOQT.
     """
 
     name: str
@@ -88,11 +91,16 @@ class Principal:
     uris: frozenset[str] = frozenset()
     publishes_for: frozenset[str] = frozenset()
     scopes: Mapping[str, frozenset[Right]] = field(default_factory=dict)
+    models: Mapping[str, frozenset[Right]] = field(default_factory=dict)
 
     def may(self, scope_id: bytes | None, right: Right) -> bool:
         """Whether it has `right` in the scope; None is every scope at once."""
         keys = (EVERY_SCOPE,) if scope_id is None else (scope_id.hex(), EVERY_SCOPE)
         return any(right in self.scopes.get(key, ()) for key in keys)
+
+    def may_of_model(self, model: str, right: Right) -> bool:
+        """Whether it has `right` for the prompts of a model, or in every scope."""
+        return right in self.models.get(model, ()) or self.may(None, right)
 
     def has_role(self, *roles: str) -> bool:
         """Whether it has at least one of `roles`."""
@@ -255,6 +263,9 @@ def _entry(entry: Any, where: str) -> tuple[Principal, list[bytes]]:
     scopes = entry.get("scopes", {})
     if not isinstance(scopes, dict):
         raise PrincipalsFileError(f'{where} has no object "scopes"')
+    models = entry.get("models", {})
+    if not isinstance(models, dict) or "" in models:
+        raise PrincipalsFileError(f'{where}: "models" is no object of names of models')
     roles = frozenset(_strings(entry.get("roles", []), "roles", where))
     if unknown := roles - ROLES:
         known = ", ".join(sorted(ROLES))
@@ -271,6 +282,7 @@ def _entry(entry: Any, where: str) -> tuple[Principal, list[bytes]]:
         uris=uris,
         publishes_for=publishes_for,
         scopes={_scope(key, where): _rights(scopes[key], where) for key in scopes},
+        models={name: _rights(models[name], where) for name in models},
     )
     return principal, [_digest(token, where) for token in tokens]
 
@@ -342,10 +354,12 @@ def principal_entry(principal: Principal, tokens: Iterable[str] = ()) -> dict[st
         "roles": sorted(principal.roles),
         "publishes_for": sorted(principal.publishes_for),
         "scopes": {key: sorted(rights) for key, rights in principal.scopes.items()},
+        "models": {name: sorted(rights) for name, rights in principal.models.items()},
         "tokens": sorted(token_digest(token).hex() for token in tokens),
     }
-    if not principal.publishes_for:
-        del entry["publishes_for"]
+    for member in ("publishes_for", "models"):
+        if not entry[member]:
+            del entry[member]
     return entry
 
 

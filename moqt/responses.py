@@ -397,7 +397,7 @@ class NamespaceListing(_Iterated[NamespaceEvent]):
     """An established SUBSCRIBE_NAMESPACE: iterate over it for `NamespaceEvent`s.
 
     A namespace that comes and goes before it was read about is not told of, so that no more
-    is held than the session's `max_namespaces` allows.
+    is held than the session's `max_namespaces_told` allows.
     """
 
     request: OutgoingSubscribeNamespace

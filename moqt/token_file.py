@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
+from moqt.private_files import PrivateFileError, read_private
 from moqt.values.codes import AliasType
 from moqt.values.errors import MoqtError
 from moqt.values.messages import AuthorizationToken
@@ -25,17 +24,9 @@ class TokenFileError(MoqtError):
 def read_token_file(path: Path) -> bytes:
     """The token in `path`: one line of visible ASCII. Raises TokenFileError."""
     try:
-        # a pipe must not hold the caller up, so it is looked at before it is read
-        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise TokenFileError(f"{path}: not a regular file")
-            if status.st_mode & 0o077:
-                raise TokenFileError(
-                    f"{path}: others than its owner have access "
-                    f"(mode {stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}"
-                )
-            token = file.read(MAX_TOKEN + 3).rstrip(b"\r\n")
+        token = read_private(path, MAX_TOKEN + 3).rstrip(b"\r\n")
+    except PrivateFileError as error:
+        raise TokenFileError(str(error)) from None
     except OSError as error:
         raise TokenFileError(f"{path}: {error.strerror or error}") from None
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not all(

@@ -12,7 +12,10 @@ from kvcs.names.errors import KvcsError
 from kvcs.names.manifest import Manifest
 from kvcs.names.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.names.payload import check_payload
+from kvsp.blocks.codecs import decode_section, encode_section
+from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
+from kvsp.names.identity import Descriptor
 from moqt.log.describe import describe, line
 from moqt.track.filters import check_range_filters
 from moqt.uri import parse_uri
@@ -195,3 +198,38 @@ class ManifestTarget(Target):
             assert str(error)
             return
         assert Manifest.parse(manifest.to_json()) == manifest
+
+
+class Sections(Target):
+    """K and V sections in every codec; what decodes has the raw length, and a lossless one of
+    it decodes to the same."""
+
+    name = "section"
+    places = tuple(codec.label for codec in Codec)
+
+    def __init__(self) -> None:
+        tree = KVCS["manifest"]["manifest"]["compat"]
+        geometry = {"kv_heads": 2, "head_dim": 4, "kv_dtype": "fp16", "block_tokens": 4}
+        self.descriptor = Descriptor.parse(tree | geometry)
+
+    def corpus(self) -> list[Case]:
+        raw = bytes(range(self.descriptor.section_octets()))
+        return [
+            [(codec.label, bytes(encode_section(codec, octets, self.descriptor)))]
+            for codec in Codec
+            for octets in (raw, bytes(len(raw)))
+        ]
+
+    def run(self, case: Case) -> None:
+        for label, section in case:
+            codec = Codec.from_label(label)
+            assert codec is not None
+            try:
+                raw = decode_section(codec, section, self.descriptor)
+            except DecodeError as error:
+                assert error.name == DecodeErrorName.SECTION_LENGTH
+                continue
+            assert len(raw) == self.descriptor.section_octets()
+            if codec.lossless:
+                again = encode_section(codec, raw, self.descriptor)
+                assert decode_section(codec, again, self.descriptor) == raw

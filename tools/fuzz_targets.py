@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tools.fuzz_base import Case, Step, Target
-from tools.fuzz_decoders import Control, Data, Datagram, ManifestTarget, Payload
+from tools.fuzz_decoders import Control, Data, Datagram, ManifestTarget, Payload, Sections
 from tools.fuzz_floods import FloodTarget
 from tools.fuzz_sessions import (
     RelayTarget,
@@ -29,5 +29,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
         WebTransportTarget,
         Payload,
         ManifestTarget,
+        Sections,
     )
 }

@@ -61,7 +61,7 @@ def page() -> str:
             if limit.of is of:
                 name = limit.name
                 default = "none" if limit.default is None else f"{limit.default:_}"
-                parts.append(f"| `{name}` | {default} | {said[limit.field]} |\n")
+                parts.append(f"| `{name}` | {default} | {said[limit.name]} |\n")
     return "".join([*parts, table()])
 
 

@@ -233,7 +233,7 @@ class Directory:
         blocks, namespace = directory.find(tokens)[0]
 
     While it is open, `find` and every `Consumer` on the same session look publications up
-    without asking the network. It holds at most the session's `max_namespaces`.
+    without asking the network. It holds at most the session's `max_namespaces_told`.
     """
 
     def __init__(

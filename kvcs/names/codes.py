@@ -18,6 +18,9 @@ PAYLOAD_HEADER_OCTETS = 68
 MANIFEST_VERSION = 1
 MAX_MANIFEST_OCTETS = 16 << 20
 MAX_SEGMENT = (1 << 32) - 1
+MAX_SEGMENTS = 1024
+"""Segments that a publication has at the most, and that a manifest is read with."""
+
 MAX_BLOCKS_PER_SEGMENT = 1 << 32
 """Block Index has 32 bits."""
 

@@ -17,6 +17,7 @@ from kvcs.names.codes import (
     MANIFEST_VERSION,
     MAX_BLOCKS_PER_SEGMENT,
     MAX_MANIFEST_OCTETS,
+    MAX_SEGMENTS,
     MAX_TOKENS,
     PUBLICATION_ID_OCTETS,
     Component,
@@ -439,6 +440,10 @@ def check_consistency(manifest: Manifest) -> None:
     """
     if not manifest.segments:
         raise _bad_manifest("there is no segment")
+    if len(manifest.segments) > MAX_SEGMENTS:
+        raise _bad_manifest(
+            f"it has {len(manifest.segments)} segments, and at most {MAX_SEGMENTS} are read"
+        )
     next_block = 0
     for number, entry in enumerate(manifest.segments):
         where = f"segments[{number}]"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvcs.names.codes import MAX_SEGMENT, Component, ManifestTrack
 from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
+from moqt.track.store import TrackStore
+from moqt.values.names import FullTrackName
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
 _ANY_DATA_TRACK = re.compile(r"[a-z0-9-]{1,32}\.[a-z0-9-]{1,32}\.s(0|[1-9][0-9]{0,9})")
@@ -92,3 +95,13 @@ def raw_octets(descriptor: Descriptor, component: Component) -> int:
 
 def _bad_track_name(detail: str) -> DecodeError:
     return DecodeError(DecodeErrorName.BAD_TRACK_NAME, detail)
+
+
+class TrackServer(Protocol):
+    """Who serves tracks, as `moqt.Publisher` does."""
+
+    def add_track(self, store: TrackStore) -> None:
+        """Serve a track from now on."""
+
+    def remove_track(self, name: FullTrackName) -> None:
+        """Serve a track to no new request."""

@@ -25,6 +25,7 @@ from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
+from moqt.quic.windows import FIRST_WINDOW
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.codes import SessionErrorCode
@@ -54,6 +55,15 @@ Mtu = Annotated[
 ]
 Congestion = Annotated[
     Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
+]
+SessionWindow = Annotated[
+    int,
+    typer.Option(
+        metavar="OCTETS",
+        min=FIRST_WINDOW,
+        max=1 << 40,
+        help="What the relay may send at most beyond what was consumed here.",
+    ),
 ]
 QlogDir = Annotated[
     Path | None,

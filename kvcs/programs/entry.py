@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 from kvsp.cli.entry import start
 
 
 def publish() -> None:
     """The `kvcs-publish` script."""
-    start("kvcs.programs.publish")
+    start("kvcs.programs.prompt_publish" if _of_second_profile() else "kvcs.programs.publish")
 
 
 def subscribe() -> None:
     """The `kvcs-subscribe` script."""
-    start("kvcs.programs.subscribe")
+    start("kvcs.programs.prompt_subscribe" if _of_second_profile() else "kvcs.programs.subscribe")
 
 
 def keygen() -> None:
     """The `kvcs-keygen` script."""
     start("kvcs.programs.keygen")
+
+
+def _of_second_profile() -> bool:
+    """Whether the command line says `--profile kvcache`, which has options and a help of its own:
+    known before anything is imported."""
+    said = sys.argv[1:]
+    return "--profile=kvcache" in said or ("--profile", "kvcache") in itertools.pairwise(said)

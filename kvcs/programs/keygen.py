@@ -79,6 +79,13 @@ def token(
     every_scope: Annotated[
         bool, typer.Option("--every-scope", help="Good for every scope, for operators.")
     ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A model whose prompts it is good for in the profile kvcache; may be repeated.",
+        ),
+    ] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Good for subscribing, not for publishing.")
     ] = False,
@@ -113,22 +120,26 @@ def token(
     Exit code: 0 done, 1 a file was not made, 2 wrong usage or input files. Nothing is left
     of what was not done.
     """
-    if (scope_key_file is None) is not every_scope:
-        raise typer.BadParameter("give either --scope-key-file FILE or --every-scope")
+    limited = scope_key_file is not None or bool(model)
+    if limited is every_scope:
+        raise typer.BadParameter(
+            "give either --every-scope, or --scope-key-file FILE, --model NAME or both"
+        )
     if principals is not None and os.path.realpath(principals) == os.path.realpath(file):
         _fail(f"{file}: a token and its record go to different files", 2)
     _check_names(role or (), uri or ())
     secret = new_token()
     rights = frozenset({READ}) if read_only else RIGHTS
     try:
-        scope = EVERY_SCOPE
+        scopes = {EVERY_SCOPE: rights} if every_scope else {}
         if scope_key_file is not None:
-            scope = Scope.load(scope_key_file).scope_id.hex()
+            scopes[Scope.load(scope_key_file).scope_id.hex()] = rights
         who = Principal(
             name=principal or file.stem,
             roles=frozenset(role or ()),
             uris=frozenset(uri or ()),
-            scopes={scope: rights},
+            scopes=scopes,
+            models=dict.fromkeys(model or (), rights),
         )
         entry = principal_entry(who, [secret])
         text = principals_with(principals, entry)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
 
+from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -22,6 +24,7 @@ from kvcs.programs.common import (
     Mtu,
     QlogDir,
     ScopeKeyFile,
+    SessionWindow,
     TokenFile,
     Tokens,
     Url,
@@ -40,7 +43,8 @@ from kvcs.programs.index_options import (
     KvspIndex,
     KvspTokenFile,
 )
-from kvcs.publishing.publication import Publication, publish
+from kvcs.programs.prompt_options import KVCS, Profile, check_profile
+from kvcs.publishing.publication import Publication, Publishable, publish
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
@@ -50,12 +54,13 @@ from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.publisher import Publisher
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
+from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
-from moqt.values.errors import ConnectError, MoqtError
+from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 
 if TYPE_CHECKING:
@@ -117,7 +122,7 @@ class CountingPublisher(Publisher):
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class Settings:
     url: str
     quic: QuicConfig
     session: SessionConfig
@@ -140,6 +145,7 @@ def command(
     kv: Annotated[
         Path, typer.Option(metavar="FILE", help="KV file: safetensors, layers.<l>.k and .v.")
     ],
+    profile: Profile = KVCS,
     cafile: Cafile = None,
     token_file: TokenFile = None,
     live_delay: Annotated[
@@ -154,6 +160,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -171,6 +178,7 @@ def command(
     """The help is given to the decorator: it holds the exit codes."""
 
     async def main() -> None:
+        check_profile(profile, KVCS)
         check_url(url)
         check_cafile(cafile)
         shown = session_config(token_file)
@@ -190,13 +198,15 @@ def command(
             cafile=cafile,
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            stream_window=min(STREAM_WINDOW, session_window),
+            session_window=session_window,
             # a relay that vanished is noticed within this time, and then looked for again
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
         )
         check_logs(quic)
-        settings = _Settings(
+        settings = Settings(
             url=url,
             quic=quic,
             session=shown,
@@ -227,20 +237,20 @@ def command(
     run(PROGRAM, main, token_file=token_file)
 
 
-class _Program:
+class Produced(Publishable, Protocol):
+    """A publication, of whichever profile, while it is produced."""
+
+    @property
+    def complete(self) -> bool: ...
+    def abandon(self, reason: str) -> None: ...
+
+
+class Serving(ABC):
     """Connect, announce, produce, serve; connect again when the session is lost."""
 
-    def __init__(
-        self,
-        publication: Publication,
-        cache: KvFile,
-        settings: _Settings,
-        replicas: Replicas | None = None,
-    ) -> None:
+    def __init__(self, publication: Produced, settings: Settings) -> None:
         self._publication = publication
-        self._cache = cache
         self._settings = settings
-        self._replicas = replicas
         self._publisher = CountingPublisher()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -248,7 +258,8 @@ class _Program:
         self._announced = False
 
     async def run(self) -> None:
-        """Raises what the first try to connect or announce raises; later ones are repeated."""
+        """Raises what the first try to connect raises, and a refusal of the first announcement;
+        what is cut off in between, and everything later, is tried again."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
@@ -295,7 +306,8 @@ class _Program:
             if session is not None:
                 session.close()
                 await session.wait_closed()
-        if not self._announced or exit_code(error) is ExitCode.NOT_AUTHORIZED:
+        again = self._announced or (session is not None and _is_passing(error))
+        if not again or exit_code(error) is ExitCode.NOT_AUTHORIZED:
             raise error
         return str(error)
 
@@ -331,25 +343,11 @@ class _Program:
             note(PROGRAM, "announced again")
             return
         self._announced = True
-        publication, descriptor = self._publication, self._publication.descriptor
+        text, members = self._told()
         if self._settings.json:
-            print_json(
-                {
-                    "event": "announced",
-                    "tokens": publication.tokens,
-                    "blocks": publication.blocks,
-                    "layers": descriptor.layers,
-                    "namespace": publication.namespace.text,
-                    "publication": publication.namespace.publication_id.hex(),
-                    "url": self._settings.url,
-                }
-            )
+            print_json({"event": "announced", **members, "url": self._settings.url})
         else:
-            print(
-                f"publishing {publication.tokens} tokens ({publication.blocks} blocks, "
-                f"{descriptor.layers} layers), namespace {publication.namespace.text}",
-                flush=True,
-            )
+            print(f"publishing {text}", flush=True)
         self._start(self._produce())
         if self._settings.exit_after_idle is not None:
             self._start(self._watch_idle(self._settings.exit_after_idle))
@@ -364,23 +362,13 @@ class _Program:
             self._failure = task.exception()
             self._stop.set()
 
+    @abstractmethod
+    def _told(self) -> tuple[str, dict[str, Any]]:
+        """What is published: in words, and as members of a JSON object."""
+
+    @abstractmethod
     async def _produce(self) -> None:
-        """Put every layer, block by block, and let the sessions send in between."""
-        publication, cache = self._publication, self._cache
-        rows = publication.descriptor.block_tokens
-        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
-        for layer in range(publication.descriptor.layers):
-            if layer and self._settings.live_delay:
-                await asyncio.sleep(self._settings.live_delay)
-            k, v = cache.k(layer), cache.v(layer)
-            for block in range(publication.blocks):
-                if block % turn == 0:
-                    await asyncio.sleep(0)
-                at = slice(block * rows, (block + 1) * rows)
-                publication.put_block(layer, block, k[at], v[at])
-        if self._replicas is not None:
-            every = range(publication.descriptor.layers)
-            await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
+        """Publish all of it, and let the sessions send in between."""
 
     async def _watch_idle(self, seconds: float) -> None:
         """Stop once nothing was asked for `seconds` after the publication is complete."""
@@ -414,8 +402,65 @@ class _Program:
                     await task
 
 
+class _Program(Serving):
+    """A publication of the profile kvcs."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        cache: KvFile,
+        settings: Settings,
+        replicas: Replicas | None = None,
+    ) -> None:
+        super().__init__(publication, settings)
+        self._produced = publication
+        self._cache = cache
+        self._replicas = replicas
+
+    def _told(self) -> tuple[str, dict[str, Any]]:
+        publication = self._produced
+        layers, namespace = publication.descriptor.layers, publication.namespace
+        return (
+            f"{publication.tokens} tokens ({publication.blocks} blocks, {layers} layers), "
+            f"namespace {namespace.text}",
+            {
+                "tokens": publication.tokens,
+                "blocks": publication.blocks,
+                "layers": layers,
+                "namespace": namespace.text,
+                "publication": namespace.publication_id.hex(),
+            },
+        )
+
+    async def _produce(self) -> None:
+        """Put every layer, block by block, and let the sessions send in between."""
+        publication, cache = self._produced, self._cache
+        rows = publication.descriptor.block_tokens
+        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
+        for layer in range(publication.descriptor.layers):
+            if layer and self._settings.live_delay:
+                await asyncio.sleep(self._settings.live_delay)
+            k, v = cache.k(layer), cache.v(layer)
+            for block in range(publication.blocks):
+                if block % turn == 0:
+                    await asyncio.sleep(0)
+                at = slice(block * rows, (block + 1) * rows)
+                publication.put_block(layer, block, k[at], v[at])
+        if self._replicas is not None:
+            every = range(publication.descriptor.layers)
+            await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
+
+
 async def _result(future: asyncio.Future[_T]) -> _T:
     return await asyncio.shield(future)
+
+
+def _is_passing(error: MoqtError) -> bool:
+    """Whether a relay that was reached may take the announcement the next time: it went away, or
+    says so itself."""
+    if isinstance(error, SessionClosed):
+        return error.transport or error.code == SessionErrorCode.NO_ERROR
+    return retry_delay(error) is not None
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from kvcs.programs.common import (
     Mtu,
     QlogDir,
     ScopeKeyFile,
+    SessionWindow,
     TokenFile,
     Tokens,
     Url,
@@ -46,6 +47,7 @@ from kvcs.programs.index_options import (
     KvspIndex,
     KvspTokenFile,
 )
+from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.retrieving.assembly import NOT_NEEDED
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
@@ -58,7 +60,7 @@ from kvsp.names.errors import KvspError
 from kvsp.names.identity import Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
@@ -95,6 +97,7 @@ def command(
     compat: Compat,
     tokens: Tokens,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The KV file to write.")],
+    profile: Profile = KVCS,
     cafile: Cafile = None,
     token_file: TokenFile = None,
     layers: Annotated[
@@ -124,6 +127,7 @@ def command(
     ] = 60,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     kvsp: KvspIndex = None,
@@ -143,6 +147,7 @@ def command(
 
     async def main() -> None:
         deadline = asyncio.get_running_loop().time() + timeout
+        check_profile(profile, KVCS)
         check_url(url)
         check_cafile(cafile)
         shown = session_config(token_file)
@@ -161,6 +166,8 @@ def command(
             cafile=cafile,
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            stream_window=min(STREAM_WINDOW, session_window),
+            session_window=session_window,
             idle_timeout=IDLE_TIMEOUT,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

@@ -5,27 +5,36 @@
     for layer in range(descriptor.layers):
         publication.put_layer(layer, k, v)
 
+A cache that is computed in several passes has a segment for each (KVCS "Groups"):
+
+    publication = Publication(scope, descriptor, chunk, growing=True)
+    ...                                   # every layer of the chunk, as above
+    publication.extend(next_chunk)        # and every layer of that one, and so on
+    publication.finish()
+
 `Publication` owns no I/O: it fills `moqt` TrackStores, which any number of sessions serve.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
+from weakref import WeakSet
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, Component, ManifestTrack
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, Component, ManifestTrack
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
-from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, publisher_priority
+from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publisher_priority
 from kvsp.blocks.layout import Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
-from moqt.values.names import FullTrackName, Location
+from moqt.values.names import FullTrackName, Location, TrackNamespace
 
 DEFAULT_CACHE_MS: Final = 600_000
 """MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
@@ -33,29 +42,48 @@ DEFAULT_CACHE_MS: Final = 600_000
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track")."""
 
-_SEGMENT: Final = 0
 _COMPONENTS: Final = (Component.K, Component.V)
 _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
 """Octets of one digest in a manifest: its digits, two quotes and a comma."""
 
 
-class Publication:
-    """One production of the KV cache of a token prefix, as three tracks.
+@dataclass(slots=True)
+class _Segment:
+    """The segment in production: what is due, and the digests of its layer so far."""
 
-    `k.raw.s0` and `v.raw.s0` get one Group per layer and one Object per block, `manifest`
-    one Group per version. The first manifest version is there from the beginning. Objects
-    are put in layer order, and in block order within a layer; each can be sent at once.
-    The arrays are kept by reference, never copied: they must not change any more.
+    number: int
+    first_block: int
+    blocks: int
+    stores: dict[DataTrack, TrackStore]
+    digests: dict[DataTrack, list[bytes]]
+    layer: int = 0
+    block: int = 0
+
+
+class Publication:
+    """One production of the KV cache of a token prefix, as tracks.
+
+    Each segment has its own, `k.raw.s0` and `v.raw.s0` the first: one Group per layer and one
+    Object per block. `manifest` has one Group per version; the first is there from the beginning,
+    and one that names a segment before any Object of it. Objects are put in layer order, and in
+    block order within a layer; each can be sent at once. The arrays are kept by reference, never
+    copied: they must not change any more.
+
+    There is one segment, and the publication ends with its last layer, unless it is `growing`:
+    then `extend` begins the next one and `finish` ends the publication. Nothing here waits: every
+    method can be called from a coroutine.
     """
 
     namespace: PublicationNamespace
-    """Its Track Namespace, with a fresh random Publication ID."""
+    """Its Track Namespace, with a fresh random Publication ID; the Anchor Key is that of the
+    first segment."""
 
     blocks: int
-    """Complete blocks of the prefix."""
+    """Complete blocks of all segments so far."""
 
     tracks: tuple[TrackStore, ...]
-    """The stores of manifest, K and V, to be served by any `moqt` Publisher."""
+    """The stores of the manifest and of every segment's K and V so far, to be served by any
+    `moqt` Publisher (`serve`)."""
 
     def __init__(
         self,
@@ -63,12 +91,14 @@ class Publication:
         descriptor: Descriptor,
         tokens: Tokens,
         *,
+        growing: bool = False,
         cache_ms: int = DEFAULT_CACHE_MS,
         deterministic: bool = False,
         manifest_every: int = MANIFEST_EVERY,
     ) -> None:
-        """`tokens` are the ids of the prefix; those after the last complete block are not
-        published. `cache_ms` is how long relays may keep the Objects. `deterministic` is a
+        """`tokens` are the ids of the first segment; those after the last complete block are not
+        published, or begin the next segment. `growing`: there may be further segments, until
+        `finish`. `cache_ms` is how long relays may keep the Objects. `deterministic` is a
         promise that every publication of this prefix has bit-identical Objects.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
@@ -85,48 +115,59 @@ class Publication:
                 f"{descriptor.block_tokens} tokens"
             )
         self.descriptor = descriptor
-        self.blocks = len(keys)
+        self.blocks = 0
         self.complete = False
         """Whether every layer is there and the tracks have ended."""
-        _check_manifest_size(descriptor, self.blocks)
         self.namespace = PublicationNamespace.create(scope.scope_id, descriptor.compat_id, keys[-1])
+        self._scope = scope
+        self._growing = growing
         self._manifest_every = manifest_every
         self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
-        self._builder.add_segment(keys, [(component, Codec.RAW) for component in _COMPONENTS])
-        properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
-
-        def store(name: bytes) -> TrackStore:
-            return TrackStore(FullTrackName(self.namespace.fields, name), properties)
-
-        self._manifest = store(ManifestTrack.MANIFEST.encode())
-        self._data = {
-            DataTrack(component, Codec.RAW.label, _SEGMENT): store(
-                DataTrack(component, Codec.RAW.label, _SEGMENT).name
-            )
-            for component in _COMPONENTS
-        }
-        self.tracks = (self._manifest, *self._data.values())
+        self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
+        self._manifest = self._store(ManifestTrack.MANIFEST.encode())
+        self.tracks = (self._manifest,)
+        self._serving: WeakSet[TrackServer] = WeakSet()
         self._version = 0
-        self._layer = 0
-        self._block = 0
         self._ended = False
-        self._digests: dict[DataTrack, list[bytes]] = {track: [] for track in self._data}
-        self._publish_manifest()
+        self._rest: list[int] = []
+        self._last_key: bytes
+        self._segment: _Segment
+        self._begin(keys, tokens)
 
     @property
     def tokens(self) -> int:
-        """Tokens published: those of the complete blocks."""
+        """Tokens published, of all segments so far: those of the complete blocks."""
         return self.blocks * self.descriptor.block_tokens
 
     @property
+    def segment(self) -> int:
+        """The number of the segment begun last."""
+        return self._segment.number
+
+    @property
+    def first_token(self) -> int:
+        """The position of the first token of the segment begun last: of row 0 of its layers."""
+        return self._segment.first_block * self.descriptor.block_tokens
+
+    @property
+    def segment_blocks(self) -> int:
+        """Blocks of the segment begun last."""
+        return self._segment.blocks
+
+    @property
     def next_object(self) -> tuple[int, int] | None:
-        """(layer, block) to be put next, or None when the publication has ended."""
-        return None if self._ended else (self._layer, self._block)
+        """(layer, block) of the segment to be put next; None when the segment has every layer,
+        and when the publication has ended."""
+        segment = self._segment
+        if self._ended or segment.layer == self.descriptor.layers:
+            return None
+        return segment.layer, segment.block
 
     def put_block(self, layer: int, block: int, k: Tensor, v: Tensor) -> None:
         """Publish one block of one layer; its two Objects can go out at once.
 
-        `k` and `v` are `[block_tokens, kv_heads, head_dim]`, C-contiguous, little-endian,
+        `block` counts from the first of the segment. `k` and `v` are
+        `[block_tokens, kv_heads, head_dim]`, C-contiguous, little-endian,
         of the descriptor's element type; they are referred to, not copied.
         Raises MisuseError, naming layer and block, when another Object is due or an array
         does not fit; nothing is published then.
@@ -141,20 +182,55 @@ class Publication:
         self._put(layer, block, block_section(k, 0, len(k)), block_section(v, 0, len(v)))
 
     def put_layer(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Publish a whole layer: `k` and `v` are `[tokens, kv_heads, head_dim]`.
+        """Publish a whole layer of the segment: `k` and `v` are `[tokens, kv_heads, head_dim]`,
+        row 0 being that of `first_token`.
 
         Rows after the last complete block are left out. Raises MisuseError as `put_block`.
         """
+        rows, blocks = self.descriptor.block_tokens, self._segment.blocks
         for name, tensor in (("k", k), ("v", v)):
             self._check(tensor, f"layer {layer}: {name}")
-            if tensor.shape[0] < self.tokens:
+            if tensor.shape[0] < blocks * rows:
                 raise MisuseError(
                     f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
-                    f"{self.tokens} are to be published"
+                    f"{blocks * rows} are to be published, from token {self.first_token} on"
                 )
-        rows = self.descriptor.block_tokens
-        for block in range(self.blocks):
+        for block in range(blocks):
             self._put(layer, block, block_section(k, block, rows), block_section(v, block, rows))
+
+    def extend(self, tokens: Tokens) -> int:
+        """Begin the next segment, of the tokens that follow; returns how many blocks it has.
+
+        Tokens that filled no block so far come first: the segment begins at `first_token`, and
+        so do the arrays of its layers. When all of them together fill no block, 0 is returned,
+        there is no new segment, and they are kept for the next call; `finish` leaves them out.
+
+        Raises MisuseError when the publication is not `growing` or has ended, and before the last
+        layer of the segment; DecodeError `bad-token`; KvcsError when there would be more than
+        `MAX_SEGMENTS` segments or the manifest too large. Nothing has changed then.
+        """
+        self._check_between("extended")
+        check_tokens(tokens)
+        following = [*self._rest, *tokens]
+        keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
+        if not keys:
+            self._rest = following
+            return 0
+        if self.segment + 1 == MAX_SEGMENTS:
+            raise KvcsError(
+                f"the publication has {MAX_SEGMENTS} segments, and no more are allowed: "
+                "finish it, or extend it by more tokens at a time"
+            )
+        self._begin(keys, following)
+        return len(keys)
+
+    def finish(self) -> None:
+        """End a `growing` publication: no further segment comes.
+
+        Tokens that fill no block are not published. Raises MisuseError as `extend`.
+        """
+        self._check_between("finished")
+        self._end()
 
     def abandon(self, reason: str = "the publication was stopped") -> None:
         """Stop a publication that will not be completed; harmless after its end.
@@ -166,9 +242,66 @@ class Publication:
             return
         self._ended = True
         for store in self.tracks:
-            store.finish(PublishDoneCode.INTERNAL_ERROR, reason)
+            if not store.ended:
+                store.finish(PublishDoneCode.INTERNAL_ERROR, reason)
+
+    def serve(self, publisher: TrackServer) -> None:
+        """Serve every track by `publisher`, also those of segments to come."""
+        self._serving.add(publisher)
+        for store in self.tracks:
+            publisher.add_track(store)
+
+    def withdraw(self, publisher: TrackServer) -> None:
+        """Serve nothing by `publisher` any more; harmless when it does not."""
+        self._serving.discard(publisher)
+        for store in self.tracks:
+            publisher.remove_track(store.name)
 
     # -- inside --------------------------------------------------------------------------
+
+    def _check_between(self, what: str) -> None:
+        """Raises MisuseError unless the last segment is whole and there may be another."""
+        if self._ended:
+            raise MisuseError(
+                f"the publication cannot be {what}: it has ended"
+                + ("" if self._growing else ", with its last layer, as it is not growing=True")
+            )
+        if not self._growing:
+            raise MisuseError(
+                f"the publication cannot be {what}: it has one segment and ends with the last "
+                "layer; make it with growing=True for more"
+            )
+        due = self.next_object
+        if due is not None:
+            raise MisuseError(
+                f"the publication cannot be {what} yet: layer {due[0]}, block {due[1]} of segment "
+                f"{self.segment} is due, and its last layer is {self.descriptor.layers - 1}"
+            )
+
+    def _store(self, name: bytes) -> TrackStore:
+        return TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
+
+    def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
+        """Begin a segment: its tracks are served before the manifest names them."""
+        descriptor = self.descriptor
+        _check_manifest_size(descriptor, self.blocks + len(keys))
+        number = self._builder.add_segment(keys, [(each, Codec.RAW) for each in _COMPONENTS])
+        names = [DataTrack(component, Codec.RAW.label, number) for component in _COMPONENTS]
+        self._segment = _Segment(
+            number,
+            self.blocks,
+            len(keys),
+            {track: self._store(track.name) for track in names},
+            {track: [] for track in names},
+        )
+        self.blocks += len(keys)
+        self._last_key = keys[-1]
+        self._rest = list(tokens[len(keys) * descriptor.block_tokens :])
+        self.tracks += tuple(self._segment.stores.values())
+        for publisher in tuple(self._serving):
+            for store in self._segment.stores.values():
+                publisher.add_track(store)
+        self._publish_manifest()
 
     def _check(self, tensor: Tensor, where: str) -> None:
         try:
@@ -177,57 +310,60 @@ class Publication:
             raise MisuseError(f"{where}: {error}") from None
 
     def _put(self, layer: int, block: int, k: memoryview, v: memoryview) -> None:
-        if self._ended:
-            raise MisuseError(f"layer {layer}, block {block}: the publication has ended")
-        if (layer, block) != (self._layer, self._block):
+        segment, descriptor = self._segment, self.descriptor
+        if self._ended or segment.layer == descriptor.layers:
+            what = "the publication has ended"
+            if not self._ended:
+                what = f"segment {segment.number} has every layer: extend or finish the publication"
+            raise MisuseError(f"layer {layer}, block {block}: {what}")
+        if (layer, block) != (segment.layer, segment.block):
             raise MisuseError(
                 f"layer {layer}, block {block} is out of order: "
-                f"layer {self._layer}, block {self._block} is due"
+                f"layer {segment.layer}, block {segment.block} is due"
             )
-        descriptor = self.descriptor
         priority = publisher_priority(layer, descriptor.layers)
-        for (track, store), data in zip(self._data.items(), (k, v), strict=True):
+        for (track, store), data in zip(segment.stores.items(), (k, v), strict=True):
             digest = data_digest(data)
             header = encode_header(
                 component=track.component,
                 layer=layer,
                 block=block,
-                token_start=block * descriptor.block_tokens,
+                token_start=(segment.first_block + block) * descriptor.block_tokens,
                 token_count=descriptor.block_tokens,
                 codec=Codec.RAW,
                 data_length=self._section,
                 data_digest=digest,
             )
             store.append(layer, block, (header, data), priority=priority)
-            self._digests[track].append(digest)
-        self._block += 1
-        if self._block == self.blocks:
-            self._end_layer(priority)
+            segment.digests[track].append(digest)
+        segment.block += 1
+        if segment.block == segment.blocks:
+            self._end_layer(segment, priority)
 
-    def _end_layer(self, priority: int) -> None:
-        layer = self._layer
-        for track, store in self._data.items():
-            _end_group(store, Location(layer, self.blocks), priority)
-            self._builder.add_group(track, layer, self._digests[track])
-            self._digests[track] = []
-        self._layer, self._block = layer + 1, 0
-        if self._layer == self.descriptor.layers:
-            self._end()
-        elif self._layer % self._manifest_every == 0:
+    def _end_layer(self, segment: _Segment, priority: int) -> None:
+        layer = segment.layer
+        for track, store in segment.stores.items():
+            _end_group(store, Location(layer, segment.blocks), priority)
+            self._builder.add_group(track, layer, segment.digests[track])
+            segment.digests[track] = []
+        segment.layer, segment.block = layer + 1, 0
+        if segment.layer == self.descriptor.layers:
+            self._end_segment(segment)
+        elif segment.layer % self._manifest_every == 0:
             self._publish_manifest()
 
-    def _end(self) -> None:
-        """The final manifest first, then the end of every track."""
-        self._builder.complete(_SEGMENT)
+    def _end_segment(self, segment: _Segment) -> None:
+        """The manifest that says so first, then the end of the tracks."""
+        self._builder.complete(segment.number)
         self._publish_manifest()
+        for store in segment.stores.values():
+            _end_track(store, segment.layer)
+        if not self._growing:
+            self._end()
+
+    def _end(self) -> None:
         self._ended = self.complete = True
-        for store, group in (
-            *((store, self._layer) for store in self._data.values()),
-            (self._manifest, self._version),
-        ):
-            store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
-            store.finish_subgroup(group, 0)
-            store.finish(PublishDoneCode.TRACK_ENDED)
+        _end_track(self._manifest, self._version)
 
     def _publish_manifest(self) -> None:
         octets = self._builder.build().to_json()
@@ -236,16 +372,32 @@ class Publication:
         self._version += 1
 
 
-async def publish(session: MoqtSession, publication: Publication) -> PublishedNamespace:
-    """Serve a publication on a session and announce its five-field namespace.
+class _Named(Protocol):
+    @property
+    def fields(self) -> TrackNamespace: ...
+
+
+class Publishable(Protocol):
+    """What can be served and announced: a `Publication`, or one of another profile."""
+
+    @property
+    def namespace(self) -> _Named: ...
+
+    def serve(self, publisher: TrackServer) -> None:
+        """Serve every track by `publisher`, also those to come."""
+
+    def withdraw(self, publisher: TrackServer) -> None:
+        """Serve nothing by `publisher` any more; harmless when it does not."""
+
+
+async def publish(session: MoqtSession, publication: Publishable) -> PublishedNamespace:
+    """Serve a publication on a session and announce its whole namespace.
 
     It stays announced until `unpublish`, or the session ends; on a new session, publish it
     again. Raises moqt RequestError when the peer refuses the namespace, SessionClosed,
     MisuseError when the session has no Publisher; nothing is served then.
     """
-    publisher = session.publisher
-    for store in publication.tracks:
-        publisher.add_track(store)
+    publication.serve(session.publisher)
     try:
         return await session.publish_namespace(publication.namespace.fields)
     except BaseException:
@@ -254,7 +406,7 @@ async def publish(session: MoqtSession, publication: Publication) -> PublishedNa
 
 
 def unpublish(
-    session: MoqtSession, publication: Publication, announced: PublishedNamespace | None = None
+    session: MoqtSession, publication: Publishable, announced: PublishedNamespace | None = None
 ) -> None:
     """Serve the publication to no new request of the session, and let go of its arrays.
 
@@ -262,13 +414,18 @@ def unpublish(
     """
     if announced is not None:
         announced.withdraw()
-    for store in publication.tracks:
-        session.publisher.remove_track(store.name)
+    publication.withdraw(session.publisher)
 
 
 def _end_group(store: TrackStore, location: Location, priority: int) -> None:
     store.mark_end(location, ObjectStatus.END_OF_GROUP, priority=priority)
     store.finish_subgroup(location.group, 0)
+
+
+def _end_track(store: TrackStore, group: int) -> None:
+    store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
+    store.finish_subgroup(group, 0)
+    store.finish(PublishDoneCode.TRACK_ENDED)
 
 
 def _check_manifest_size(descriptor: Descriptor, blocks: int) -> None:

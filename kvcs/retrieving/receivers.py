@@ -16,6 +16,7 @@ from moqt.receiving.receiver import (
     IncomingStream,
     ObjectReceiver,
 )
+from moqt.requests import OutgoingFetch
 from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
@@ -230,6 +231,8 @@ class FetchReceiver(DataReceiver):
         self.start = start
         self.end = end
         self.again = again
+        self.request: OutgoingFetch | None = None
+        """None while it waits to be made."""
         self.useful = False
         """It brought an Object that was needed."""
         self.answered = False

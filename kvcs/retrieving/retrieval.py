@@ -354,19 +354,18 @@ class Retrieval:
             self._data_requests = [
                 r for r in self._data_requests if r.state is not RequestState.CLOSED
             ]
-            self._data_requests.append(
-                self.session.fetch(
-                    state.name,
-                    receiver,
-                    Parameters(
-                        location_filter=LocationFilter.groups(start.group, end.group)
-                        if whole_groups
-                        else LocationFilter.range(start, end),
-                        group_order=GroupOrder.ASCENDING,
-                        range_filters=self._filters(state.track),
-                    ),
-                )
+            receiver.request = self.session.fetch(
+                state.name,
+                receiver,
+                Parameters(
+                    location_filter=LocationFilter.groups(start.group, end.group)
+                    if whole_groups
+                    else LocationFilter.range(start, end),
+                    group_order=GroupOrder.ASCENDING,
+                    range_filters=self._filters(state.track),
+                ),
             )
+            self._data_requests.append(receiver.request)
 
         self.later(delay, make)
 
@@ -527,6 +526,8 @@ class Retrieval:
             return self.quiet + STALL
         why = f"nothing came for {STALL:g} s"
         if fetch is not None:
+            assert fetch.request is not None, "it was answered"
+            fetch.request.cancel()
             self.fetch_over(fetch, why)
         elif self.assembly.entry(state.track).complete:
             state.silent = now

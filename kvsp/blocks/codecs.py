@@ -6,10 +6,11 @@ A section is encoded from, and decoded to, its raw octets (layout "kvsp-layout-1
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+import zstandard
 
 from kvsp.blocks.layout import Octets, octets_of, section_tensor
 from kvsp.names.codes import Codec, DecodeErrorName
@@ -18,6 +19,10 @@ from kvsp.names.identity import Descriptor
 
 _Q8_MAX = 127
 _SCALE_OCTETS = 4
+
+_ZSTD_LEVEL: Final = 3
+_ZSTD_LEAST_WINDOW: Final = 1024
+"""No frame can say a smaller window, unless it is a single segment (RFC 8878 3.1.1.1.2)."""
 
 
 def known_codec(value: int) -> Codec:
@@ -54,11 +59,7 @@ def encode_section(codec: Codec, raw: Octets, descriptor: Descriptor) -> memoryv
     _check_raw(len(octets), descriptor)
     if codec is Codec.RAW:
         return octets
-    section = (
-        memoryview(zlib.compress(octets, 1))
-        if codec is Codec.X_ZLIB
-        else _quantize(section_tensor(octets, descriptor))
-    )
+    section = _ENCODERS[codec](octets, descriptor)
     if len(section) not in section_bounds(codec, descriptor):
         raise DecodeError(
             DecodeErrorName.CODEC_UNSUPPORTED,
@@ -70,8 +71,9 @@ def encode_section(codec: Codec, raw: Octets, descriptor: Descriptor) -> memoryv
 def decode_section(codec: Codec, section: Octets, descriptor: Descriptor) -> memoryview:
     """The raw octets of one block's section; for `raw` the section itself.
 
-    Never inflates further than one octet past the raw length. A lossy codec gives the
-    nearest element of the descriptor's type. Raises DecodeError `section-length` when
+    Takes no more memory than raw sections do, whatever the section says: nothing is inflated
+    further than one octet past the raw length. A lossy codec gives the nearest element of the
+    descriptor's type. Raises DecodeError `section-length` when
     the section does not decode to exactly the raw length, `codec-unsupported` for a
     descriptor that cannot be read raw.
     """
@@ -79,9 +81,7 @@ def decode_section(codec: Codec, section: Octets, descriptor: Descriptor) -> mem
     if codec is Codec.RAW:
         _check_raw(len(octets), descriptor)
         return octets
-    if codec is Codec.X_ZLIB:
-        return _inflate(octets, descriptor.section_octets())
-    return octets_of(_dequantize(octets, descriptor))
+    return _DECODERS[codec](octets, descriptor)
 
 
 def transcode_section(
@@ -110,7 +110,12 @@ def _wrong_length(detail: str) -> DecodeError:
 # --- x-zlib --------------------------------------------------------------------------
 
 
-def _inflate(section: memoryview, raw_octets: int) -> memoryview:
+def _deflate(raw: memoryview, descriptor: Descriptor) -> memoryview:
+    return memoryview(zlib.compress(raw, 1))
+
+
+def _inflate(section: memoryview, descriptor: Descriptor) -> memoryview:
+    raw_octets = descriptor.section_octets()
     stream = zlib.decompressobj()
     try:
         # one octet more is asked for, to tell the right length from a longer one
@@ -126,12 +131,46 @@ def _inflate(section: memoryview, raw_octets: int) -> memoryview:
     return memoryview(raw)
 
 
+# --- x-zstd --------------------------------------------------------------------------
+# one frame (RFC 8878) of the shuffled section: the first octets of all elements, then the
+# second ones, and so on. The frame says its content size and needs no dictionary; its window
+# is no larger than the raw section.
+
+
+def _pack(raw: memoryview, descriptor: Descriptor) -> memoryview:
+    elements = np.frombuffer(raw, np.uint8).reshape(-1, descriptor.dtype.itemsize)
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True)
+    return memoryview(compressor.compress(octets_of(np.ascontiguousarray(elements.T))))
+
+
+def _unpack(section: memoryview, descriptor: Descriptor) -> memoryview:
+    raw_octets = descriptor.section_octets()
+    if section[:4] != zstandard.FRAME_HEADER:  # a skippable frame has another one
+        raise _wrong_length("no zstd frame")
+    # what the frame says is looked at before anything is allocated for it
+    try:
+        frame = zstandard.get_frame_parameters(section)
+        if frame.content_size != raw_octets:
+            raise _wrong_length(f"the zstd frame is not one of {raw_octets} octets")
+        if frame.window_size > max(raw_octets, _ZSTD_LEAST_WINDOW):
+            raise _wrong_length(f"the zstd frame wants a window of {frame.window_size} octets")
+        if frame.dict_id:
+            raise _wrong_length("the zstd frame wants a dictionary")
+        shuffled = zstandard.ZstdDecompressor().decompress(section, allow_extra_data=False)
+    except zstandard.ZstdError:
+        raise _wrong_length(f"no zstd frame of {raw_octets} octets and nothing else") from None
+    if len(shuffled) != raw_octets:
+        raise _wrong_length(f"the zstd frame ends after {len(shuffled)} of {raw_octets} octets")
+    elements = np.frombuffer(shuffled, np.uint8).reshape(descriptor.dtype.itemsize, -1)
+    return octets_of(np.ascontiguousarray(elements.T))
+
+
 # --- x-q8 ----------------------------------------------------------------------------
 # per token and head: a scale (fp32, little-endian), then head_dim int8; value = scale * q
 
 
-def _quantize(tensor: NDArray[Any]) -> memoryview:
-    values = tensor.astype(np.float32)
+def _quantize(raw: memoryview, descriptor: Descriptor) -> memoryview:
+    values = section_tensor(raw, descriptor).astype(np.float32)
     peak = np.abs(values).max(axis=2, keepdims=True)
     if not np.isfinite(peak).all():
         raise DecodeError(
@@ -150,7 +189,7 @@ def _quantize(tensor: NDArray[Any]) -> memoryview:
     return octets_of(rows)
 
 
-def _dequantize(section: memoryview, descriptor: Descriptor) -> NDArray[Any]:
+def _dequantize(section: memoryview, descriptor: Descriptor) -> memoryview:
     heads, dim, dtype = descriptor.kv_heads, descriptor.head_dim, descriptor.dtype
     descriptor.section_octets()  # refuses another layout
     expected = descriptor.block_tokens * heads * (_SCALE_OCTETS + dim)
@@ -165,4 +204,18 @@ def _dequantize(section: memoryview, descriptor: Descriptor) -> NDArray[Any]:
         if dtype.kind == "i":
             limits = np.iinfo(np.int8)
             values = np.clip(np.rint(np.nan_to_num(values)), limits.min, limits.max)
-        return values.astype(dtype)
+        return octets_of(values.astype(dtype))
+
+
+_Recode = Callable[[memoryview, Descriptor], memoryview]
+
+_ENCODERS: Final[dict[Codec, _Recode]] = {
+    Codec.X_ZLIB: _deflate,
+    Codec.X_Q8: _quantize,
+    Codec.X_ZSTD: _pack,
+}
+_DECODERS: Final[dict[Codec, _Recode]] = {
+    Codec.X_ZLIB: _inflate,
+    Codec.X_Q8: _dequantize,
+    Codec.X_ZSTD: _unpack,
+}

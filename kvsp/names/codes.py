@@ -114,6 +114,7 @@ class Codec(IntEnum):
     RAW = 0x0001
     X_ZLIB = 0xF001
     X_Q8 = 0xF002
+    X_ZSTD = 0xF003
 
     @property
     def label(self) -> str:

@@ -21,6 +21,9 @@ NO_ANSWER = (
 )
 """What to look at when a handshake is not completed in time."""
 
+STREAM_WINDOW = 32 << 20
+SESSION_WINDOW = 64 << 20
+
 DEFAULT_ALPN = ("moqt-22",)
 
 
@@ -53,10 +56,15 @@ class QuicConfig:
     handshake_timeout: float = 10.0
     """Seconds a handshake may take."""
 
-    stream_window: int = 2 << 20
-    """Receive credit per stream beyond what the application has consumed."""
-    session_window: int = 32 << 20
-    """Receive credit over all streams beyond what the application has consumed."""
+    stream_window: int = STREAM_WINDOW
+    """Receive credit per stream beyond what the application has consumed, at most: it begins with
+    4 MiB and grows to four times what comes in a round trip, up to half of the session's."""
+    session_window: int = SESSION_WINDOW
+    """Receive credit over all streams beyond what the application has consumed, at most: it begins
+    with 16 MiB and grows likewise."""
+    window_memory: int = 1 << 30
+    """Receive credit of all connections of the process together, 256 KiB of each not counted. An
+    address has as much as is left at most, a connection a quarter of what its address may have."""
     max_streams_bidi: int = 128
     """Bidirectional streams granted to the peer at first, and at least so many beyond those it
     has opened: as many more as it has open, up to `max_open_streams_bidi`."""
@@ -87,9 +95,9 @@ class QuicConfig:
     buckets; 0 sends none."""
     max_reassembly: int | None = None
     """Octets held over all streams because something before them is missing, 128 more for each
-    piece: a connection with more is closed. None is one and a half session windows, which only
-    a peer that sends crumbs can exceed."""
-    max_pieces: int = 8192
+    piece: a connection with more is closed. None is one and a half times the session's window as
+    it is, which only a peer that sends crumbs can exceed."""
+    max_pieces: int = 65_536
     """Pieces held out of order on one stream: a connection with more on one is closed."""
     socket_buffer: int = 4 << 20
     """SO_RCVBUF and SO_SNDBUF asked for; the kernel may give less."""
@@ -145,6 +153,7 @@ class QuicConfig:
             "session_window must not be smaller than stream_window",
         )
         check(self.session_window < 1 << 60, "session_window must be below 2^60")
+        check(self.window_memory >= 0, "window_memory must not be negative")
         for kind in ("streams_bidi", "streams_uni"):
             for name in (f"max_{kind}", f"max_open_{kind}"):
                 check(0 <= getattr(self, name) < 1 << 20, f"{name} must be between 0 and 2^20 - 1")

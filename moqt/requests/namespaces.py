@@ -93,11 +93,11 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
                 self.expires(message.parameters)
             case Namespace():
                 namespace = self.prefix + message.suffix
-                limit = self.session.config.max_namespaces
+                limit = self.session.config.max_namespaces_told
                 if namespace in self.namespaces:
                     return
                 if len(self.namespaces) >= limit:
-                    self.session.requests.at_limit("max_namespaces", limit)
+                    self.session.requests.at_limit("max_namespaces_told", limit)
                     raise RequestError(
                         RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {limit} namespaces"
                     )

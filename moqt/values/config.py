@@ -38,7 +38,7 @@ class SessionConfig:
     EXCESSIVE_LOAD. None waits for ever."""
     max_track_aliases: int = 32_768
     """Track Aliases of the peer in use; a PUBLISH beyond gets EXCESSIVE_LOAD."""
-    max_namespaces: int = 65_536
+    max_namespaces_told: int = 65_536
     """Namespaces one SUBSCRIBE_NAMESPACE of ours may be told."""
     max_held_octets: int = 4 << 20
     """Octets held for streams that came before SETUP or before their Track Alias; as many may be

@@ -1,9 +1,9 @@
 """Bearer tokens as a relay's policy: who holds which right in which scope.
 
-The unit of authorization is the prefix ("kvcs-1", Scope ID) (KVCS "Track Namespace"); whatever
-is not under such a prefix needs the right in every scope. A token of type 0 is looked up in the
-file of principals, which KVSP services read too: this is the one place of the relay that knows
-anything of KVSP, and it knows no more than that file.
+The unit of authorization is the prefix ("kvcs-1", Scope ID) (KVCS "Track Namespace"), and that
+of "KVCache over MoQT", tag and model; whatever is under neither needs the right in every scope.
+A token of type 0 is looked up in the file of principals, which KVSP services read too: this is
+the one place of the relay that knows anything of KVSP, and it knows no more than that file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvsp.principals import (
+    Principal,
     Principals,
     Right,
     load_principals,
@@ -32,6 +33,7 @@ logger = logging.getLogger("relay")
 
 PREFIX: Final = b"kvcs-1"
 SCOPE_ID_OCTETS: Final = 16
+MODELS_PREFIX: Final = b"moq://kvcache.moq.arpa/v1/"
 TOKEN_TYPE: Final = 0
 """Agreed out of band (MOQT "Authorization Token")."""
 
@@ -87,10 +89,10 @@ class TokenPolicy:
         namespace: TrackNamespace,
         tokens: tuple[Token, ...] = (),
     ) -> bool:
-        right, scope_id = RIGHTS[action], _scope_id(namespace)
+        right = RIGHTS[action]
         shown = {value for type_, value in (*tokens, *session.peer_tokens) if type_ == TOKEN_TYPE}
         known = [self._principals.by_token(token) for token in shown]
-        allowed = any(who is not None and who.may(scope_id, right) for who in known)
+        allowed = any(who is not None and _may(who, namespace, right) for who in known)
         self.denied += not allowed
         return allowed
 
@@ -99,8 +101,13 @@ class TokenPolicy:
         return None
 
 
-def _scope_id(namespace: TrackNamespace) -> bytes | None:
-    """The scope a right is needed in; None for all of them, when it is not just one."""
-    if len(namespace) > 1 and namespace[0] == PREFIX and len(namespace[1]) == SCOPE_ID_OCTETS:
-        return namespace[1]
-    return None
+def _may(who: Principal, namespace: TrackNamespace, right: Right) -> bool:
+    """Whether it has the right in the scope, or for the model, of a namespace; in all of them
+    when the namespace is not of just one."""
+    tag, unit = namespace[:2] if len(namespace) > 1 else (b"", b"")
+    if tag == PREFIX and len(unit) == SCOPE_ID_OCTETS:
+        return who.may(unit, right)
+    if tag == MODELS_PREFIX:
+        # what is no text is the name of no model
+        return who.may_of_model(unit.decode("utf-8", "replace"), right)
+    return who.may(None, right)

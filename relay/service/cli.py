@@ -358,7 +358,7 @@ def _check_reset_key(path: Path) -> None:
         load_key(path)
     except OSError as error:
         raise _Usage(f"--reset-key: {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, MoqtError) as error:
         raise _Usage(f"--reset-key: {error}") from None
 
 

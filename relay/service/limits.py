@@ -18,7 +18,7 @@ SESSION = (
     "max_queued_requests",
     "stream_timeout",
     "max_track_aliases",
-    "max_namespaces",
+    "max_namespaces_told",
     "max_held_octets",
     "max_filter_ranges",
     "max_request_updates",
@@ -40,6 +40,7 @@ QUIC = (
     "max_open_streams_uni",
     "stream_window",
     "session_window",
+    "window_memory",
     "max_reassembly",
     "max_pieces",
     "max_datagram_queue",
@@ -48,8 +49,6 @@ QUIC = (
     "handshake_timeout",
     "qlog_max_octets",
 )
-RENAMED = {"max_namespaces": "max_namespaces_told"}
-"""Limits of sessions whose names a limit of the relay has already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class Limit:
 
     name: str
     of: type
-    field: str
     default: float | None
 
 
@@ -73,11 +71,10 @@ def _limits() -> dict[str, Limit]:
         for field in every:
             if field.name == "cache_octets" or (names is not None and field.name not in names):
                 continue  # the cache has an option of its own
-            name = RENAMED.get(field.name, field.name) if of is SessionConfig else field.name
-            assert name not in found and field.default is not MISSING
+            assert field.name not in found and field.default is not MISSING
             default = field.default
             assert default is None or isinstance(default, int | float)
-            found[name] = Limit(name, of, field.name, default)
+            found[field.name] = Limit(field.name, of, default)
     return found
 
 
@@ -105,7 +102,7 @@ class Chosen:
                 )
             if not equals:
                 raise ValueError(f"{name} needs a value: write {name}={limit.default}")
-            self._values[limit.of][limit.field] = _number(limit, text)
+            self._values[limit.of][limit.name] = _number(limit, text)
 
     @property
     def relay(self) -> dict[str, Any]:

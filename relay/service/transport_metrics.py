@@ -20,6 +20,8 @@ GAUGES = {
     "reassembly_octets": "Octets held out of order, over all connections.",
     "in_flight_octets": "Octets sent and not yet acknowledged, over all connections.",
     "window_octets": "What may be under way, over all connections.",
+    "receive_window_octets": "What peers may send beyond what was consumed, over all "
+    "connections of the process, 256 KiB of each not counted.",
     "bandwidth_octets": "Octets a second that paths are thought to carry, over all connections.",
 }
 COUNTERS = {
@@ -38,6 +40,8 @@ COUNTERS = {
     "webtransport_sessions": "WebTransport sessions established.",
     "webtransport_sessions_refused": "WebTransport sessions refused.",
     "webtransport_streams_refused": "Streams of no WebTransport session.",
+    "receive_windows_denied": "Times that a peer could have sent faster and its window did not "
+    "grow, for the sake of stream_window, session_window or window_memory.",
     "log_events_dropped": "Events the logs of ended connections could not take.",
 }
 RTT = "rtt_seconds"
@@ -77,6 +81,7 @@ class TransportMetrics(Collector):
         self._gauges = {
             "in_flight_octets": in_flight,
             "window_octets": window,
+            "receive_window_octets": endpoint.window_memory.octets,
             "bandwidth_octets": bandwidth,
             "connections": endpoint.connections,
             "handshakes": endpoint.half_open,
@@ -87,8 +92,10 @@ class TransportMetrics(Collector):
             for transport in endpoint.transports
             if transport.established
         )
-        dropped = {"log_events_dropped": endpoint.log_events_dropped}
-        self._counters = asdict(endpoint.counters) | dropped
+        self._counters = asdict(endpoint.counters) | {
+            "log_events_dropped": endpoint.log_events_dropped,
+            "receive_windows_denied": endpoint.window_memory.denied,
+        }
 
     def collect(self) -> Iterable[Metric]:
         packets = GaugeMetricFamily(

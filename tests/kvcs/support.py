@@ -8,11 +8,13 @@ from collections import Counter
 
 import numpy as np
 
+from kvcs.names.manifest import Manifest
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
+from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
@@ -81,6 +83,11 @@ def publisher(*publications: Publication) -> Publisher:
     return served
 
 
+def manifests(publication):
+    store = publication.tracks[0]
+    return [Manifest.parse(stored.payload, publication.namespace) for stored in store.objects()]
+
+
 def altered(store: TrackStore, change) -> TrackStore:
     """A copy of a complete store; `change(location, payload)` gives a payload or None to drop."""
     copy = TrackStore(store.name, store.properties)
@@ -135,6 +142,18 @@ class Split(Publisher):
     def fetch_received(self, request) -> None:
         self.fetches.append(request)
         super().fetch_received(request)
+
+
+class Accepting(SessionHandler):
+    """A relay that accepts namespaces."""
+
+    accepts = True
+
+    def publish_namespace_received(self, request):
+        if self.accepts:
+            request.accept()
+        else:
+            super().publish_namespace_received(request)
 
 
 class Link:

@@ -9,6 +9,7 @@ from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
 from kvcs.names.tracks import DataTrack
+from kvcs.publishing.publication import Publication
 from kvsp.blocks.layout import block_section
 from kvsp.names import ijson
 from kvsp.names.codes import Codec
@@ -91,3 +92,26 @@ def with_component(tree) -> None:
     for number, entry in enumerate(tree["segments"]):
         entry["tracks"].append(f"latent.raw.s{number}")
         entry["object_digests"][f"latent.raw.s{number}"] = []
+
+
+def put_segment(publication: Publication, cache, layers=None) -> None:
+    """Put the segment that is due, or only its `layers`, from the layers of the whole cache."""
+    first = publication.first_token
+    for layer in range(len(cache)) if layers is None else layers:
+        publication.put_layer(layer, *(tensor[first:] for tensor in cache[layer]))
+
+
+def grown(sizes, cache, tokens=TOKENS, *, finish=True, described=DESCRIPTOR, **settings):
+    """A publication of ours in segments of `sizes` blocks, each of them whole."""
+    publication, at = None, 0
+    for blocks in sizes:
+        chunk = tokens[at : at + blocks * described.block_tokens]
+        at += len(chunk)
+        if publication is None:
+            publication = Publication(SCOPE, described, chunk, growing=True, **settings)
+        else:
+            publication.extend(chunk)
+        put_segment(publication, cache)
+    if finish:
+        publication.finish()
+    return publication

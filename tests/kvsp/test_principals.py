@@ -153,6 +153,13 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
     "a right in an array": (but(scopes={"*": [["read"]]}), RIGHTS_ARE),
     "a right unknown": (but(scopes={"*": ["read", "admin"]}), RIGHTS_ARE),
     "a right in upper case": (but(scopes={"*": ["READ"]}), RIGHTS_ARE),
+    "models null": (but(models=None), AT_0 + ': "models" is no object of names of models'),
+    "models an array": (but(models=["m"]), AT_0 + ': "models" is no object of names of models'),
+    "a model without name": (
+        but(models={"": ["read"]}),
+        AT_0 + ': "models" is no object of names of models',
+    ),
+    "a right of a model unknown": (but(models={"m": ["admin"]}), RIGHTS_ARE),
     "roles null": (but(roles=None), AT_0 + ': "roles" is no array'),
     "roles a string": (but(roles="holder"), AT_0 + ': "roles" is no array'),
     "a role unknown": (

@@ -16,7 +16,7 @@ from tests.moqt.peers import Collector
 
 NAME = FullTrackName((b"demo", b"live"), b"video")
 SETUP = bytes.fromhex("af000000")
-LIMITS = SessionConfig(max_held_octets=20_000, max_requests=50, max_namespaces=50)
+LIMITS = SessionConfig(max_held_octets=20_000, max_requests=50, max_namespaces_told=50)
 
 
 class Everything(Publisher):

@@ -25,9 +25,10 @@ from moqt.quic.aio.trace import StreamingLogger
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.certificates import check_key_pair, validity_fault
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
-from moqt.quic.packets.layout import CID_LENGTH, Address
+from moqt.quic.packets.layout import CID_LENGTH, Address, origin_of
 from moqt.quic.packets.reset import KEY_LENGTH, Resets, load_key
 from moqt.quic.packets.retry import Retries, parse_long_header
+from moqt.quic.windows import INITIAL_STREAM_WINDOW, WindowMemory
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,12 @@ SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersio
 class QuicContext:
     """What the connections of one endpoint share: TLS material, settings, the secrets log."""
 
-    def __init__(self, config: QuicConfig, *, is_client: bool) -> None:
+    def __init__(
+        self, config: QuicConfig, *, is_client: bool, memory: WindowMemory | None = None
+    ) -> None:
+        """`memory` is the process's; without one the endpoint has its own."""
         self.config = config
+        self.memory = memory or WindowMemory()
         self.is_client = is_client
         self._secrets: TextIO | None = None
         self._qlog: StreamingLogger | None = None
@@ -90,8 +95,7 @@ class QuicContext:
             is_client=self.is_client,
             connection_id_length=CID_LENGTH,
             idle_timeout=config.idle_timeout,
-            max_data=config.session_window,
-            max_stream_data=config.stream_window,
+            max_stream_data=min(INITIAL_STREAM_WINDOW, config.stream_window),
             max_datagram_size=MIN_DATAGRAM_SIZE,
             max_datagram_frame_size=DATAGRAM_FRAME_LIMIT,
             server_name=server_name,
@@ -123,6 +127,8 @@ class QuicContext:
         connection = Connection(
             configuration=self._configure(self.config.server_name or server_name),
             config=self.config,
+            memory=self.memory,
+            origin=origin_of(addr),
         )
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
@@ -180,6 +186,8 @@ class QuicContext:
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
             reset_token=self.resets.token,
+            memory=self.memory,
+            origin="" if addr is None else origin_of(addr),
         )
         return AioquicTransport(connection, self.config, now=now)
 

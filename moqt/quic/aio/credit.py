@@ -1,7 +1,8 @@
 """The streams of a connection: which wait for their turn, and the credit each side has.
 
-Credit follows what the application consumed, in fixed windows. Stock aioquic doubles its windows
-by the highest offset received, so a receiver can never push back.
+Credit follows what the application consumed, in windows that follow what it consumes in a round
+trip (`moqt.quic.windows`). Stock aioquic doubles its windows by the highest offset received, so a
+receiver can never push back.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from moqt.quic.aio.streams import Rank, SendingFinished, Stream
 from moqt.quic.aio.trace import StreamingTrace
 from moqt.quic.config import QuicConfig
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
+from moqt.quic.windows import SessionWindow, WindowMemory, grown
 
 # A tuple is searched by identity; a set would call the enum's own, slow hash.
 CLOSED_STATES = (
@@ -61,8 +63,11 @@ class StreamTable(QuicConnection):
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
         reset_token: Callable[[bytes], bytes] | None = None,
+        memory: WindowMemory | None = None,
+        origin: str = "",
     ) -> None:
-        """`reset_token`: a server's, of each of its connection ids."""
+        """`reset_token`: a server's, of each of its connection ids. `memory`: what the connections
+        of the process share, of which this one is counted to `origin`."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
@@ -122,7 +127,13 @@ class StreamTable(QuicConnection):
         self.held = 0  # octets that wait for a gap to close, each piece's overhead included
         self.over_budget = False
         self.path_changes = 0
-        self._max_held = config.max_reassembly or config.session_window * 3 // 2
+        self.now = 0.0
+        """The time, which whoever drives the connection keeps."""
+        self.window = SessionWindow(
+            memory or WindowMemory(), origin, config.session_window, config.window_memory
+        )
+        self._local_max_data.value = self._local_max_data.sent = self.window.octets
+        self._max_held = config.max_reassembly or self.window.octets * 3 // 2
         trace = self._quic_logger
         self.trace = trace if isinstance(trace, StreamingTrace) else None
 
@@ -182,9 +193,11 @@ class StreamTable(QuicConnection):
         frame = min(self._remote_max_datagram_frame_size, self._max_datagram_size - SHORT_OVERHEAD)
         return max(0, frame - 3)
 
-    def keep_credit(self) -> None:
-        """The handshake is over: the peer's first MAX_DATA is known."""
+    def begin_credit(self) -> None:
+        """The handshake is over: the peer's first MAX_DATA is known, and it gets more of ours."""
         self._credit_kept = min(CREDIT_KEPT, self._remote_max_data >> 4)
+        self.window.begin()
+        self._grant_session()
 
     # ---- queues
 
@@ -255,6 +268,7 @@ class StreamTable(QuicConnection):
         self.datagram_backlog = 0
         self.unsent = 0
         self.held = 0
+        self.window.close()
 
     # ---- receive credit
 
@@ -264,20 +278,32 @@ class StreamTable(QuicConnection):
             return
         self.consumed += upto - stream.credited
         stream.credited = upto
-        window, limit = self.config.session_window, self._local_max_data
-        if self.consumed + window - limit.value >= window >> 2:
-            limit.value = self.consumed + window
+        window, limit = self.window.octets, self._local_max_data.value
+        if self.consumed + window - limit >= window >> 2:
+            self.window.used(limit, self.consumed, self.recovery.trip, self.now)
+            self._grant_session()
+
+    def _grant_session(self) -> None:
+        octets = self.window.octets
+        self._local_max_data.value = self.consumed + octets
+        self._max_held = self.config.max_reassembly or octets * 3 // 2
 
     def grant(self, stream: Stream) -> None:
         """Raise the stream's limit if a quarter of its window has been used up."""
-        window = self.config.stream_window
-        limit = stream.delivered + window
+        window, limit = stream.window, stream.max_stream_data_local
         if (
-            limit - stream.max_stream_data_local >= window >> 2
+            stream.delivered + window - limit >= window >> 2
             and stream.receiver._final_size is None
             and not stream.stopped
         ):
-            stream.max_stream_data_local = limit
+            wanted, stream.mark = grown(
+                window, limit, stream.mark, stream.delivered, self.recovery.trip, self.now
+            )
+            if wanted > window:
+                wanted = self.window.of_stream(wanted, self.config.stream_window)
+                window = stream.window = max(window, wanted)
+                self._grant_session()
+            stream.max_stream_data_local = stream.delivered + window
             self._credit_queue[stream.id] = stream
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:

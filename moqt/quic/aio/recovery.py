@@ -25,6 +25,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
+from moqt.quic.aio.trace import log_metrics, log_phase
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
@@ -136,6 +137,11 @@ class Recovery:
         if state.rtt_min is None and self._rtt_min < inf:
             state = replace(state, rtt_min=self._rtt_min)
         return state
+
+    @property
+    def trip(self) -> float:
+        """The round trip, smoothed, in seconds; 0 before the first was measured."""
+        return self._rtt_smoothed
 
     def take_news(self) -> tuple[int, int]:
         """Packets found lost, and packets that came after that, since the last call."""
@@ -562,33 +568,20 @@ class Recovery:
         self._set_pace(now)
         self.narrow()
 
-    # ---- the event log
-
     def _log_metrics(self) -> None:
         trace = self._quic_logger
         assert trace is not None
         state = self.state()
-        data: dict[str, Any] = {
-            "bytes_in_flight": self.delivery.in_flight,
-            "congestion_window": state.window,
-            "smoothed_rtt": trace.encode_time(self._rtt_smoothed),
-            "rtt_variance": trace.encode_time(self._rtt_variance),
-            "latest_rtt": trace.encode_time(self._rtt_latest),
-            "pto_count": self._pto_count,
-        }
-        if state.rtt_min is not None:
-            data["min_rtt"] = trace.encode_time(state.rtt_min)
-        if state.pacing_rate is not None:
-            data["pacing_rate"] = int(state.pacing_rate * 8)  # qlog: bits a second
-        if state.bandwidth is not None:
-            data["bandwidth"] = int(state.bandwidth * 8)
-        if state.slow_start_threshold is not None:
-            data["ssthresh"] = state.slow_start_threshold
-        trace.log_event(category="recovery", event="metrics_updated", data=data)
+        log_metrics(
+            trace,
+            state,
+            in_flight=self.delivery.in_flight,
+            trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
+            probe_timeouts=self._pto_count,
+        )
         if state.phase != self._phase:
-            change = {"old": self._phase, "new": state.phase}
+            log_phase(trace, self._phase, state.phase)
             self._phase = state.phase
-            trace.log_event(category="recovery", event="congestion_state_updated", data=change)
 
 
 def _has_something(packet: Any) -> bool:

@@ -3,8 +3,8 @@
 `Connection` is aioquic's sans-IO `QuicConnection` with its parts replaced, because the stock
 ones do not hold up under bulk transfer:
 
-- flow-control credit follows what the application consumed, in fixed windows; stock aioquic
-  doubles its windows by the highest offset received, so a receiver can never push back;
+- flow-control credit follows what the application consumed; stock aioquic doubles its windows
+  by the highest offset received, so a receiver can never push back;
 - streams wait in queues of those that have something to say, and payloads are referenced, not
   copied; stock aioquic visits every stream for every packet and moves its whole buffer per ACK;
 - messages go before Objects: control streams, then requests, then data (MOQT "Priorities");

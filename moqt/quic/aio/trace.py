@@ -8,6 +8,7 @@ from typing import Any
 
 from aioquic.quic.logger import QuicLogger, QuicLoggerTrace
 
+from moqt.quic.congestion.controller import ControllerState
 from moqt.quic.qlog import QlogWriter, VantagePoint, log_path
 
 
@@ -35,6 +36,41 @@ class StreamingTrace(QuicLoggerTrace):
         for waiting in self._waiting:
             self.writer.event(*waiting)
         self._waiting.clear()
+
+
+def log_metrics(
+    trace: QuicLoggerTrace,
+    state: ControllerState,
+    *,
+    in_flight: int,
+    trips: tuple[float, float, float],
+    probe_timeouts: int,
+) -> None:
+    """What is known of the path; `trips`: its round trip smoothed, its variance, the latest."""
+    smoothed, variance, latest = map(trace.encode_time, trips)
+    data: dict[str, Any] = {
+        "bytes_in_flight": in_flight,
+        "congestion_window": state.window,
+        "smoothed_rtt": smoothed,
+        "rtt_variance": variance,
+        "latest_rtt": latest,
+        "pto_count": probe_timeouts,
+    }
+    if state.rtt_min is not None:
+        data["min_rtt"] = trace.encode_time(state.rtt_min)
+    if state.pacing_rate is not None:
+        data["pacing_rate"] = int(state.pacing_rate * 8)  # qlog: bits a second
+    if state.bandwidth is not None:
+        data["bandwidth"] = int(state.bandwidth * 8)
+    if state.slow_start_threshold is not None:
+        data["ssthresh"] = state.slow_start_threshold
+    trace.log_event(category="recovery", event="metrics_updated", data=data)
+
+
+def log_phase(trace: QuicLoggerTrace, old: str, new: str) -> None:
+    """Congestion control does something else than before."""
+    change = {"old": old, "new": new}
+    trace.log_event(category="recovery", event="congestion_state_updated", data=change)
 
 
 class StreamingLogger(QuicLogger):

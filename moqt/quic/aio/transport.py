@@ -483,7 +483,7 @@ class AioquicTransport:
             self._on_acknowledged.pop(event.stream_id, _nothing)()
         elif isinstance(event, events.HandshakeCompleted):
             self._handshake_at = None
-            self._connection.keep_credit()
+            self._connection.begin_credit()
             if event.alpn_protocol is None:
                 self._connection.close(
                     QuicErrorCode.CRYPTO_ERROR + tls.AlertDescription.no_application_protocol,
@@ -519,7 +519,7 @@ class AioquicTransport:
             self.qlog.flush()
 
     def _time(self, now: float) -> None:
-        self._now = now
+        self._now = self._connection.now = now
         if self._connection.trace is not None:
             self._connection.trace.now = now
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,19 @@ def show_address(addr: Address | None) -> str:
         return "an unknown address"
     host = str(addr[0]).removeprefix("::ffff:") if "." in str(addr[0]) else str(addr[0])
     return f"[{host}]:{addr[1]}" if ":" in host else f"{host}:{addr[1]}"
+
+
+def origin_of(addr: Address) -> str:
+    """What counts as one address: an IPv4 address, or a /64 of IPv6."""
+    try:
+        ip = ipaddress.ip_address(addr[0])
+    except ValueError:
+        return str(addr[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return ip.packed[:8].hex()
 
 
 def varint(value: int) -> bytes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-import stat
 from pathlib import Path
+
+from moqt.private_files import create_private, read_private
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +28,21 @@ few others, and nothing is kept of any."""
 def load_key(path: str | Path) -> bytes:
     """The key in `path`; made there, for its owner only, unless there is one.
 
-    Raises OSError, and ValueError for what is no key or what others can read.
+    Raises OSError, PrivateFileError for what others have access to, and ValueError for what is
+    no key.
     """
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            key = file.read(KEY_LENGTH + 1)
-        if mode & 0o077:
-            raise ValueError(
-                f"{path}: others than its owner have access (mode {mode:04o}); "
-                f"run: chmod 600 {path}"
-            ) from None
-        if len(key) != KEY_LENGTH:
-            raise ValueError(
-                f"{path}: a key of stateless resets has {KEY_LENGTH} octets; remove the file, "
-                "and another one is made"
-            ) from None
-        return key
-    with os.fdopen(handle, "wb") as file:
-        file.write(key := os.urandom(KEY_LENGTH))
+        key = read_private(path, KEY_LENGTH + 1)
+    except FileNotFoundError:
+        try:
+            create_private(path, key := os.urandom(KEY_LENGTH))
+        except FileExistsError:  # another process was faster, and its key is the one
+            key = read_private(path, KEY_LENGTH + 1)
+    if len(key) != KEY_LENGTH:
+        raise ValueError(
+            f"{path}: a key of stateless resets has {KEY_LENGTH} octets; remove the file, "
+            "and another one is made"
+        )
     return key
 
 

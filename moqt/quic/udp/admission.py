@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Hashable
 
 from moqt.quic.config import QuicConfig
-from moqt.quic.packets.layout import Address
+from moqt.quic.packets.layout import Address, origin_of
 
 
 class Admission:
@@ -66,16 +65,3 @@ class Admission:
 
     def _of(self, addr: Address) -> int:
         return self._per_origin.get(origin_of(addr), 0)
-
-
-def origin_of(addr: Address) -> str:
-    """What counts as one address: an IPv4 address, or a /64 of IPv6."""
-    try:
-        ip = ipaddress.ip_address(addr[0])
-    except ValueError:
-        return str(addr[0])
-    if isinstance(ip, ipaddress.IPv4Address):
-        return str(ip)
-    if ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return ip.packed[:8].hex()

@@ -18,11 +18,12 @@ from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import NO_ANSWER, QuicConfig
 from moqt.quic.counters import TransportCounters
-from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, show_address
+from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, show_address
 from moqt.quic.packets.retry import parse_long_header
-from moqt.quic.udp.admission import Admission, origin_of
+from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import UdpSocket
+from moqt.quic.windows import WindowMemory
 from moqt.values.codes import SessionErrorCode
 from moqt.values.errors import ConnectError, escaped
 
@@ -39,6 +40,9 @@ MAX_BACKLOG = 16 << 20
 
 DRAIN_TIMEOUT = 2.0
 """How long `close` waits for the closing periods of its connections."""
+
+WINDOW_MEMORY = WindowMemory()
+"""What the connections of all endpoints of this process share."""
 
 
 class QuicConnectError(ConnectError):
@@ -109,6 +113,11 @@ class Endpoint:
     @property
     def log_events_dropped(self) -> int:
         return self._context.log_events_dropped
+
+    @property
+    def window_memory(self) -> WindowMemory:
+        """What peers may send at once, over all connections of the process."""
+        return self._context.memory
 
     @property
     def refused_connections(self) -> int:
@@ -448,7 +457,7 @@ async def serve(
     `handler_factory(transport)` makes the handler of each connection; it is called when the
     client's first packet could be read, before the handshake is complete.
     """
-    context = QuicContext(config, is_client=False)
+    context = QuicContext(config, is_client=False, memory=WINDOW_MEMORY)
     try:
         infos = await _resolve(host or None, port, passive=True)
         if not host:
@@ -499,7 +508,7 @@ async def connect(
         remaining = deadline - loop.time()
         if remaining <= 0:
             break
-        context = QuicContext(config, is_client=True)
+        context = QuicContext(config, is_client=True, memory=WINDOW_MEMORY)
         try:
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:

@@ -85,7 +85,7 @@ async def test_where_a_listing_is_refused_prefixes_are_asked_for_one_by_one(code
 
 async def test_where_a_listing_is_too_long_for_us_prefixes_are_asked_for_one_by_one() -> None:
     served = Telling(*(of(1) for _ in range(9)), of(2))
-    async with Link(served, client_config=SessionConfig(max_namespaces=9)) as link:
+    async with Link(served, client_config=SessionConfig(max_namespaces_told=9)) as link:
         consumer = link.consumer()
         await collect(consumer)
         assert consumer.stats.blocks == 2

@@ -16,7 +16,7 @@ from kvsp.http.auth import Credentials, PrincipalsFile
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Scope
 from kvsp.names.private_files import replace_private
-from kvsp.principals import ROLES, load_principals, save_token
+from kvsp.principals import READ, ROLES, WRITE, load_principals, save_token
 from moqt.token_file import read_token_file
 from relay.rights.policy import Action
 from relay.rights.tokens import TokenPolicy
@@ -85,6 +85,18 @@ def test_relay_and_kvsp_services_read_the_same_file_of_principals(tmp_path: Path
     principal = principals.authenticate(Credentials(authorization=f"Bearer {token.decode()}"))
     assert principal.name == "t" and principal.may(bytes(16), "write")
     assert principal.roles == {"instance"} and principal.uris == {holder}
+
+
+def test_a_token_for_models_gives_no_right_in_any_scope(tmp_path: Path) -> None:
+    options = ("--model", "m", "--model", "n", "--read-only", "--principals", "p.json")
+    assert keygen("token", "t", *options, folder=tmp_path).returncode == 0
+    (record,) = json.loads((tmp_path / "p.json").read_text())["principals"]
+    assert record["scopes"] == {} and record["models"] == {"m": ["read"], "n": ["read"]}
+    (principal,) = load_principals(tmp_path / "p.json")
+    assert principal.may_of_model("n", READ) and not principal.may(bytes(16), READ)
+    assert not principal.may_of_model("o", READ) and not principal.may_of_model("n", WRITE)
+    both = keygen("token", "u", "--model", "m", "--every-scope", folder=tmp_path)
+    assert both.returncode == 2 and not (tmp_path / "u").exists()
 
 
 def test_records_are_appended_to_a_file_of_principals(tmp_path: Path) -> None:

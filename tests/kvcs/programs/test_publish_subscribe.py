@@ -112,6 +112,7 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
         (("--keylog-file", "none/keys"), {}, ["none/keys", "No such file"]),
         (("--mtu", "100"), {}, ["--mtu"]),
         (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
+        (("--session-window", "100"), {}, ["--session-window"]),
         (("--nonsense",), {}, ["--nonsense"]),
         ((), {"compat": None}, ["--compat"]),
     ],
@@ -120,7 +121,8 @@ def test_wrong_arguments_and_bad_files_are_one_sentence_and_exit_code_2(
     program, more, paths, words, files
 ):
     done = fails(run(program, files, *more, **paths), ExitCode.USAGE, *words)
-    if not {"--mtu", "--nonsense", "--compat", "--congestion"} & set(words):  # those are typer's
+    of_typer = {"--mtu", "--nonsense", "--compat", "--congestion", "--session-window"}
+    if not of_typer & set(words):
         assert done.stderr.startswith(f"kvcs-{program}: ")
         assert done.stderr.count("\n") == 1
 

@@ -74,6 +74,21 @@ class Registry(SessionHandler):
         self.announced.put_nowait((request.session, request.namespace))
 
 
+class Passing(Registry):
+    """Does not take the first announcement: it goes away, or has no room."""
+
+    def __init__(self, fail):
+        super().__init__()
+        self.fail = fail
+
+    def publish_namespace_received(self, request):
+        fail, self.fail = self.fail, None
+        if fail is None:
+            super().publish_namespace_received(request)
+        else:
+            fail(request)
+
+
 @contextlib.asynccontextmanager
 async def listening(handler, certificate, port=0):
     cert, key = certificate
@@ -264,6 +279,42 @@ async def test_publish_that_is_not_authorized_says_so(files, certificate):
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda request: request.session.close(SessionErrorCode.NO_ERROR, "restarting"),
+        lambda request: request.reject(RequestErrorCode.EXCESSIVE_LOAD, "full", retry_after_ms=1),
+    ],
+)
+async def test_publish_tries_again_when_its_first_announcement_is_cut_off(fail, files, certificate):
+    registry = Passing(fail)
+    async with (
+        listening(registry, certificate) as server,
+        started("publish", files, certificate, server.port) as process,
+    ):
+        await asyncio.wait_for(registry.announced.get(), 20)
+        line = (await process.stdout.readline()).decode()
+        assert line.startswith("publishing 20 tokens")
+        process.terminate()
+        _, err = await finished(process, ExitCode.DONE)
+        assert "trying again in" in err
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda request: request.session.close(SessionErrorCode.PROTOCOL_VIOLATION, "no"),
+        lambda request: request.reject(RequestErrorCode.NOT_SUPPORTED, "no"),
+    ],
+)
+async def test_publish_ends_when_its_first_announcement_is_refused(fail, files, certificate):
+    registry = Passing(fail)
+    async with listening(registry, certificate) as server:
+        process = await start("publish", files, certificate, server.port)
+        _, err = await finished(process, ExitCode.FAILED)
+        assert "trying again" not in err and registry.announced.empty()
+
+
 async def test_publish_announces_the_same_publication_again_when_the_session_is_lost(
     files, certificate
 ):
@@ -276,7 +327,7 @@ async def test_publish_announces_the_same_publication_again_when_the_session_is_
         for turn in range(3):
             session, fields = await asyncio.wait_for(registry.announced.get(), 20)
             namespaces.add(fields)
-            if turn == 0:  # the first announcement has to be answered, else it is a failure
+            if turn == 0:  # it says once that it is announced
                 assert await asyncio.wait_for(process.stdout.readline(), 20)
             session.close(SessionErrorCode.NO_ERROR, "restarting")
         assert len(namespaces) == 1

@@ -9,13 +9,12 @@ import pytest
 
 from kvcs.names.codes import Component
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
-from kvcs.names.manifest import Manifest, check_progress
+from kvcs.names.manifest import check_progress
 from kvcs.names.payload import check_payload
 from kvcs.publishing.publication import Publication, publish, unpublish
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
-from moqt.session import SessionHandler
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
 from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue
@@ -27,19 +26,16 @@ from tests.kvcs.support import (
     LAYERS,
     SCOPE,
     TOKENS,
+    Accepting,
     Link,
     descriptor,
     kv,
+    manifests,
     produced,
     publisher,
 )
 from tests.moqt.memory import Pair
 from tests.moqt.peers import Collector
-
-
-def manifests(publication):
-    store = publication.tracks[0]
-    return [Manifest.parse(stored.payload, publication.namespace) for stored in store.objects()]
 
 
 def statuses(store):
@@ -249,18 +245,6 @@ def test_an_abandoned_publication_ends_with_an_error_code():
 def test_a_manifest_that_would_be_too_large_is_refused_before_anything_is_published():
     with pytest.raises(KvcsError, match="larger blocks"):
         Publication(SCOPE, descriptor(layers=200, block_tokens=1), list(range(1000)))
-
-
-class Accepting(SessionHandler):
-    """A relay that accepts namespaces."""
-
-    accepts = True
-
-    def publish_namespace_received(self, request):
-        if self.accepts:
-            request.accept()
-        else:
-            super().publish_namespace_received(request)
 
 
 async def test_an_unpublished_cache_is_neither_served_nor_referred_to_any_more():

@@ -9,8 +9,9 @@ import pytest
 from kvcs.names.errors import PublisherLost
 from kvcs.retrieving import retrieval
 from moqt.publisher import Publisher
+from moqt.requests import IncomingFetch, RequestState
 from moqt.track.store import TrackStore
-from moqt.values.names import Location
+from moqt.values.names import FullTrackName, Location
 from tests.kvcs.support import BLOCK, BLOCKS, Link, collect, kv, produced, same
 
 STANDS_AT = Location(2, 3)
@@ -77,3 +78,34 @@ async def test_a_subscription_that_stays_silent_is_given_up_in_the_end(monkeypat
         with pytest.raises(PublisherLost, match="has no layer 2, block 3"):
             await task
         await link.assert_clean()
+
+
+class Reticent(Publisher):
+    """Accepts the first FETCH of each data track, and never opens its stream."""
+
+    def __init__(self, publication) -> None:
+        super().__init__()
+        _, *data = publication.tracks
+        for store in publication.tracks:
+            self.add_track(store)
+        self.silent: dict[FullTrackName, IncomingFetch | None] = {s.name: None for s in data}
+        self.states: list[RequestState] = []
+        """Of the first FETCH of a track, whenever another of the same track came."""
+
+    def fetch_received(self, request) -> None:
+        super().fetch_received(request)
+        if request.name not in self.silent:
+            return
+        first = self.silent[request.name]
+        if first is None:
+            self.silent[request.name] = request
+            request.session.scheduler.forget(request.delivery.flow)
+        else:
+            self.states.append(first.state)
+
+
+async def test_a_fetch_that_was_given_up_is_cancelled_before_another_asks_for_the_same():
+    handler = Reticent(produced())
+    async with Link(handler) as link:
+        assert len(await collect(link.consumer(mode="fetch"))) == len(kv())
+        assert set(handler.states) == {RequestState.CLOSED}

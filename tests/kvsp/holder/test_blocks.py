@@ -146,10 +146,10 @@ async def test_a_holder_may_transcode_between_lossless_codecs(world: World) -> N
 async def test_a_lossy_codec_is_406_unless_the_operator_allows_it() -> None:
     world = make_world()
     await world.put(1)
-    for codec in (int(Codec.X_Q8), 0, 2, 61442 + 7):
+    for codec in (int(Codec.X_Q8), 0, 2, 61443 + 7):
         answer = await world.get(1, f"?codec={codec}")
         assert (answer.status, answer.problem) == (406, "kvsp-codec-unsupported")
-        assert answer.json["codecs"] == [1, 61441]
+        assert answer.json["codecs"] == [1, 61441, 61443]
     allowed = make_world(lossy_transcoding=True)
     await allowed.put(1)
     header, _ = decode((await allowed.get(1, f"?codec={int(Codec.X_Q8)}")).body, DESCRIPTOR)
@@ -298,7 +298,7 @@ async def test_an_unknown_codec_in_a_put_is_422_with_the_known_ones(world: World
     data = data[:6] + b"\x00\x09" + data[8:]
     answer = await world.client.request("PUT", f"blocks/{block_id(1).path}", data, STORE)
     assert (answer.status, answer.problem) == (422, "kvsp-codec-unsupported")
-    assert answer.json["codecs"] == [1, 61441, 61442]
+    assert answer.json["codecs"] == [1, 61441, 61442, 61443]
 
 
 async def test_sections_of_a_codec_must_decode_to_the_raw_length(world: World) -> None:

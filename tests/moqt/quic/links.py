@@ -29,8 +29,6 @@ EVENT_LOOP = 0.001
 """Seconds: an event loop wakes at best so often."""
 DATAGRAM = 1452
 """Octets of a datagram at most unless a story says otherwise: Ethernet's."""
-WINDOW = 64 << 20
-"""Flow control does not bind unless a story asks for it."""
 
 
 def random_path(seed: int) -> Path:
@@ -285,9 +283,6 @@ class Story:
         simulation, number = self.simulation, len(self._senders)
         quic: dict[str, Any] = {
             "max_datagram_size": DATAGRAM,
-            "stream_window": WINDOW,
-            "session_window": WINDOW,
-            "max_pieces": 1 << 20,
             **flow.quic,
         }
         if flow.congestion is not None:

@@ -199,14 +199,14 @@ def test_both_sides_update_their_keys_again_and_again_during_a_transfer() -> Non
     rounds = iter(range(1000))
 
     def more(stream: int, data: bytes, fin: bool) -> None:
-        if next(rounds) % 40 == 0:
+        if next(rounds) % 20 == 0:
             for side in (pair.client, pair.server):
                 if not side.probe.updating_keys:
                     side.probe.connection.request_key_update()
 
     pair.server.record.on_data = more
     transfer(pair, 12 << 20)
-    assert next(rounds) > 80
+    assert next(rounds) > 40
     assert not pair.client.record.closed and not pair.server.record.closed
 
 

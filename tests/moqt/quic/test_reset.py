@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 
 import pytest
 
+from moqt.private_files import PrivateFileError
 from moqt.quic.packets.reset import MAX_RESET, MIN_RESET, Resets, is_reset, load_key
 
 KEY, CID = bytes(range(32)), b"8 octets"
@@ -72,9 +74,40 @@ def test_a_key_is_made_once_for_its_owner_only(tmp_path):
     assert len(key) == 32 and load_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
-    with pytest.raises(ValueError, match="chmod 600"):
+    with pytest.raises(PrivateFileError, match="chmod 600"):
         load_key(path)
     path.chmod(0o600)
     path.write_bytes(key[:-1])
     with pytest.raises(ValueError, match="has 32 octets"):
         load_key(path)
+
+
+def test_a_key_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            load_key(tmp_path / "reset.key")
+    assert not list(tmp_path.iterdir())
+    assert len(load_key(tmp_path / "reset.key")) == 32
+
+
+def test_of_two_processes_that_make_the_key_at_once_both_use_the_same(tmp_path, monkeypatch):
+    path, link, made = tmp_path / "reset.key", os.link, []
+
+    def slower(temporary, target):
+        monkeypatch.setattr(os, "link", link)
+        made.append(load_key(path))
+        link(temporary, target)
+
+    monkeypatch.setattr(os, "link", slower)
+    assert [load_key(path)] == made
+    assert [each.name for each in tmp_path.iterdir()] == ["reset.key"]
+
+
+def test_a_pipe_in_the_place_of_a_key_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "reset.key", 0o600)
+    with pytest.raises(PrivateFileError, match="not a regular file"):
+        load_key(tmp_path / "reset.key")

@@ -33,7 +33,7 @@ from tests.moqt.memory import Pair, assert_clean
 from tests.moqt.peers import Collector
 from tests.paths import DATA
 
-LIMITS = SessionConfig(max_held_octets=20_000, max_requests=12, max_namespaces=8)
+LIMITS = SessionConfig(max_held_octets=20_000, max_requests=12, max_namespaces_told=8)
 NAMESPACES = ((b"a",), (b"a", b"b"), (b"c",))
 NAMES = [FullTrackName(namespace, b"t") for namespace in NAMESPACES]
 VECTORS = json.loads((DATA / "moqt-22-vectors.json").read_text())

@@ -1046,7 +1046,7 @@ def test_a_flood_of_priority_changes_costs_bounded_memory():
 
 
 def test_namespace_floods_are_cut_off_at_max_namespaces():
-    client = Client(config=SessionConfig(max_namespaces=10))
+    client = Client(config=SessionConfig(max_namespaces_told=10))
     request, events, ends = client.listing()
     client.say(request, RequestOk())
     client.say(request, *(Namespace((b"%d" % n,)) for n in range(20)))

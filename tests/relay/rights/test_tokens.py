@@ -6,13 +6,14 @@ import os
 
 import pytest
 
+from kvcs.simple.names import NAMESPACE_TAG
 from kvsp.principals import PrincipalsFileError
 from moqt.session import SessionConfig
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
 from relay.rights.policy import Action
-from relay.rights.tokens import RIGHTS, TokenPolicy
+from relay.rights.tokens import MODELS_PREFIX, RIGHTS, TokenPolicy
 from tests.relay.rights.principals import (
     NAME,
     NAMESPACE,
@@ -22,6 +23,7 @@ from tests.relay.rights.principals import (
     SCOPE,
     STRANGER,
     WRITER,
+    entry,
     parameters,
     show,
     write,
@@ -98,6 +100,36 @@ def test_what_is_not_one_scope_needs_every_scope(path, prefix):
 
     assert listing(READER) == DENIED
     assert listing(OPERATOR) == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("namespace", "of_model", "of_scope", "of_all"),
+    [
+        ((MODELS_PREFIX, b"m"), True, False, True),
+        ((MODELS_PREFIX, b"m", b"a prompt"), True, False, True),
+        ((MODELS_PREFIX, b"m2", b"a prompt"), False, False, True),
+        ((MODELS_PREFIX, b"\xff", b"a prompt"), False, False, True),
+        ((MODELS_PREFIX,), False, False, True),
+        ((b"moq://kvcache.moq.arpa/v2/", b"m", b"a prompt"), False, False, True),
+        ((MODELS_PREFIX, SCOPE, b"a prompt"), False, False, True),
+        (NAMESPACE, False, True, True),
+    ],
+)
+def test_a_model_of_the_second_profile_is_a_unit_like_a_scope(
+    path, namespace, of_model, of_scope, of_all
+):
+    reader, _, *others = RECORDS
+    of_models = entry(WRITER, "*", ["read"]) | {"scopes": {}, "models": {"m": ["read"]}}
+    write(path, [reader, of_models, *others])
+    policy = TokenPolicy(path)
+    session = Star(policy=policy).connect().server
+    for token, due in ((WRITER, of_model), (READER, of_scope), (OPERATOR, of_all)):
+        assert policy.allow(session, Action.SUBSCRIBE, namespace, ((0, token),)) is due
+        assert not policy.allow(session, Action.PUBLISH, namespace, ((0, token),))
+
+
+def test_the_prefix_of_the_second_profile_is_that_of_its_publishers():
+    assert MODELS_PREFIX == NAMESPACE_TAG
 
 
 def test_a_token_in_setup_counts_for_every_request_of_the_session(path):

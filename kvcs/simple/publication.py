@@ -1,0 +1,153 @@
+"""Publishing the KV cache of a prompt, chunk of tokens by chunk ("Group ID", "Object ID").
+
+publication = PromptPublication(descriptor, prompt, [Compression.FP16])
+await publish(session, publication)
+publication.put_tokens(layers)          # [(k, v) of each layer], of the next tokens
+publication.finish()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kvcs.names.errors import MisuseError
+from kvcs.names.tracks import TrackServer
+from kvcs.simple.elements import encode_tokens
+from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
+from kvsp.blocks.layout import Tensor, check_tensor
+from kvsp.names.identity import Descriptor
+from moqt.track.store import TrackStore
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.messages import KeyValue
+from moqt.values.names import FullTrackName, Location
+
+DEFAULT_CACHE_MS: Final = 600_000
+"""MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
+
+
+class PromptPublication:
+    """The KV cache of a prompt, a track for each compression.
+
+    Owns no I/O: it fills `tracks`, which any number of sessions serve. Tokens are put in order,
+    any number at a time; each can be sent at once. What is published is encoded, and so a copy.
+    """
+
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        prompt: bytes,
+        compressions: Sequence[Compression] = (Compression.FP16,),
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        cache_ms: int = DEFAULT_CACHE_MS,
+    ) -> None:
+        """`descriptor` gives geometry, element type and the model's name; nothing else of it
+        is told to anybody. Raises ValueError for a prompt or a setting that cannot be,
+        DecodeError `codec-unsupported` for an element type that is not known.
+        """
+        if chunk_tokens < 1 or cache_ms < 1:
+            raise ValueError("chunk_tokens and cache_ms are at least 1")
+        if not compressions or len(set(compressions)) < len(compressions):
+            raise ValueError("give one or more compressions, each once")
+        descriptor.section_octets()
+        self.descriptor = descriptor
+        self.namespace = PromptNamespace(descriptor.model, prompt)
+        self.chunk_tokens = chunk_tokens
+        self.tokens = 0
+        """Tokens put so far."""
+        self.complete = False
+        """Whether all is there and the tracks have ended."""
+        properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
+        fields = self.namespace.fields
+        self._stores = {
+            each: TrackStore(FullTrackName(fields, each.track_name), properties)
+            for each in compressions
+        }
+        self._ended = False
+
+    @property
+    def tracks(self) -> tuple[TrackStore, ...]:
+        """The stores, to be served by any `moqt` Publisher."""
+        return tuple(self._stores.values())
+
+    def serve(self, publisher: TrackServer) -> None:
+        """Serve every track by `publisher`."""
+        for store in self.tracks:
+            publisher.add_track(store)
+
+    def withdraw(self, publisher: TrackServer) -> None:
+        """Serve nothing by `publisher` any more; harmless when it does not."""
+        for store in self.tracks:
+            publisher.remove_track(store.name)
+
+    def put_tokens(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Publish the next tokens: K and V of each layer, `[tokens, kv_heads, head_dim]` of the
+        descriptor's element type, all of the same number of tokens.
+
+        Raises MisuseError for arrays that do not fit, after the end, and for values that a
+        compression cannot hold; nothing is published then.
+        """
+        if self._ended:
+            raise MisuseError("the publication has ended")
+        values = self._stacked(layers)
+        try:
+            encoded = {each: encode_tokens(each, values, self.descriptor) for each in self._stores}
+        except ValueError as error:
+            raise MisuseError(f"tokens {self.tokens} and after: {error}") from None
+        for compression, rows in encoded.items():
+            store = self._stores[compression]
+            for number, row in enumerate(rows, self.tokens):
+                group, object_id = divmod(number, self.chunk_tokens)
+                store.append(group, object_id, row.data)
+                if object_id + 1 == self.chunk_tokens:
+                    _end_group(store, Location(group, self.chunk_tokens))
+        self.tokens += len(values)
+
+    def finish(self) -> None:
+        """No further token will come. Raises MisuseError before the first one."""
+        if self._ended:
+            return
+        if not self.tokens:
+            raise MisuseError("there is no token to end with")
+        self._ended = self.complete = True
+        group, tokens = divmod(self.tokens, self.chunk_tokens)
+        for store in self.tracks:
+            if tokens:
+                _end_group(store, Location(group, tokens))
+            end = group + (tokens > 0)
+            store.mark_end(Location(end, 0), ObjectStatus.END_OF_TRACK)
+            store.finish_subgroup(end, 0)
+            store.finish(PublishDoneCode.TRACK_ENDED)
+
+    def abandon(self, reason: str = "the publication was stopped") -> None:
+        """Stop a publication that will not be completed; harmless after its end."""
+        if self._ended:
+            return
+        self._ended = True
+        for store in self.tracks:
+            store.finish(PublishDoneCode.INTERNAL_ERROR, reason)
+
+    def _stacked(self, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """`[tokens, layers, 2, kv_heads, head_dim]` of checked arrays."""
+        if len(layers) != self.descriptor.layers:
+            raise MisuseError(f"{len(layers)} layers instead of {self.descriptor.layers}")
+        tokens = layers[0][0].shape[0] if layers[0][0].ndim else 0
+        for index, pair in enumerate(layers):
+            for name, tensor in zip("kv", pair, strict=True):
+                try:
+                    check_tensor(tensor, self.descriptor)
+                except ValueError as error:
+                    raise MisuseError(f"layer {index}: {name}: {error}") from None
+                if tensor.shape[0] != tokens:
+                    raise MisuseError(
+                        f"layer {index}: {name} has {tensor.shape[0]} tokens instead of {tokens}"
+                    )
+        return np.stack([np.stack(pair, axis=1) for pair in layers], axis=1)
+
+
+def _end_group(store: TrackStore, location: Location) -> None:
+    store.mark_end(location, ObjectStatus.END_OF_GROUP)
+    store.finish_subgroup(location.group, 0)

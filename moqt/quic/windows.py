@@ -1,0 +1,141 @@
+"""Receive windows: the octets a peer may send beyond what the application has consumed.
+
+A window begins small and follows what a round trip brings, so that flow control binds no sender
+that the path does not bind; what all connections of a process may be sent at once has a bound,
+which they share out by the addresses of their peers.
+"""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger(__name__)
+
+FIRST_WINDOW = 256 << 10
+"""Octets over all streams that a connection has of itself, from its first packet on."""
+INITIAL_SESSION_WINDOW = 16 << 20
+"""Octets over all streams that it asks for once its handshake is complete."""
+INITIAL_STREAM_WINDOW = 4 << 20
+"""Octets of each stream: a layer of a cache comes without a word in between."""
+ROUND_TRIPS = 4
+"""Round trips of what comes that a window holds: what is under way, as much again while something
+lost is sent anew, and both doubled, as a sender that begins doubles its rate each round trip."""
+SHORTEST_TRIP = 0.005
+"""Seconds: on shorter paths event loops are what takes time."""
+
+Mark = tuple[float, int]
+"""When a round trip began, and what had been consumed by then."""
+
+
+def grown(
+    window: int, limit: int, mark: Mark, consumed: int, trip: float, now: float
+) -> tuple[int, Mark]:
+    """What a window should be when a quarter of it has been used up, and the mark for next time.
+
+    `limit` is what was granted, `consumed` what was used of it, both since the connection or stream
+    began; `trip` is the round trip.
+    """
+    since, before = mark
+    if now - since > max(trip, SHORTEST_TRIP):
+        # What is beyond the quarter came now, and at once: something lost had been waited for.
+        since, before = now, limit - window * 3 // 4
+    return max(window, ROUND_TRIPS * (consumed - before)), (since, before)
+
+
+class WindowMemory:
+    """The octets that the connections of a process have granted their peers, by address.
+
+    An address gets no more than what is left then, so that n busy ones have an n+1st part each and
+    one more always finds something; a connection a quarter of what its address may have.
+    """
+
+    def __init__(self) -> None:
+        self.octets = 0
+        """Granted now, `FIRST_WINDOW` of each connection not counted."""
+        self.denied = 0
+        """Times that a window could not grow as its sender could have used it."""
+        self._granted: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def take(self, origin: str, octets: int, most: int) -> int:
+        """How many of so many octets more a connection from `origin` gets, of `most` in all."""
+        mine = self._granted.get(origin, 0)
+        given = max(0, min(octets, (most - self.octets - mine) // 4))
+        if given < octets:
+            self.deny("window_memory", most)
+        if given:
+            self._granted[origin] = mine + given
+            self.octets += given
+        return given
+
+    def give_back(self, origin: str, octets: int) -> None:
+        self.octets -= octets
+        left = self._granted.get(origin, 0) - octets
+        if left:
+            self._granted[origin] = left
+        else:
+            self._granted.pop(origin, None)
+
+    def deny(self, setting: str, octets: int) -> None:
+        """A window that a sender has filled does not grow for the sake of `setting`."""
+        self.denied += 1
+        if setting not in self._told:
+            self._told.add(setting)
+            log.warning(
+                "a peer could send faster than its receive window lets it, which does not grow "
+                "beyond what %s=%d leaves: raise that where memory allows",
+                setting,
+                octets,
+            )
+
+
+class SessionWindow:
+    """The window over all streams of one connection, and its share of the memory.
+
+    `most` is `session_window`, `memory_most` is `window_memory`.
+    """
+
+    def __init__(self, memory: WindowMemory, origin: str, most: int, memory_most: int) -> None:
+        self.octets = min(FIRST_WINDOW, most)
+        self._memory = memory
+        self._origin = origin
+        self._most = most
+        self._memory_most = memory_most
+        self._taken = 0
+        self._mark: Mark = (0.0, 0)
+        self._over = False
+
+    def begin(self) -> None:
+        """The peer has shown that it is there."""
+        self._raise(min(INITIAL_SESSION_WINDOW, self._most))
+
+    def used(self, limit: int, consumed: int, trip: float, now: float) -> None:
+        """A quarter has been used up: see whether it should be larger (see `grown`)."""
+        wanted, self._mark = grown(self.octets, limit, self._mark, consumed, trip, now)
+        self._raise(self._bound("session_window", wanted, self._most))
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._over = True
+        self._memory.give_back(self._origin, self._taken)
+        self._taken = 0
+
+    def of_stream(self, wanted: int, most: int) -> int:
+        """The window of a stream that should have `wanted` octets and may have `most`.
+
+        Half of the session's: one that is paused must leave something to the others.
+        """
+        wanted = self._bound("stream_window", wanted, most)
+        self._raise(min(2 * wanted, self._most))
+        return min(wanted, self.octets >> 1)
+
+    def _bound(self, setting: str, wanted: int, most: int) -> int:
+        if wanted > 2 * most:  # what is lost is waited for, or more: the sender will have to
+            self._memory.deny(setting, most)
+        return min(wanted, most)
+
+    def _raise(self, wanted: int) -> None:
+        if wanted > self.octets and not self._over:
+            given = self._memory.take(self._origin, wanted - self.octets, self._memory_most)
+            self._taken += given
+            self.octets += given

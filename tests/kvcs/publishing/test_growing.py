@@ -1,0 +1,192 @@
+"""Publications of several segments: passes over the tokens, one after the other."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+
+from kvcs.names import codes
+from kvcs.names.errors import KvcsError, MisuseError
+from kvcs.names.manifest import Manifest, check_progress, keys_digest
+from kvcs.publishing import publication as publications
+from kvcs.publishing.publication import Publication, publish, unpublish
+from kvsp.names.errors import DecodeError
+from kvsp.names.identity import block_keys
+from moqt.publisher import Publisher
+from moqt.values.codes import ObjectStatus, PublishDoneCode
+from moqt.values.names import Location
+from tests.kvcs.support import (
+    BLOCK,
+    BLOCKS,
+    DESCRIPTOR,
+    LAYERS,
+    SCOPE,
+    TOKENS,
+    Accepting,
+    Link,
+    kv,
+    manifests,
+    publisher,
+)
+from tests.kvcs.support_segments import grown, put_segment
+from tests.moqt.memory import Pair
+from tests.moqt.peers import Collector
+
+CACHE = kv()
+
+
+def test_each_segment_has_tracks_and_an_entry_of_its_own_and_the_keys_go_on():
+    publication = grown((3, 2), CACHE)
+    keys = block_keys(SCOPE, DESCRIPTOR, TOKENS)
+    names = [b"manifest", b"k.raw.s0", b"v.raw.s0", b"k.raw.s1", b"v.raw.s1"]
+    assert [store.name.name for store in publication.tracks] == names
+    first, second = manifests(publication)[-1].segments
+    assert (first.first_block, first.blocks, second.first_block, second.blocks) == (0, 3, 3, 2)
+    assert first.block_keys_sha256 == keys_digest(keys[:3])
+    assert second.block_keys_sha256 == keys_digest(keys[3:])
+    assert publication.namespace.anchor_key == keys[2]
+    assert (publication.blocks, publication.tokens) == (BLOCKS, len(TOKENS))
+    for store in publication.tracks:
+        assert store.end_code == PublishDoneCode.TRACK_ENDED
+    for store in publication.tracks[1:]:
+        ends = store.groups[LAYERS].objects[0]
+        assert ends.status is ObjectStatus.END_OF_TRACK
+
+
+def test_layer_0_of_a_chunk_is_out_before_the_next_chunk_is_put():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
+    served = Publisher()
+    publication.serve(served)
+    pair = Pair(server=served)
+    put_segment(publication, CACHE)
+    publication.extend(TOKENS[3 * BLOCK :])
+    seen = [Collector(), Collector()]
+    for store, collector in zip(publication.tracks[3:], seen, strict=True):
+        pair.client.subscribe(store.name, collector)
+    pair.run()
+    publication.put_layer(0, *(tensor[3 * BLOCK :] for tensor in CACHE[0]))
+    pair.run()
+    for collector in seen:
+        objects = [at for at in collector.locations if at.object < 2]
+        assert objects == [Location(0, 0), Location(0, 1)]
+    assert publication.next_object == (1, 0)
+
+
+def test_a_segment_is_named_before_its_first_object_and_said_to_be_complete_after_its_last():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
+    put_segment(publication, CACHE)
+    (entry,) = manifests(publication)[-1].segments
+    assert entry.complete and not publication.complete
+    assert publication.next_object is None
+    publication.extend(TOKENS[3 * BLOCK :])
+    entry = manifests(publication)[-1].segments[1]
+    assert not entry.complete and not any(publication.tracks[3].objects())
+    put_segment(publication, CACHE)
+    assert manifests(publication)[-1].segments[1].complete
+    assert publication.tracks[3].ended and not publication.tracks[0].ended
+    publication.finish()
+    assert publication.tracks[0].ended and publication.complete
+    versions = manifests(publication)
+    for earlier, later in itertools.pairwise(versions):
+        check_progress(earlier, later)
+
+
+def test_tokens_that_fill_no_block_begin_the_next_segment():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 2 * BLOCK + 1], growing=True)
+    put_segment(publication, CACHE)
+    at = 2 * BLOCK + 1
+    assert publication.extend(TOKENS[at : at + 1]) == 0
+    assert publication.extend([]) == 0
+    assert publication.extend(np.array(TOKENS[at + 1 : at + 7])) == 2
+    assert (publication.segment, publication.segment_blocks) == (1, 2)
+    assert publication.first_token == 2 * BLOCK
+    put_segment(publication, CACHE)
+    publication.finish()
+    assert publication.tokens == 4 * BLOCK
+    last = manifests(publication)[-1].segments[1]
+    assert last.block_keys_sha256 == keys_digest(block_keys(SCOPE, DESCRIPTOR, TOKENS)[2:4])
+
+
+def test_each_wrong_order_is_told_in_a_plain_sentence_and_changes_nothing():
+    single = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    with pytest.raises(MisuseError, match=r"cannot be extended: it has one .* with growing=True"):
+        single.extend(TOKENS)
+    put_segment(single, CACHE)
+    with pytest.raises(MisuseError, match="cannot be finished: it has ended, with its last layer"):
+        single.finish()
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
+    publication.put_layer(0, *CACHE[0])
+    for call, what in ((lambda: publication.extend(TOKENS), "extended"), (publication.finish, "f")):
+        with pytest.raises(MisuseError, match=f"cannot be {what}.* yet: layer 1, block 0 of seg"):
+            call()
+    for layer in range(1, LAYERS):
+        publication.put_layer(layer, *CACHE[layer])
+    with pytest.raises(MisuseError, match="segment 0 has every layer: extend or finish"):
+        publication.put_layer(0, *CACHE[0])
+    with pytest.raises(DecodeError, match="bad-token"):
+        publication.extend([1, 2, -3, 4])
+    publication.extend(TOKENS[3 * BLOCK :])
+    with pytest.raises(MisuseError, match="8 are to be published, from token 12 on"):
+        publication.put_layer(0, *(tensor[:BLOCK] for tensor in CACHE[0]))
+    put_segment(publication, CACHE)
+    publication.finish()
+    for call, what in ((lambda: publication.extend([1]), "extended"), (publication.finish, "f")):
+        with pytest.raises(MisuseError, match=f"cannot be {what}.*: it has ended$"):
+            call()
+    with pytest.raises(MisuseError, match="the publication has ended"):
+        publication.put_block(0, 0, *(tensor[:BLOCK] for tensor in CACHE[0]))
+    assert publication.next_object is None
+
+
+def test_more_segments_than_a_publication_may_have_are_refused_by_both_sides(monkeypatch):
+    assert codes.MAX_SEGMENTS == 1024
+    whole = manifests(grown((1, 1, 1), CACHE))[-1].to_json()
+    monkeypatch.setattr(publications, "MAX_SEGMENTS", 2)
+    publication = grown((1, 1), CACHE, finish=False)
+    with pytest.raises(KvcsError, match="has 2 segments, and no more are allowed: finish it, or"):
+        publication.extend(TOKENS[2 * BLOCK :])
+    publication.finish()
+    monkeypatch.setattr("kvcs.names.manifest.MAX_SEGMENTS", 2)
+    with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read"):
+        Manifest.parse(whole)
+
+
+def test_an_abandoned_publication_leaves_its_whole_segments_ended():
+    publication = grown((3,), CACHE, finish=False)
+    publication.extend(TOKENS[3 * BLOCK :])
+    publication.put_layer(0, *(tensor[3 * BLOCK :] for tensor in CACHE[0]))
+    publication.abandon()
+    codes = [store.end_code for store in publication.tracks]
+    ended, lost = PublishDoneCode.TRACK_ENDED, PublishDoneCode.INTERNAL_ERROR
+    assert codes == [lost, ended, ended, lost, lost]
+
+
+async def test_a_session_serves_the_segments_to_come_until_it_is_unpublished():
+    link = Link(Accepting())
+    handler = link.pair.client.handler = Publisher()
+    async with link:
+        publication = Publication(SCOPE, DESCRIPTOR, TOKENS[:BLOCK], growing=True)
+        announced = await publish(link.session, publication)
+        put_segment(publication, CACHE)
+        publication.extend(TOKENS[BLOCK : 2 * BLOCK])
+        assert set(handler.tracks.values()) == set(publication.tracks)
+        unpublish(link.session, publication, announced)
+        put_segment(publication, CACHE)
+        publication.extend(TOKENS[2 * BLOCK :])
+        assert not handler.tracks
+        await link.assert_clean()
+
+
+def test_a_publisher_that_is_gone_is_not_kept():
+    publication = grown((1,), CACHE, finish=False)
+    served = publisher(publication)
+    publication.serve(served)
+    gone = weakref.ref(served)
+    del served
+    gc.collect()
+    assert gone() is None
+    publication.extend(TOKENS[BLOCK:])

@@ -1,0 +1,158 @@
+"""Receive windows: they follow what comes, and all of a process together have a bound."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from moqt.quic.windows import (
+    FIRST_WINDOW,
+    INITIAL_SESSION_WINDOW,
+    SessionWindow,
+    WindowMemory,
+    grown,
+)
+from tests.moqt.quic.links import Flow, Path, compete, transfer
+from tests.moqt.quic_pair import Pair, quic_config
+
+MIB = 1 << 20
+TRIP = 0.1
+
+
+def session(memory: WindowMemory, origin: str = "192.0.2.1", **settings: int) -> SessionWindow:
+    most = {"most": 64 * MIB, "memory_most": 1024 * MIB} | settings
+    window = SessionWindow(memory, origin, **most)
+    window.begin()
+    return window
+
+
+def fill(window: SessionWindow, rounds: int = 12) -> None:
+    """The peer sends and the application takes all that is granted, each round trip."""
+    consumed, now = 0, 100.0
+    for _ in range(rounds):
+        for _ in range(4):
+            limit = consumed + window.octets
+            consumed += -(-window.octets // 4)
+            now += TRIP / 5
+            window.used(limit, consumed, TRIP, now)
+
+
+# -------------------------------------------------------------------------- how one grows
+
+
+def test_a_window_holds_four_round_trips_of_what_comes() -> None:
+    window, mark, now = 1000, (0.0, 0), 100.0
+    window, mark = grown(window, 1000, mark, 250, TRIP, now)
+    assert window == 1000, "a first quarter says nothing of how fast it was used up"
+    window, mark = grown(window, 1250, mark, 500, TRIP, now + TRIP / 4)
+    window, mark = grown(window, 1500, mark, 1000, TRIP, now + TRIP / 2)
+    assert window == 4 * (1000 - 250)
+
+
+def test_a_quarter_of_a_window_in_each_round_trip_leaves_it_as_it_is() -> None:
+    window, mark, now, consumed = 1000, (0.0, 0), 100.0, 0
+    for _ in range(100):
+        limit = consumed + window
+        consumed += 250
+        now += 1.01 * TRIP
+        window, mark = grown(window, limit, mark, consumed, TRIP, now)
+    assert window == 1000
+
+
+def test_a_window_also_grows_by_what_comes_at_once_when_a_lost_packet_has_come() -> None:
+    window, _ = grown(1000, 1000, (0.0, 0), 1000, TRIP, 100.0)
+    assert window == 4 * 750
+
+
+# -------------------------------------------------------------------------- who may have how much
+
+
+def test_a_thousand_connections_that_fill_their_windows_stay_within_the_memory_of_the_process() -> (
+    None
+):
+    memory = WindowMemory()
+    windows = [session(memory, f"192.0.{number % 40}.1") for number in range(1000)]
+    for window in windows:
+        fill(window)
+    assert sum(each.octets for each in windows) <= 1024 * MIB + 1000 * FIRST_WINDOW
+    assert min(each.octets for each in windows) >= FIRST_WINDOW
+    assert memory.denied > 0
+    for window in windows:
+        window.close()
+    assert memory.octets == 0
+
+
+def test_connections_of_one_address_leave_half_of_the_memory_to_another() -> None:
+    memory = WindowMemory()
+    for _ in range(256):
+        fill(session(memory))
+    assert memory.octets <= 512 * MIB
+    other = session(memory, "198.51.100.1")
+    assert other.octets == INITIAL_SESSION_WINDOW
+    fill(other)
+    assert other.octets == 64 * MIB
+
+
+def test_the_log_says_once_which_setting_keeps_a_window_small(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory = WindowMemory()
+    with caplog.at_level(logging.WARNING, "moqt.quic.windows"):
+        for _ in range(3):
+            fill(session(memory, most=4 * MIB))
+    (record,) = caplog.records
+    assert "session_window=4194304" in record.getMessage()
+
+
+def test_a_connection_has_its_window_after_the_handshake_and_gives_it_back_at_the_end() -> None:
+    pair = Pair()
+    assert pair.server.probe.credit.value == INITIAL_SESSION_WINDOW
+    context = pair.server.host.context
+    assert context is not None
+    assert context.memory.octets == INITIAL_SESSION_WINDOW - FIRST_WINDOW
+    pair.client.live.close(0, "")
+    pair.run(limit=1.0)
+    assert context.memory.octets == 0
+
+
+# -------------------------------------------------------------------------- what it is for
+
+
+def path(**changes: object) -> Path:
+    settings: dict[str, object] = {"latency": 0.05, "bandwidth": 125e6, "queue": 12_500_000}
+    return Path(**settings | changes)  # type: ignore[arg-type]
+
+
+def test_a_gigabit_a_second_over_100_ms_is_filled_by_one_stream() -> None:
+    random.seed(1)
+    flow = transfer(None, path(), until=3)
+    assert flow.goodput_between(1.9, 3) >= 0.9 * 125e6
+
+
+def test_a_lost_packet_among_ten_thousand_small_ones_under_way_is_waited_for() -> None:
+    random.seed(1)
+    # With 1,200 octets in each, ten thousand wait for it in the receiver.
+    lossy = path(blackouts=((1.9, 1.9005),))
+    flow = transfer(None, lossy, until=2.6, max_datagram_size=1200)
+    assert flow.declared_lost > 0
+    assert flow.goodput_between(2.1, 2.6) >= 0.8 * 125e6
+
+
+def test_a_receiver_short_of_memory_slows_its_senders_and_loses_nothing() -> None:
+    random.seed(1)
+    flows = compete(
+        *(Flow(octets=3_000_000, quic={"window_memory": 0}) for _ in range(2)),
+        up=path(),
+        until=20,
+    )
+    for flow in flows:
+        assert flow.received == 3_000_000
+        assert flow.seconds is not None and flow.seconds >= 3_000_000 / FIRST_WINDOW * TRIP
+
+
+def test_windows_that_are_set_stay_as_they_are_set() -> None:
+    config = quic_config(stream_window=64 << 10, session_window=128 << 10)
+    pair = Pair(server=config)
+    assert pair.server.probe.credit.value == 128 << 10
