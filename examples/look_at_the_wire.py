@@ -7,8 +7,7 @@ A codec is all that knows a draft's octets; decoders take them in pieces of any 
 
 import moqt
 from moqt.values.messages import Subscribe
-from moqt.wire.codec import codec_for
-from moqt.wire.objects import SubgroupHeader, WholeObject
+from moqt.wire import SubgroupHeader, WholeObject, codec_for
 
 CODEC = codec_for("moqt-22")
 

@@ -47,7 +47,7 @@ async def main() -> None:
         cert, key = make_self_signed(folder)
         quic = moqt.QuicConfig(certfile=cert, keyfile=key)
         async with (
-            await moqt.serve("127.0.0.1", 0, quic=quic, handler=publisher) as server,
+            moqt.serve("127.0.0.1", 0, quic=quic, handler=publisher) as server,
             moqt.connect(f"moqt://127.0.0.1:{server.port}", cafile=cert) as session,
         ):
             await watch(session, track)

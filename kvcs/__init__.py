@@ -4,7 +4,7 @@
 `Consumer` retrieves it, verified, while it is produced or afterwards.
 
 The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
-names. `finding` and `publishing` stand side by side and never import each other.
+trust → names. `finding` and `publishing` stand side by side and never import each other.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PublisherLost,
         RetrievalError,
         RetrievalTimeout,
+        UnknownKey,
         Unsupported,
         VerificationFailed,
     )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     )
     from kvcs.retrieving.layers import Layer
     from kvcs.retrieving.stats import Mode, Stats
+    from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -64,6 +66,8 @@ _WHERE = {
     "NotAuthorized": "kvcs.names.errors",
     "NotFound": "kvcs.names.errors",
     "NothingToPublish": "kvcs.names.errors",
+    "ProducerKey": "kvcs.trust.producers",
+    "Producers": "kvcs.trust.producers",
     "Publication": "kvcs.publishing.publication",
     "PublicationNamespace": "kvcs.names.namespace",
     "PublisherLost": "kvcs.names.errors",
@@ -71,6 +75,7 @@ _WHERE = {
     "RetrievalTimeout": "kvcs.names.errors",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
+    "UnknownKey": "kvcs.names.errors",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "block_keys": "kvsp.names.identity",
@@ -108,6 +113,8 @@ __all__ = [
     "NotAuthorized",
     "NotFound",
     "NothingToPublish",
+    "ProducerKey",
+    "Producers",
     "Publication",
     "PublicationNamespace",
     "PublisherLost",
@@ -115,6 +122,7 @@ __all__ = [
     "RetrievalTimeout",
     "Scope",
     "Stats",
+    "UnknownKey",
     "Unsupported",
     "VerificationFailed",
     "block_keys",

@@ -4,7 +4,7 @@ The core (`moqt.session`, `moqt.track.store`) owns no I/O; `moqt.connect` and `m
 put it on asyncio and UDP.
 
 Floors: server → client, redirects → aio → publisher, responses → session → requests → delivery,
-receiving → track, log → token_file → wire, quic → uri → values, backoff.
+receiving → track, log → token_file → wire, quic → uri, private_files → values, backoff.
 """
 
 from __future__ import annotations

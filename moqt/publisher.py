@@ -33,6 +33,8 @@ class Publisher(SessionHandler):
 
     def __init__(self) -> None:
         self.tracks: dict[FullTrackName, TrackStore] = {}
+        self._absent: dict[FullTrackName, int] = {}
+        """Tracks that will not exist for so many milliseconds."""
         self._listings: set[IncomingSubscribeNamespace] = set()
         self._wanted: set[IncomingSubscribeTracks] = set()
         self._waiting: dict[FullTrackName, dict[IncomingSubscribe, Deadline]] = {}
@@ -63,6 +65,13 @@ class Publisher(SessionHandler):
         if name.namespace not in self.namespaces():
             for listing in tuple(self._listings):
                 listing.remove(name.namespace)
+
+    def set_absent(self, name: FullTrackName, retry_after_ms: int | None) -> None:
+        """Who asks for this track is told that it does not exist, and not to ask again for so
+        long: a relay that asked for others can tell them. None takes that back."""
+        self._absent.pop(name, None)
+        if retry_after_ms is not None:
+            self._absent[name] = retry_after_ms
 
     def namespaces(self) -> set[TrackNamespace]:
         return {name.namespace for name in self.tracks}
@@ -122,6 +131,7 @@ class Publisher(SessionHandler):
         request.reject(
             RequestErrorCode.DOES_NOT_EXIST,
             f"no such track in {printable_namespace(request.name.namespace)}"[:200],
+            retry_after_ms=self._absent.get(request.name),
         )
 
     # -- requests for namespaces -----------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
 from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
+from moqt.uri import for_transport
 from moqt.values.codes import SessionErrorCode
 from moqt.wire.codec import codec_for
 
@@ -32,9 +33,14 @@ class Server:
         return self.endpoint.port
 
     def goaway(self, uri: str = "", timeout_ms: int = 0) -> None:
-        """Ask every peer to leave (MOQT "GOAWAY"); new requests are refused from now on."""
-        for session in tuple(self.sessions):
-            session.session.send_goaway(uri, timeout_ms)
+        """Ask every peer to leave (MOQT "GOAWAY"); new requests are refused from now on.
+
+        Each is told `uri` with the scheme that its session has: `moqt`, or `https` over
+        WebTransport.
+        """
+        for each in tuple(self.sessions):
+            webtransport = each.session.transport.path is not None
+            each.session.send_goaway(for_transport(uri, webtransport=webtransport), timeout_ms)
 
     async def close(
         self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = ""
@@ -56,16 +62,11 @@ class Server:
         await self.close()
 
 
-async def serve(
-    host: str,
-    port: int,
-    *,
-    quic: QuicConfig,
-    handler: SessionHandler | Callable[[], SessionHandler],
-    session: SessionConfig | None = None,
-    on_session: Callable[[MoqtSession], None] | None = None,
-) -> Server:
+class serve:
     """Listen on `host`:`port` (0 picks a free port) with the certificate in `quic`.
+
+    Use it as `server = await serve(...)` (then `await server.close()`), or as
+    `async with serve(...) as server`.
 
     Native QUIC and, unless `quic.webtransport` is false, WebTransport share the port; the
     handshake's ALPN tells them apart.
@@ -74,25 +75,59 @@ async def serve(
     with each new session, before its SETUP. Raises OSError when the address is taken and
     MisuseError for a draft in `quic.alpn` that has no codec.
     """
-    server = Server()
 
-    def make(transport: Transport) -> TransportHandler:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        quic: QuicConfig,
+        handler: SessionHandler | Callable[[], SessionHandler],
+        session: SessionConfig | None = None,
+        on_session: Callable[[MoqtSession], None] | None = None,
+    ) -> None:
+        self._host, self._port, self._quic = host, port, quic
+        self._handler = handler
+        self._config = session
+        self._on_session = on_session
+        self._server = Server()
+
+    def __await__(self) -> Generator[None, None, Server]:
+        return self._serve().__await__()
+
+    async def __aenter__(self) -> Server:
+        return await self._serve()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._server.close()
+
+    def _accept(self, transport: Transport) -> TransportHandler:
+        handler, sessions = self._handler, self._server.sessions
         chosen = handler if isinstance(handler, SessionHandler) else handler()
-        accepted = Session(transport, chosen, session, now=asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        accepted = Session(transport, chosen, self._config, now=loop.time())
         wrapper = MoqtSession(accepted)
-        server.sessions.add(wrapper)
+        sessions.add(wrapper)
         accepted.observers.append(
-            lambda closed: server.sessions.discard(wrapper) if closed is not None else None
+            lambda closed: sessions.discard(wrapper) if closed is not None else None
         )
-        asyncio.get_running_loop().call_soon(keep_ticking, accepted)
-        if on_session is not None:
-            on_session(wrapper)
+        loop.call_soon(keep_ticking, accepted)
+        if self._on_session is not None:
+            self._on_session(wrapper)
         return accepted
 
-    protocols = tuple(name for name in quic.alpn if name != H3_ALPN)
-    for name in protocols:
-        codec_for(name)
-    if quic.webtransport:
-        quic = replace(quic, alpn=(*protocols, H3_ALPN))
-    server.endpoint = await endpoint.serve(host, port, quic, by_alpn(make, protocols))
-    return server
+    async def _serve(self) -> Server:
+        quic = self._quic
+        protocols = tuple(name for name in quic.alpn if name != H3_ALPN)
+        for name in protocols:
+            codec_for(name)
+        if quic.webtransport:
+            quic = replace(quic, alpn=(*protocols, H3_ALPN))
+        accept = by_alpn(self._accept, protocols)
+        self._server.endpoint = await endpoint.serve(self._host, self._port, quic, accept)
+        return self._server

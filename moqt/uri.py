@@ -45,3 +45,11 @@ def parse_uri(text: str) -> MoqtUri:
         parts.fragment,
         parts.scheme == "https",
     )
+
+
+def for_transport(uri: str, *, webtransport: bool) -> str:
+    """`uri` with the scheme of that transport; one that has another kind of scheme as it is."""
+    scheme, colon, rest = uri.partition("://")
+    if not colon or scheme not in ("moqt", "https"):
+        return uri
+    return f"{'https' if webtransport else 'moqt'}://{rest}"

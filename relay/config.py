@@ -23,6 +23,8 @@ class RelayConfig:
     """Namespaces published at once, each publisher counted; the same for listings of prefixes."""
     max_namespaces_per_session: int = 16_384
     """Of these, those of one session."""
+    max_absent: int = 16_384
+    """Tracks remembered that do not exist, as their publishers say; beyond, the oldest goes."""
     max_pending: int = 4096
     """Requests waiting for a publisher at once."""
     upstream_timeout: float = 5.0
@@ -49,6 +51,9 @@ class RelayConfig:
     """Objects that may wait to go out as datagrams, per subscription; beyond, they are dropped."""
     pending_fills: int = 64
     """Fills one subscription may have open; an update that asks for one more is refused."""
+    stream_patience: float = 1.0
+    """Seconds without a new stream from a peer after which a Subgroup that waits for one takes
+    that of another of lower priority, which goes on with a later one."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -79,6 +84,8 @@ class Counters:
     requests_refused: int = 0
     requests_over_limit: int = 0
     """Of those, the ones beyond a limit of the relay."""
+    requests_absent: int = 0
+    """Of those, the ones for tracks whose publishers had said that they do not exist."""
     malformed_tracks: int = 0
     scopes_refused: int = 0
     """Sessions closed because they dialled one path too many."""

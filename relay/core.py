@@ -113,7 +113,10 @@ class Relay(SessionHandler):
         self.counters.sessions += 1
         config = self.config
         session.scheduler.limits = DeliveryLimits(
-            config.pending_subgroups, config.pending_datagrams, config.pending_fills
+            config.pending_subgroups,
+            config.pending_datagrams,
+            config.pending_fills,
+            config.stream_patience,
         )
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:
@@ -278,7 +281,7 @@ class Relay(SessionHandler):
         if (
             track is not None
             and track.servable(request)
-            and not track.stale
+            and not track.demand.stale
             and not self._comes_from(track, session_of(request))
         ):
             self._serve(track, request)
@@ -288,6 +291,12 @@ class Relay(SessionHandler):
             publishers = self.publishers(name.namespace, session_of(request))
             if not publishers:
                 self._no_publisher(request)
+                return
+            if not request.parameters.rendezvous_timeout and self.refusals.absent.knows(
+                name, publishers, self.clock.now
+            ):
+                self.counters.requests_absent += 1
+                self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
                 return
         if not self._may_wait(request):
             return
@@ -305,7 +314,7 @@ class Relay(SessionHandler):
         if publishers:
             track.open(publishers)
         else:
-            track.catch_up()
+            track.demand.catch_up(request)
 
     def _comes_from(self, track: UpstreamTrack, asking: Session) -> bool:
         """Whether an upstream relay asks for what only upstream relays bring: a circle."""
@@ -342,12 +351,13 @@ class Relay(SessionHandler):
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
+        if isinstance(request, IncomingSubscribe):
+            request.updates.gate = partial(track.demand.update_received, request)
         request.accept(track.store)
         if request.state is not RequestState.ESTABLISHED:
             return
         if isinstance(request, IncomingSubscribe):
             self.counters.downstream_subscriptions += 1
-            request.updates.gate = partial(track.update_received, request)
         else:
             self.counters.downstream_fetches += 1
         track.requests[request] = None
@@ -418,6 +428,9 @@ class Relay(SessionHandler):
         if code not in _PASSED_ON:
             code, reason = RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
         if code is RequestErrorCode.DOES_NOT_EXIST:
+            if retry is not None:
+                asked = self.publishers(track.name.namespace)
+                self.refusals.absent.add(track.name, asked, self.clock.now + retry / 1000)
             reason, retry = NO_SUCH_TRACK, None
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
@@ -454,6 +467,7 @@ class Relay(SessionHandler):
         """Time has passed: deadlines, lingering, expiry. Twice a second is enough."""
         self.clock.now = now
         self.refusals.malformed.tick(now)
+        self.refusals.absent.tick(now)
         if self._own_cache:
             self.cache.expire(now)
         for request in self.waiting.overdue(now):

@@ -12,20 +12,21 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
-from moqt.requests import IncomingFetch, OutgoingPublish, PublisherSide
+from moqt.requests import IncomingFetch, OutgoingPublish
 from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
-from moqt.values.messages import RequestUpdate
 from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 from relay.audience.downstream import Downstream, TrackRequest, live
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
+from relay.demand import Demand
 from relay.sources.filling import Filling
 from relay.sources.missing import Ranges
 from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscribe, UpstreamSubscription
+from relay.sources.wanted import EVERYTHING
 
 
 class Home(Protocol):
@@ -80,7 +81,6 @@ class UpstreamTrack:
         self.store.on_used = self._used
         self.store.on_evicted = self._evicted
         self.store.knowledge.account = self.cache
-        self.store.on_new_group = self._new_group
         self.filling = Filling(
             self.store, cache=self.cache, counters=self.counters, clock=self.clock
         )
@@ -91,6 +91,8 @@ class UpstreamTrack:
         self.waiting = self.downstream.waiting
         self.requests = self.downstream.requests
         self.offers = self.downstream.offers
+        self.demand = Demand(self)
+        self.store.on_new_group = self.demand.ask_new_group
         self.idle_since: float | None = None
         self.published_here = False
         """Complete and without a publisher: the relay is the publisher now."""
@@ -99,12 +101,8 @@ class UpstreamTrack:
         self._lost: tuple[int, str] | None = None
         """How the last subscription ended, while another, or what was missed, may come."""
         self._end_unseen = False
-        """It ended while its publication was paused: there may be Objects nobody told of."""
-        self._patience: float | None = None
-        """How long who waits for upstream's Largest Object waits for it."""
-        self._unwanted_since: float | None = None
-        self._new_group_asked: tuple[int, int] | None = None
-        """NEW_GROUP_REQUEST that is outstanding, and the current group when it was made."""
+        """It ended while its publication was paused, or narrowed: there may be Objects that nobody
+        told of."""
 
     # -- state ---------------------------------------------------------------------------
 
@@ -149,16 +147,6 @@ class UpstreamTrack:
         # Without any publisher the cache is all there is; what it misses resets the stream.
         return isinstance(request, IncomingFetch) and self.store.octets > 0
 
-    @property
-    def stale(self) -> bool:
-        """Whether upstream is paused, and knows better what the Largest Object is."""
-        established = False
-        for each in self.subscriptions:
-            if each.current:
-                return False
-            established |= each.established
-        return established
-
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
         sessions = [each.session for each in self.subscriptions if each.established]
@@ -176,15 +164,13 @@ class UpstreamTrack:
             self._open(subscription)
 
     def _open(self, subscription: UpstreamSubscribe) -> None:
-        new_group = self.downstream.new_group
-        if new_group is not None:
-            self._new_group_asked = (new_group, self._group)
         patience = 0
         if subscription.session in self.home.upstreams:
             patience = min(self.downstream.rendezvous_ms, round(self.config.max_rendezvous * 1000))
         error = subscription.open(
-            forward=self._subscribe_forward,
-            new_group=new_group,
+            self.demand.wanted or EVERYTHING,
+            forward=self.demand.forward,
+            new_group=self.demand.new_group(),
             rendezvous_ms=patience,
         )
         if error is not None:
@@ -270,9 +256,10 @@ class UpstreamTrack:
         self.ranges.forgive()
         self.home.track_busy(self)
         self.home.track_available(self)
+        self.demand.widen(subscription)
         self._ready(subscription)
         if self.waiting:
-            self.catch_up()
+            self.demand.catch_up()
 
     def upstream_told(self, subscription: UpstreamSubscription) -> None:
         """An update was answered, with the Largest Object at that moment."""
@@ -290,6 +277,9 @@ class UpstreamTrack:
             self.malformed("the Largest Object lies beyond the end of the track")
             return False
         store.largest = largest
+        slept, subscription.slept = subscription.slept, subscription.paused
+        if subscription.narrowed and not slept:
+            return True  # what is wanted of that has come, or comes
         if self.downstream.listens:
             self.ranges.missed(
                 location_after(before) if before is not None else Location(0, 0), largest
@@ -302,13 +292,13 @@ class UpstreamTrack:
 
     def _ready(self, subscription: UpstreamSubscription) -> None:
         """Who waited can go on; who wants Objects, only when they come."""
-        current = subscription.current
-        if current:
-            self._patience = None
+        flows = subscription.flows
+        if flows:
+            self.demand.patience = None
         for request in tuple(self.waiting):
-            if current or not live(request):
+            if flows or not live(request):
                 self.home.track_serve(self, request)
-        if current:
+        if flows:
             self.downstream.let_go()
 
     def upstream_failed(self, subscription: UpstreamSubscription, error: MoqtError) -> None:
@@ -334,16 +324,18 @@ class UpstreamTrack:
         if not self._drop(subscription):
             return
         store = self.store
-        self._end_unseen = subscription.paused and store.end_of_track is None
+        self._end_unseen = subscription.narrowed or (
+            subscription.paused and store.end_of_track is None
+        )
         if (
             code == PublishDoneCode.TRACK_ENDED
-            and subscription.whole
+            and subscription.brought_all
             and store.end_of_track is None
         ):
             store.set_end_of_track(
                 location_after(store.largest) if store.largest else Location(0, 0)
             )
-        if code == PublishDoneCode.TRACK_ENDED and subscription.whole:
+        if code == PublishDoneCode.TRACK_ENDED and subscription.brought_all:
             self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
@@ -363,7 +355,8 @@ class UpstreamTrack:
         return was
 
     def _lost_upstream(self, code: int, reason: str) -> None:
-        if self.established:
+        over = code == PublishDoneCode.TRACK_ENDED and self.store.is_complete()
+        if self.established and not over:
             if self.downstream.listens:
                 self.ranges.recover()
             self.adjust()
@@ -443,82 +436,19 @@ class UpstreamTrack:
         self.store.end_reason = reason
         self.home.track_malformed(self, reason)
 
-    # -- FORWARD ---------------------------------------------------------------------------
-
-    def catch_up(self) -> None:
-        """Have upstream resume, or at least say what the Largest Object is."""
-        if self._patience is None:
-            self._patience = self.clock.now + self.config.upstream_timeout
-        if self.downstream.wants:
-            self._direct(True)
-        else:
-            for subscription in self.subscriptions:
-                subscription.refresh()
-
-    def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
-        """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
-        if update.parameters.forward != 1 or not self.stale:
-            return True
-        self.downstream.deferred[request] = None
-        self.catch_up()
-        return request not in self.downstream.deferred
+    # -- what is asked of upstream ---------------------------------------------------------
 
     def offered(self, publication: OutgoingPublish) -> None:
         """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
         self.offers[publication] = None
-        publication.updates.gate = partial(self.update_received, publication)
+        publication.updates.gate = partial(self.demand.update_received, publication)
         self.idle_since = None
         self.home.track_busy(self)
         self.adjust()
 
-    @property
-    def _subscribe_forward(self) -> bool:
-        """FORWARD of a SUBSCRIBE of ours: fetches alone leave it running, too."""
-        return self.downstream.wants or not self.downstream.subscribes
-
     def adjust(self) -> None:
-        """Resume upstream at once when it is wanted; pause it when it has not been for long.
-
-        A publication that nobody has asked for yet is paused at once.
-        """
-        self._direct(self.downstream.wants)
-
-    def _direct(self, wanted: bool) -> None:
-        """`adjust`, knowing whether it is `wanted`."""
-        now = self.clock.now
-        if wanted:
-            self._unwanted_since = None
-        elif self._unwanted_since is None:
-            self._unwanted_since = now
-        rested = not wanted and now - (self._unwanted_since or 0.0) >= self.config.linger
-        sessions: set[Session] = set()
-        for subscription in tuple(self.subscriptions):
-            if not subscription.established:
-                continue
-            if subscription.session in sessions:
-                subscription.forward(False)  # the same Objects come on another of its subscriptions
-            elif wanted or (not subscription.published and self._subscribe_forward):
-                subscription.used = True
-                subscription.forward(True)
-            elif rested or not subscription.used:
-                subscription.forward(False)
-            sessions.add(subscription.session)
-
-    # -- NEW_GROUP_REQUEST -----------------------------------------------------------------
-
-    @property
-    def _group(self) -> int:
-        return self.store.largest.group if self.store.largest is not None else -1
-
-    def _new_group(self, store: TrackStore, value: int) -> None:
-        """Pass a downstream NEW_GROUP_REQUEST on, unless one as large is outstanding."""
-        asked = self._new_group_asked
-        if asked is not None and asked[1] == self._group and value <= asked[0]:
-            return
-        self._new_group_asked = (value, self._group)
-        for subscription in tuple(self.subscriptions):
-            if subscription.established:
-                subscription.ask_new_group(value)
+        """Resume or pause upstream, as it is wanted."""
+        self.demand.adjust()
 
     # -- numbers and the cache -------------------------------------------------------------
 
@@ -554,7 +484,7 @@ class UpstreamTrack:
     def tick(self, now: float) -> None:
         for subscription in tuple(self.subscriptions):
             subscription.tick(now)
-        if self._patience is not None and now > self._patience:
+        if self.demand.patience is not None and now > self.demand.patience:
             self._give_up_waiting()
         self.downstream.prune()
         if not self.idle:
@@ -564,13 +494,13 @@ class UpstreamTrack:
             self.ranges.stop()
         elif now - self.idle_since >= self.config.linger:
             self.close_upstream(publications=False)
-        self.adjust()
+        self.demand.tick()
         self.ranges.tick(now)
         self.recovered()
 
     def _give_up_waiting(self) -> None:
         """Upstream has not answered an update: go on with what is known."""
-        self._patience = None
+        self.demand.patience = None
         self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)

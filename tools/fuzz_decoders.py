@@ -12,8 +12,11 @@ from kvcs.names.errors import KvcsError
 from kvcs.names.manifest import Manifest
 from kvcs.names.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.names.payload import check_payload
+from kvcs.trust import cose
+from kvcs.trust.sealing import TrackOpener, TrackSealer
 from kvsp.blocks.codecs import decode_section, encode_section
 from kvsp.names.codes import Codec, DecodeErrorName
+from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from moqt.log.describe import describe, line
@@ -22,6 +25,7 @@ from moqt.uri import parse_uri
 from moqt.values.codes import REQUEST_OPENERS, GroupOrder, MessageType, SessionErrorCode
 from moqt.values.errors import MisuseError, RequestError, SessionError
 from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName
 from moqt.wire.objects import PaddingDatagram, WholeObject
 from tools.fuzz_base import CODEC, KVCS, Case, Target, vectors
 from tools.fuzz_budget import Budget
@@ -233,3 +237,44 @@ class Sections(Target):
             if codec.lossless:
                 again = encode_section(codec, raw, self.descriptor)
                 assert decode_section(codec, again, self.descriptor) == raw
+
+
+class Cose(Target):
+    """COSE_Sign1 messages, which are read before any signature is verified."""
+
+    name = "cose"
+
+    def corpus(self) -> list[Case]:
+        known = [KVCS["manifest_cose"]["small"], *KVCS["manifest_cose"]["invalid"]]
+        return [[("", bytes.fromhex(each["hex"]))] for each in known]
+
+    def run(self, case: Case) -> None:
+        message = b"".join(_parts(case))
+        try:
+            signed = cose.read(message)
+        except DecodeError as error:
+            assert error.name is DecodeErrorName.BAD_COSE
+            return
+        assert cose.open_message(message, None) == signed.payload
+        assert bytes(signed.payload) in message and signed.signature in message
+
+
+class Sealed(Target):
+    """Sealed Objects: the first part is the properties, what follows the payload."""
+
+    name = "sealed"
+
+    def __init__(self) -> None:
+        key, name = ContentKey.generate(), FullTrackName((b"kvcs-1",), b"k.raw.s0")
+        self.sealer, self.opener = TrackSealer(key, name), TrackOpener((key,), name)
+        self.payload = bytes(100)
+        self.sealed = self.sealer.seal(1, 2, 3, [self.payload])
+
+    def corpus(self) -> list[Case]:
+        return [[("", self.sealer.properties), ("", self.sealed)], [("", b""), ("", self.payload)]]
+
+    def run(self, case: Case) -> None:
+        properties, *parts = _parts(case) or [b""]
+        with suppress(DecodeError):
+            # whatever is altered, nothing else than what was sealed is ever given
+            assert self.opener.open(1, 2, 3, properties, parts) == self.payload

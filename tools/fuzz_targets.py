@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tools.fuzz_base import Case, Step, Target
-from tools.fuzz_decoders import Control, Data, Datagram, ManifestTarget, Payload, Sections
+from tools.fuzz_decoders import (
+    Control,
+    Cose,
+    Data,
+    Datagram,
+    ManifestTarget,
+    Payload,
+    Sealed,
+    Sections,
+)
 from tools.fuzz_floods import FloodTarget
 from tools.fuzz_sessions import (
     RelayTarget,
@@ -29,6 +38,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
         WebTransportTarget,
         Payload,
         ManifestTarget,
+        Cose,
+        Sealed,
         Sections,
     )
 }

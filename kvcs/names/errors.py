@@ -40,6 +40,10 @@ class Unsupported(RetrievalError):
     """The publication is offered only in codecs or components that are not known here."""
 
 
+class UnknownKey(RetrievalError):
+    """The publication is sealed with a content key that is not here."""
+
+
 class PublisherLost(RetrievalError):
     """The publication cannot be had whole: its publisher, the session or Objects are gone."""
 
@@ -54,6 +58,7 @@ _RANKS: Final = (
     PublisherLost,
     RetrievalTimeout,
     Unsupported,
+    UnknownKey,
     NotAuthorized,
     VerificationFailed,
 )

@@ -276,8 +276,13 @@ class Manifest:
             raise _keys_mismatch("the last block of segment 0 has another key than the Anchor Key")
         if keys_digest(block_keys[: first.blocks]) != first.block_keys_sha256:
             raise _keys_mismatch("segment 0 covers other tokens")
-        confirmed = first.blocks
-        for entry in self.segments[1:]:
+        return self.continued(block_keys, 1)
+
+    def continued(self, block_keys: Sequence[bytes], segment: int) -> int:
+        """How many leading blocks have these keys, when those before `segment` have them: a
+        segment that goes on with other tokens, or beyond them, ends it."""
+        confirmed = sum(entry.blocks for entry in self.segments[:segment])
+        for entry in self.segments[segment:]:
             end = confirmed + entry.blocks
             if end > len(block_keys):
                 break

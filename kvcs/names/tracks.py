@@ -11,6 +11,7 @@ from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from moqt.track.store import TrackStore
+from moqt.values.codes import DEFAULT_PRIORITY
 from moqt.values.names import FullTrackName
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
@@ -85,6 +86,14 @@ def publisher_priority(group: int, layers: int) -> int:
     return 128 * group // layers
 
 
+def subscriber_priority(track: DataTrack) -> int | None:
+    """Subscriber Priority of the requests for a track: those of an earlier segment go first.
+
+    None is the default, 128, which segment 0 has.
+    """
+    return min(DEFAULT_PRIORITY + track.segment, 255) if track.segment else None
+
+
 def raw_octets(descriptor: Descriptor, component: Component) -> int:
     """Octets of the raw Data of one Object: a K or V section, or both for `kv`.
 
@@ -105,3 +114,6 @@ class TrackServer(Protocol):
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve a track to no new request."""
+
+    def set_absent(self, name: FullTrackName, retry_after_ms: int | None) -> None:
+        """Say of a track that it does not exist and will not for so long; None: no more."""

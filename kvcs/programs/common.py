@@ -16,6 +16,7 @@ from kvcs.names.errors import (
     NotAuthorized,
     NotFound,
     NothingToPublish,
+    UnknownKey,
     VerificationFailed,
 )
 from kvcs.names.refusals import not_authorized
@@ -94,7 +95,7 @@ def exit_code(error: BaseException) -> ExitCode:
             return ExitCode.USAGE
         case NotFound():
             return ExitCode.NOT_FOUND
-        case NotAuthorized():
+        case NotAuthorized() | UnknownKey():
             return ExitCode.NOT_AUTHORIZED
         case VerificationFailed():
             return ExitCode.VERIFICATION_FAILED
@@ -159,7 +160,7 @@ def session_config(token_file: Path | None) -> SessionConfig:
 def explained(error: BaseException, token_file: Path | None) -> str:
     """An error in a sentence; a refusal also says which token was shown."""
     text = str(error) or type(error).__name__
-    if exit_code(error) is not ExitCode.NOT_AUTHORIZED:
+    if exit_code(error) is not ExitCode.NOT_AUTHORIZED or isinstance(error, UnknownKey):
         return text
     if token_file is None:
         return f"{text} (no token was shown: see --token-file)"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
 
+from kvcs.trust.producers import Algorithm, ProducerKey, with_producer
 from kvsp.cli.plain import PlainCommand, PlainGroup
+from kvsp.names.codes import CipherSuite
+from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError, FileError, KvspError
-from kvsp.names.identity import Scope
+from kvsp.names.identity import Scope, parse_hex
 from kvsp.names.private_files import replace_private
 from kvsp.names.uris import check_holder_uri
 from kvsp.principals import (
@@ -28,6 +32,33 @@ from kvsp.principals import (
 )
 
 _ROLES: Final = ", ".join(sorted(ROLES))
+
+
+class Suite(StrEnum):
+    """Cipher suites, as they are typed."""
+
+    AES_128_GCM = "aes-128-gcm"
+    AES_256_GCM = "aes-256-gcm"
+    AES_128_CTR_HMAC_80 = "aes-128-ctr-hmac-80"
+    AES_128_CTR_HMAC_64 = "aes-128-ctr-hmac-64"
+
+
+_SUITES: Final = {
+    Suite.AES_128_GCM: CipherSuite.AES_128_GCM_SHA256_128,
+    Suite.AES_256_GCM: CipherSuite.AES_256_GCM_SHA512_128,
+    Suite.AES_128_CTR_HMAC_80: CipherSuite.AES_128_CTR_HMAC_SHA256_80,
+    Suite.AES_128_CTR_HMAC_64: CipherSuite.AES_128_CTR_HMAC_SHA256_64,
+}
+
+
+class Alg(StrEnum):
+    """Signature algorithms, as they are typed."""
+
+    EDDSA = "EdDSA"
+    ES256 = "ES256"
+
+
+_ALGORITHMS: Final = {Alg.EDDSA: Algorithm.EDDSA, Alg.ES256: Algorithm.ES256}
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -49,21 +80,97 @@ def _program() -> None:
 @app.command(cls=PlainCommand, epilog="Example:  kvcs-keygen scope scope.json")
 def scope(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The scope file to make.")],
+    content_key: Annotated[
+        bool,
+        typer.Option("--content-key", help="With a key that caches are sealed with, end to end."),
+    ] = False,
+    cipher_suite: Annotated[
+        Suite, typer.Option(help="How they are sealed; the first is for nearly everybody.")
+    ] = Suite.AES_128_GCM,
 ) -> None:
     """Make a scope file with a fresh random scope key.
 
     Only its owner may read it (mode 0600), and an existing file is never overwritten.
     Prints the Scope ID, which is not a secret. Hand the file itself to every member of
-    the scope, and to nobody else.
+    the scope, and to nobody else. With --content-key relays cannot read what they carry.
 
     Exit code: 0 done, 1 the file was not made, 2 wrong usage.
     """
-    fresh = Scope.generate()
+    keys = (ContentKey.generate(cipher_suite=_SUITES[cipher_suite]),) if content_key else ()
+    fresh = Scope.generate(keys)
     try:
         fresh.save(file)
     except KvspError as error:
         _fail(str(error), 1)
     typer.echo(fresh.scope_id.hex())
+
+
+@app.command(cls=PlainCommand, epilog="Example:  kvcs-keygen rotate scope.json")
+def rotate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The scope file to change.")],
+) -> None:
+    """Add a fresh content key to a scope file: caches are sealed with it from now on.
+
+    The keys before it stay, for what is sealed with them. The file is exchanged in one step
+    and keeps its mode. Prints the Key ID. Hand the new file to those who only read first, to
+    publishers last: nobody can open what is sealed with a key that he does not have.
+
+    Exit code: 0 done, 1 the file is as it was, 2 wrong usage.
+    """
+    try:
+        fresh = Scope.rotate(file)
+    except KvspError as error:
+        _fail(str(error), 1)
+    typer.echo(fresh.key_id)
+
+
+@app.command(
+    cls=PlainCommand,
+    epilog="Example:  kvcs-keygen producer producer.json --producers producers.json",
+)
+def producer(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key file to make.")],
+    algorithm: Annotated[Alg, typer.Option("--alg", help="The signature algorithm.")] = Alg.EDDSA,
+    kid: Annotated[
+        str | None,
+        typer.Option(metavar="HEX", help="The key's identifier; made from the key without it."),
+    ] = None,
+    producers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append its public half there instead of printing it."),
+    ] = None,
+) -> None:
+    """Make the key that a producer signs its manifests with (kvcs-publish --sign-key).
+
+    Only its owner may read the file (mode 0600), and an existing one is never overwritten. Its
+    public half is no secret: it is printed, or appended to --producers, the file that
+    consumers have (kvcs-subscribe --producers).
+
+    Exit code: 0 done, 1 a file was not made, 2 wrong usage or input files. Nothing is left
+    of what was not done.
+    """
+    if producers is not None and os.path.realpath(producers) == os.path.realpath(file):
+        _fail(f"{file}: a private key and the list of public ones go to different files", 2)
+    try:
+        chosen = None if kid is None else parse_hex(kid)
+        fresh = ProducerKey.generate(_ALGORITHMS[algorithm], chosen)
+        text = b"" if producers is None else with_producer(producers, fresh)
+    except (KvspError, ValueError) as error:
+        _fail(f"--kid: {error}" if not isinstance(error, FileError) else str(error), 2)
+    try:
+        fresh.save(file)
+        try:
+            if producers is None:
+                typer.echo(json.dumps(fresh.public))
+            else:
+                replace_private(producers, text)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+    except FileError as error:
+        _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"its public half cannot be printed: {error.strerror or error}", 1)
 
 
 @app.command(
@@ -133,7 +240,7 @@ def token(
     try:
         scopes = {EVERY_SCOPE: rights} if every_scope else {}
         if scope_key_file is not None:
-            scopes[Scope.load(scope_key_file).scope_id.hex()] = rights
+            scopes[Scope.load(scope_key_file, sealing=True).scope_id.hex()] = rights
         who = Principal(
             name=principal or file.stem,
             roles=frozenset(role or ()),

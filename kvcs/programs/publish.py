@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, TypeVar
 
 import typer
 
+from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -44,7 +45,8 @@ from kvcs.programs.index_options import (
     KvspTokenFile,
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
-from kvcs.publishing.publication import Publication, Publishable, publish
+from kvcs.publishing.publication import Publication, Publishable, check_manifest_size, publish
+from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, note, print_json, warnings_noted
 from kvsp.cli.plain import PlainCommand
@@ -151,6 +153,15 @@ def command(
     live_delay: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Pause between layers: imitate production.")
     ] = 0,
+    chunk_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Publish N tokens at a time, every layer of them before the next ones: "
+            "a segment for each pass, as chunked prefill computes them.",
+        ),
+    ] = None,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -163,6 +174,10 @@ def command(
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign the manifest (key: kvcs-keygen producer)."),
+    ] = None,
     kvsp: KvspIndex = None,
     kvsp_cafile: KvspCafile = None,
     kvsp_token_file: KvspTokenFile = None,
@@ -183,16 +198,21 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         with inputs():
-            scope = Scope.load(scope_key_file)
+            scope = Scope.load(scope_key_file, sealing=True)
+            signer = None if sign_key is None else ProducerKey.load(sign_key)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
-            publication = Publication(scope, descriptor, ids)
+            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens)
+            growing = len(chunks) > 1
+            publication = Publication(scope, descriptor, chunks[0], growing=growing, signer=signer)
             cache = KvFile.open(kv, descriptor)
         held = complete_blocks(cache.tokens, descriptor.block_tokens)
-        if held != publication.blocks:
+        blocks = complete_blocks(len(ids), descriptor.block_tokens)
+        check_manifest_size(descriptor, blocks)
+        if held != blocks:
             raise InputError(
                 f"{kv}: holds {cache.tokens} tokens ({held} complete blocks), "
-                f"but there are {len(ids)} token ids ({publication.blocks} complete blocks)"
+                f"but there are {len(ids)} token ids ({blocks} complete blocks)"
             )
         quic = QuicConfig(
             cafile=cafile,
@@ -232,7 +252,7 @@ def command(
                         keep=kvsp_keep,
                     )
             with warnings_noted(PROGRAM, "kvsp"):
-                await _Program(publication, cache, settings, replicas).run()
+                await _Program(publication, chunks, cache, settings, replicas).run()
 
     run(PROGRAM, main, token_file=token_file)
 
@@ -408,24 +428,30 @@ class _Program(Serving):
     def __init__(
         self,
         publication: Publication,
+        chunks: list[list[int]],
         cache: KvFile,
         settings: Settings,
         replicas: Replicas | None = None,
     ) -> None:
+        """`publication` is of the first of `chunks`, the tokens of each pass."""
         super().__init__(publication, settings)
         self._produced = publication
+        self._chunks = chunks
         self._cache = cache
         self._replicas = replicas
 
     def _told(self) -> tuple[str, dict[str, Any]]:
-        publication = self._produced
-        layers, namespace = publication.descriptor.layers, publication.namespace
+        layers, namespace = self._produced.descriptor.layers, self._produced.namespace
+        rows, chunks = self._produced.descriptor.block_tokens, len(self._chunks)
+        blocks = complete_blocks(sum(map(len, self._chunks)), rows)
+        in_chunks = f", {chunks} chunks" if chunks > 1 else ""
         return (
-            f"{publication.tokens} tokens ({publication.blocks} blocks, {layers} layers), "
+            f"{blocks * rows} tokens ({blocks} blocks, {layers} layers{in_chunks}), "
             f"namespace {namespace.text}",
             {
-                "tokens": publication.tokens,
-                "blocks": publication.blocks,
+                "tokens": blocks * rows,
+                "blocks": blocks,
+                "chunks": chunks,
                 "layers": layers,
                 "namespace": namespace.text,
                 "publication": namespace.publication_id.hex(),
@@ -433,22 +459,54 @@ class _Program(Serving):
         )
 
     async def _produce(self) -> None:
-        """Put every layer, block by block, and let the sessions send in between."""
+        """Put every layer of every chunk, and let the sessions send in between."""
         publication, cache = self._produced, self._cache
-        rows = publication.descriptor.block_tokens
-        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
-        for layer in range(publication.descriptor.layers):
-            if layer and self._settings.live_delay:
-                await asyncio.sleep(self._settings.live_delay)
-            k, v = cache.k(layer), cache.v(layer)
-            for block in range(publication.blocks):
-                if block % turn == 0:
-                    await asyncio.sleep(0)
-                at = slice(block * rows, (block + 1) * rows)
-                publication.put_block(layer, block, k[at], v[at])
+        await self._produce_segment()
+        for chunk in self._chunks[1:]:
+            if publication.extend(chunk):
+                await self._pause()
+                await self._produce_segment()
+        if len(self._chunks) > 1:
+            publication.finish()
         if self._replicas is not None:
             every = range(publication.descriptor.layers)
             await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
+
+    async def _produce_segment(self) -> None:
+        publication, cache = self._produced, self._cache
+        rows, first = publication.descriptor.block_tokens, publication.first_token
+        turn = max(1, TURN_OCTETS // (2 * publication.descriptor.section_octets()))
+        for layer in range(publication.descriptor.layers):
+            if layer:
+                await self._pause()
+            k, v = cache.k(layer), cache.v(layer)
+            for block in range(publication.segment_blocks):
+                if block % turn == 0:
+                    await asyncio.sleep(0)
+                at = slice(first + block * rows, first + (block + 1) * rows)
+                publication.put_block(layer, block, k[at], v[at])
+
+    async def _pause(self) -> None:
+        if self._settings.live_delay:
+            await asyncio.sleep(self._settings.live_delay)
+
+
+def _chunks(ids: list[int], tokens: int | None, block_tokens: int) -> list[list[int]]:
+    """The tokens of each pass. Raises InputError when they cannot be segments."""
+    if tokens is None or tokens >= len(ids):
+        return [ids]
+    if tokens < block_tokens:
+        raise InputError(
+            f"--chunk-tokens {tokens}: a chunk fills at least one block of {block_tokens} tokens"
+        )
+    chunks = [ids[at : at + tokens] for at in range(0, len(ids), tokens)]
+    if len(chunks) > MAX_SEGMENTS:
+        least = -(-len(ids) // MAX_SEGMENTS)
+        raise InputError(
+            f"--chunk-tokens {tokens}: {len(ids)} tokens are {len(chunks)} chunks, and a "
+            f"publication has at most {MAX_SEGMENTS} segments: give {least} or more"
+        )
+    return chunks
 
 
 async def _result(future: asyncio.Future[_T]) -> _T:

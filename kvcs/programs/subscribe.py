@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, Fallback
-from kvcs.names.errors import KvcsError, RetrievalTimeout
+from kvcs.names.errors import KvcsError, RetrievalError, RetrievalTimeout, VerificationFailed
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     IDLE_TIMEOUT,
@@ -53,6 +53,7 @@ from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
 from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.stats import Mode, Stats
+from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
 from kvsp.cli.plain import PlainCommand
@@ -73,6 +74,8 @@ EXAMPLE: Final = (
 CONNECT_TIMEOUT: Final = 10.0
 MAX_CONNECTIONS: Final = 16
 """More than fill any path whose policers count by flow, and than a relay should have to keep."""
+GROWTH: Final = 1.25
+"""How many times the tokens of the last file a new one has at the least, while it grows."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -106,6 +109,13 @@ def command(
     blocks: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the first N blocks.")
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Go on while the publication grows; FILE is replaced as more of it is whole.",
+        ),
+    ] = False,
     discovery: Annotated[
         DiscoveryMode,
         typer.Option(
@@ -125,6 +135,16 @@ def command(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
+    producers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take only what a producer in FILE has signed."),
+    ] = None,
+    require_listed: Annotated[
+        bool,
+        typer.Option(
+            "--require-listed", help="Take a layer only once the manifest lists its digests."
+        ),
+    ] = False,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
     session_window: SessionWindow = SESSION_WINDOW,
@@ -152,13 +172,14 @@ def command(
         check_cafile(cafile)
         shown = session_config(token_file)
         check_output(out)
-        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file)
+        check_not_input(out, scope_key_file, compat, Path(tokens), cafile, token_file, producers)
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
         if discovery is DiscoveryMode.INDEX and kvsp is None:
             raise InputError("--discovery index finds what an index service names: give --kvsp URI")
         with inputs():
-            scope = Scope.load(scope_key_file)
+            scope = Scope.load(scope_key_file, sealing=True)
+            accepted = None if producers is None else Producers.load(producers)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             wanted = parse_layers(layers, descriptor.layers)
@@ -203,24 +224,34 @@ def command(
                     ids,
                     layers=wanted,
                     blocks=blocks,
+                    follow=follow,
+                    # what is written before the end is never taken back
+                    require_listed=require_listed or follow,
                     mode=mode,
                     discovery=discovery,
                     timeout=left,
                     destination=destination,
                     source=url,
                     fallback=fallback,
+                    producers=accepted,
                     others=[relay_session(url) for _ in range(connections - 1)],
                 )
                 consumer.stats = stats
+                grow = _Growth(destination, stats, json=json) if follow else None
+                show = sys.stderr.isatty() and not json
                 try:
-                    await _retrieve(consumer, wanted, show=sys.stderr.isatty() and not json)
+                    await _retrieve(consumer, wanted, grow, show=show)
                 except RetrievalTimeout:
                     # connecting took a part of the time
-                    raise RetrievalTimeout(
-                        f"{stats.layers} of {len(wanted)} layers came within the {timeout:g} s "
-                        f"of --timeout"
-                    ) from None
-                destination.commit()
+                    of_segment = f" of segment {stats.segments - 1}" if stats.segments > 1 else ""
+                    late = RetrievalTimeout(
+                        f"{stats.layers} of {len(wanted)} layers{of_segment} came within the "
+                        f"{timeout:g} s of --timeout"
+                    )
+                    raise _with_what_is_whole(late, destination, stats, out) from None
+                except RetrievalError as error:
+                    raise _with_what_is_whole(error, destination, stats, out) from error.__cause__
+                destination.commit(stats.tokens)
         if stats.note is not None:
             note(PROGRAM, f"by MOQT alone: {stats.note}")
         if stats.relay_error is not None:
@@ -254,15 +285,59 @@ async def _connected(connecting: connect) -> MoqtSession:
     return await connecting
 
 
+class _Growth:
+    """Writes a file of what is whole so far, while a publication grows."""
+
+    def __init__(self, destination: FileDestination, stats: Stats, *, json: bool) -> None:
+        self._destination = destination
+        self._stats = stats
+        self._json = json
+        self._written = 0
+
+    async def segment_whole(self, last: Layer) -> None:
+        """Every layer of a segment came: the file is replaced when it has grown enough, so that
+        all that is written is a few times the last of it at the most."""
+        tokens = last.first_token + len(last.k)
+        # of all tokens there is one at the end anyway
+        if GROWTH * self._written <= tokens < self._destination.tokens:
+            await asyncio.to_thread(self._destination.save, tokens)
+            self._written = tokens
+        if self._json:
+            print_json(
+                {
+                    "event": "segment",
+                    "segment": last.segment,
+                    "tokens": tokens,
+                    "written_tokens": self._written,
+                    "seconds": round(self._stats.seconds, 6),
+                }
+            )
+
+
+def _with_what_is_whole(
+    error: RetrievalError, destination: FileDestination, stats: Stats, out: Path
+) -> RetrievalError:
+    """The error, once the segments that are whole are written, if there are any."""
+    if isinstance(error, VerificationFailed) or not stats.whole_blocks:
+        return error
+    tokens = stats.whole_blocks * (stats.tokens // stats.blocks)
+    destination.commit(tokens)
+    return type(error)(f"{error}; the first {tokens} tokens are whole and in {out}")
+
+
 class _Shown(Protocol):
     def __call__(self, layer: Layer) -> None: ...
 
 
-async def _retrieve(consumer: Consumer, layers: range, *, show: bool) -> None:
+async def _retrieve(
+    consumer: Consumer, layers: range, growth: _Growth | None, *, show: bool
+) -> None:
     async with consumer:
         with _progress(layers, show) as shown:
             async for layer in consumer.layers():
                 shown(layer)
+                if growth is not None and layer.index == layers.stop - 1:
+                    await growth.segment_whole(layer)
 
 
 @contextlib.contextmanager
@@ -272,7 +347,7 @@ def _progress(layers: range, show: bool) -> Iterator[_Shown]:
         yield lambda layer: None
         return
     with Progress(
-        TextColumn("layers"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -280,7 +355,11 @@ def _progress(layers: range, show: bool) -> Iterator[_Shown]:
         transient=True,
     ) as progress:
         task = progress.add_task("layers", total=len(layers))
-        yield lambda layer: progress.update(task, completed=layer.index - layers.start + 1)
+        yield lambda layer: progress.update(
+            task,
+            completed=layer.index - layers.start + 1,
+            description=f"layers of segment {layer.segment}" if layer.segment else "layers",
+        )
 
 
 def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources: bool) -> None:
@@ -295,7 +374,9 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
         print_json(result)
         return
     text = (
-        f"{stats.tokens} tokens ({stats.blocks} blocks, layers {layers.start}-{layers.stop - 1}), "
+        f"{stats.tokens} tokens ({stats.blocks} blocks"
+        f"{f' in {stats.segments} segments' if stats.segments > 1 else ''}"
+        f", layers {layers.start}-{layers.stop - 1}), "
         f"{stats.octets / 1e6:.1f} MB in {stats.seconds:.2f} s "
         f"({stats.megabytes_per_second:.1f} MB/s), first usable layer after "
         f"{stats.first_layer_seconds or 0:.3f} s, {stats.objects_verified} Objects "

@@ -17,6 +17,7 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -27,7 +28,10 @@ from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
 from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publisher_priority
-from kvsp.blocks.layout import Tensor, block_section, check_tensor
+from kvcs.trust.cose import sign
+from kvcs.trust.producers import ProducerKey
+from kvcs.trust.sealing import TrackSealer
+from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
 from moqt.aio import MoqtSession, PublishedNamespace
@@ -64,10 +68,10 @@ class Publication:
     """One production of the KV cache of a token prefix, as tracks.
 
     Each segment has its own, `k.raw.s0` and `v.raw.s0` the first: one Group per layer and one
-    Object per block. `manifest` has one Group per version; the first is there from the beginning,
-    and one that names a segment before any Object of it. Objects are put in layer order, and in
-    block order within a layer; each can be sent at once. The arrays are kept by reference, never
-    copied: they must not change any more.
+    Object per block. `manifest` (`manifest.cose` when it is signed) has one Group per version;
+    the first is there from the beginning, and one that names a segment before any Object of it.
+    Objects are put in layer order, and in block order within a layer; each can be sent at once. The
+    arrays are kept by reference, never copied unless sealed: they must not change any more.
 
     There is one segment, and the publication ends with its last layer, unless it is `growing`:
     then `extend` begins the next one and `finish` ends the publication. Nothing here waits: every
@@ -95,11 +99,15 @@ class Publication:
         cache_ms: int = DEFAULT_CACHE_MS,
         deterministic: bool = False,
         manifest_every: int = MANIFEST_EVERY,
+        signer: ProducerKey | None = None,
     ) -> None:
         """`tokens` are the ids of the first segment; those after the last complete block are not
         published, or begin the next segment. `growing`: there may be further segments, until
         `finish`. `cache_ms` is how long relays may keep the Objects. `deterministic` is a
-        promise that every publication of this prefix has bit-identical Objects.
+        promise that every publication of this prefix has bit-identical Objects. With `signer`
+        the manifests are signed, in the track "manifest.cose". When `scope` has content keys,
+        every Object is sealed with the last of them, so that no relay can read it; what is
+        sealed is a copy of the arrays.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
@@ -124,7 +132,13 @@ class Publication:
         self._manifest_every = manifest_every
         self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
-        self._manifest = self._store(ManifestTrack.MANIFEST.encode())
+        self._cache_ms = cache_ms
+        self._signer = signer
+        self._sealers: dict[TrackStore, TrackSealer] = {}
+        plain, signed = (each.encode() for each in ManifestTrack)
+        self._manifest = self._store(plain if signer is None else signed)
+        self._absent = FullTrackName(self.namespace.fields, signed if signer is None else plain)
+        """The manifest track that it does not have, and never will: it has one of the two."""
         self.tracks = (self._manifest,)
         self._serving: WeakSet[TrackServer] = WeakSet()
         self._version = 0
@@ -250,12 +264,14 @@ class Publication:
         self._serving.add(publisher)
         for store in self.tracks:
             publisher.add_track(store)
+        publisher.set_absent(self._absent, self._cache_ms)
 
     def withdraw(self, publisher: TrackServer) -> None:
         """Serve nothing by `publisher` any more; harmless when it does not."""
         self._serving.discard(publisher)
         for store in self.tracks:
             publisher.remove_track(store.name)
+        publisher.set_absent(self._absent, None)
 
     # -- inside --------------------------------------------------------------------------
 
@@ -279,12 +295,15 @@ class Publication:
             )
 
     def _store(self, name: bytes) -> TrackStore:
-        return TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
+        store = TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
+        if self._scope.content_keys:
+            self._sealers[store] = TrackSealer(self._scope.content_keys[-1], store.name)
+        return store
 
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
         """Begin a segment: its tracks are served before the manifest names them."""
         descriptor = self.descriptor
-        _check_manifest_size(descriptor, self.blocks + len(keys))
+        check_manifest_size(descriptor, self.blocks + len(keys))
         number = self._builder.add_segment(keys, [(each, Codec.RAW) for each in _COMPONENTS])
         names = [DataTrack(component, Codec.RAW.label, number) for component in _COMPONENTS]
         self._segment = _Segment(
@@ -334,7 +353,10 @@ class Publication:
                 data_length=self._section,
                 data_digest=digest,
             )
-            store.append(layer, block, (header, data), priority=priority)
+            if self._sealers:
+                self._append(store, layer, block, (header, data), priority)
+            else:
+                store.append(layer, block, (header, data), priority=priority)
             segment.digests[track].append(digest)
         segment.block += 1
         if segment.block == segment.blocks:
@@ -365,9 +387,27 @@ class Publication:
         self._ended = self.complete = True
         _end_track(self._manifest, self._version)
 
+    def _append(
+        self,
+        store: TrackStore,
+        group: int,
+        object_id: int,
+        parts: Sequence[Octets],
+        priority: int,
+    ) -> None:
+        """An Object, sealed where that is due."""
+        sealer = self._sealers.get(store)
+        if sealer is None:
+            store.append(group, object_id, parts, priority=priority)
+            return
+        payload = sealer.seal(group, object_id, priority, parts)
+        store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
+
     def _publish_manifest(self) -> None:
         octets = self._builder.build().to_json()
-        self._manifest.append(self._version, 0, octets, priority=MANIFEST_PRIORITY)
+        if self._signer is not None:
+            octets = sign(octets, self._signer)
+        self._append(self._manifest, self._version, 0, (octets,), MANIFEST_PRIORITY)
         _end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 
@@ -428,7 +468,8 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.finish(PublishDoneCode.TRACK_ENDED)
 
 
-def _check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
+def check_manifest_size(descriptor: Descriptor, blocks: int) -> None:
+    """Raises KvcsError when the manifest of so many blocks would be too large."""
     # known now, and better said now than after the last layer
     digests = len(_COMPONENTS) * descriptor.layers * blocks
     octets = digests * _DIGEST_TEXT + len(descriptor.jcs)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvcs.names.codes import Component
-from kvcs.names.errors import Unsupported, VerificationFailed
+from kvcs.names.digests import TrackDigests
+from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.names.payload import PayloadForm, data_digest
+from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import halves
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -43,30 +45,11 @@ OTHER_PRODUCTION: Final = "other-production"
 """Why a block of a holder was discarded that is right, but not the one of the publication."""
 
 
-@dataclass(slots=True)
-class _Facts:
-    """What is known of every Object of one track."""
-
-    form: PayloadForm
-    first: int
-    """The first block of its segment."""
-    blocks: int
-    """Blocks needed of it."""
-    listed: tuple[bytes, ...] = ()
-    """The digests of each layer that the manifest lists."""
-
-    def digest(self, layer: int, block: int) -> bytes | None:
-        """The digest that is listed for an Object."""
-        if layer >= len(self.listed):
-            return None
-        return self.listed[layer][block * HASH_OCTETS : (block + 1) * HASH_OCTETS]
-
-
 class Assembly(LayerBuffer):
     """The layers asked for, of one publication: of all its segments that are of our tokens.
 
     The first manifest tells what is usable of it (`blocks`); nothing is written before
-    `prepare`.
+    `prepare`. With `follow` later ones may add segments, as long as it is `growing`.
 
     `manifest` is the last good version. A layer is handed over, in order, through `ready`,
     as soon as every needed Object of it is verified in every selected track and none
@@ -75,15 +58,13 @@ class Assembly(LayerBuffer):
     when it does: only their digests are kept for that. With `require_listed` a layer waits
     for it.
 
-    Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if
-    they are the same production as far as anybody can tell, and after the last block of
-    the publication.
+    Blocks may also come from holders over HTTP (`block_received`): in place of Objects, if they are
+    the same production as far as anybody can tell, and after the last block of the publication.
 
-    Methods raise VerificationFailed when the publication is not to be used any further:
-    its first manifest is not acceptable, there were more than `max_bad` bad Objects, a block
-    is not the one that the index service has a record of, or a layer that was handed over is
-    not what the manifest lists; Unsupported when there is no track that can be read; and
-    whatever `destination` raises.
+    Methods raise VerificationFailed when the publication is not to be used any further: its first
+    manifest is not acceptable, there were more than `max_bad` bad Objects, or a block is not what
+    a record or the manifest lists; Unsupported when no track can be read, UnknownKey when it is
+    sealed with another key; and whatever `destination` raises.
     """
 
     def __init__(
@@ -96,18 +77,21 @@ class Assembly(LayerBuffer):
         stats: Stats,
         *,
         blocks: int | None = None,
+        follow: bool = False,
         require_listed: bool = False,
         max_bad: int = MAX_BAD_OBJECTS,
         records: Sequence[ReplicaRecord] = (),
         elsewhere: Callable[[int, int], bool] | None = None,
+        terms: Terms = ANY,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows
         no tokens and tells blocks apart otherwise, `blocks` how many
-        blocks it needs at most. `records` are those of the index service for the leading
+        blocks it needs at most. With `follow` segments are taken that appear later, until our
+        keys are covered. `records` are those of the index service for the leading
         `keys`: of a publication that goes on with other tokens no manifest can show which of
         its blocks are ours, so they are compared with the records. `elsewhere(layer, block)` is
         asked, for an Object that came and is bad, whether it will be had over HTTP; then it is
-        not asked for again.
+        not asked for again. Strict `terms` trust no record, and holders with what is listed.
         """
         super().__init__(descriptor, layers, destination, stats)
         self.namespace = namespace
@@ -119,18 +103,20 @@ class Assembly(LayerBuffer):
         """Bad Objects and manifests of this publication."""
         self.promised: set[tuple[int, int]] = set()
         """(layer, block) of bad Objects that are to come over HTTP."""
+        self.terms = terms
         self._keys = keys
-        self._records = records
+        self._records = () if terms.strict else records
         self._proven: set[int] = set()
         """Blocks that holders have of the production of this publication."""
         self._elsewhere = elsewhere
         self._most_blocks = blocks
+        self._follow = follow
         self._require_listed = require_listed
         self._max_bad = max_bad
-        self._facts: dict[DataTrack, _Facts] = {}
+        self._facts: dict[DataTrack, TrackDigests] = {}
+        self._of_segment: list[tuple[DataTrack, ...]] = []
         self._bound: dict[int, Sequence[bytes]] = {}
         """The layer digests of blocks whose keys only the index service vouches for."""
-        self._unconfirmed: dict[tuple[DataTrack, int], bytearray] = {}
         self._taken_back: list[tuple[DataTrack, Location]] = []
         self._reasons: Counter[str] = Counter()
         self._refused: set[Location] = set()
@@ -145,6 +131,11 @@ class Assembly(LayerBuffer):
     def tracks(self) -> tuple[DataTrack, ...]:
         """The tracks that are retrieved, segment by segment."""
         return tuple(self._facts)
+
+    @property
+    def segments(self) -> Sequence[tuple[DataTrack, ...]]:
+        """The tracks that each segment is retrieved from."""
+        return self._of_segment
 
     def entry(self, track: DataTrack) -> SegmentEntry:
         """The manifest's entry of the segment of a track."""
@@ -163,15 +154,24 @@ class Assembly(LayerBuffer):
     @property
     def settled(self) -> bool:
         """Whether a later manifest can say nothing more of what was handed over."""
-        return all(
-            self.entry(track).complete or self.entry(track).object_digests is None
-            for track in self._facts
-        )
+        return all(map(self._final, self._facts))
+
+    def _final(self, track: DataTrack) -> bool:
+        entry = self.entry(track)
+        return entry.complete or entry.object_digests is None
 
     @property
     def confirmed(self) -> bool:
         """Whether every Object held is listed in the manifest."""
-        return not self._unconfirmed
+        return not any(facts.came for facts in self._facts.values())
+
+    @property
+    def vouched(self) -> int:
+        """Leading blocks of whole segments of which the manifest says nothing else any more."""
+        for segment, span in enumerate(self._spans[: self.segment]):
+            if any(self._facts[t].came and not self._final(t) for t in self._of_segment[segment]):
+                return span.start
+        return self._spans[self.segment - 1].stop if self.segment else 0
 
     @property
     def manifest_refused(self) -> bool:
@@ -180,14 +180,14 @@ class Assembly(LayerBuffer):
 
     def missing(self, track: DataTrack, layer: int) -> list[int]:
         """The Objects of `layer` that `track` has still to bring, by Object ID."""
-        if not self.needs(layer):
+        if not self.needs(layer, track.segment):
             return []
-        held, facts = self._open.get(layer), self._facts[track]
-        within = range(facts.first, facts.first + facts.blocks)
+        held, facts = self._open.get((track.segment, layer)), self._facts[track]
+        within = range(facts.blocks)
         return [
-            block - facts.first
-            for block in (within if held is None else held.missing(track.component, within))
-            if (layer, block) not in self.promised
+            number
+            for number in (within if held is None else held.missing(track.component, within))
+            if (layer, facts.first + number) not in self.promised
         ]
 
     def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
@@ -198,7 +198,7 @@ class Assembly(LayerBuffer):
             proof = None if block in self.foreign else self._proof_of(layer, block)
             if proof is not None and not has(proof, block):
                 self.foreign.add(block)
-            if block in self.foreign:
+            if block in self.foreign or not self._may_be_given(layer, block):
                 continue
             if proof is not None and (proof, block) not in proofs:
                 proofs.add((proof, block))
@@ -211,17 +211,27 @@ class Assembly(LayerBuffer):
         needed, or nothing has come that would be one."""
         if block >= self.blocks or block in self._proven:
             return None
-        tracks = [t for t, f in self._facts.items() if f.first <= block < f.first + f.blocks]
+        tracks = self._of_segment[self.segment_of(block)]
         if any(self._known_digest(track, layer, block) is not None for track in tracks):
             return None
         listed = min(len(self._facts[tracks[0]].listed), self.layers.stop) - 1
         if listed >= self.layers.start:
             return listed
-        for track, other in reversed(self._unconfirmed):
-            over_http = (block, other) in self._stats.over_http
-            if track in tracks and not over_http and self._known_digest(track, other, block):
-                return other
+        for track in tracks:
+            for other in reversed(self._facts[track].came):
+                over_http = (block, other) in self._stats.over_http
+                if not over_http and self._known_digest(track, other, block):
+                    return other
         return None
+
+    def _may_be_given(self, layer: int, block: int) -> bool:
+        """Whether a holder's block may be used here: with strict terms, one that is listed."""
+        if not self.terms.strict:
+            return True
+        if block >= self.blocks:
+            return False
+        given = (self._facts[track] for track in self._of_segment[self.segment_of(block)])
+        return all(facts.digest(layer, block - facts.first) for facts in given)
 
     def take_back(self) -> list[tuple[DataTrack, Location]]:
         """Objects that a manifest refused after they were written, once each."""
@@ -232,19 +242,21 @@ class Assembly(LayerBuffer):
         """What another publication may continue from."""
         if self.manifest is None or not self.total:
             return None
+        segment, layer = self.segment, self._next
+        if self.ready:
+            segment, layer = self.ready[0].segment, self.ready[0].index
         return Kept(
             self.manifest.deterministic,
             self.namespace.anchor_key,
             self._spans,
-            self.total,
-            self.ready[0].index if self.ready else self._next,
-            dict(self._unconfirmed),
-            {track: facts.listed for track, facts in self._facts.items()},
+            segment,
+            layer,
+            {t: replace(facts, came=dict(facts.came)) for t, facts in self._facts.items()},
         )
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, payload: Octets) -> None:
+    def manifest_received(self, location: Location, payload: Octets, came: Came = IN_CLEAR) -> None:
         """A version of the manifest; its number is the Group ID."""
         version, object_id = location
         if version == self.version:
@@ -256,24 +268,23 @@ class Assembly(LayerBuffer):
             return  # Objects are immutable: asked for again, it is as bad as before
         try:
             if object_id:
-                raise DecodeError(
-                    DecodeErrorName.BAD_MANIFEST, "a manifest is Object 0 of its Group"
-                )
-            manifest = Manifest.parse(payload, self.namespace)
+                detail = "a manifest is Object 0 of its Group"
+                raise DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
+            manifest = self.terms.manifest(location, payload, came, self.namespace)
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:
                 self._judge(manifest)
         except DecodeError as error:
             self._stats.discarded[error.name] += 1
-            if self.manifest is None and error.name is DecodeErrorName.CODEC_UNSUPPORTED:
-                raise Unsupported(f"{self._publication}: {error.detail}") from None
             if self.manifest is None:
-                raise VerificationFailed(f"the manifest is not acceptable: {error}") from None
+                raise refusal(self._publication, error) from None
             self._refused.add(location)
             self._count_bad(error.name)
             return
         self.manifest, self.version = manifest, version
+        if self.growing:
+            self._grow(manifest)
         for track, facts in self._facts.items():
             digests = self.entry(track).object_digests
             facts.listed = digests[track] if digests is not None else ()
@@ -298,8 +309,9 @@ class Assembly(LayerBuffer):
             self._stats.discarded[NOT_NEEDED] += 1
             return Verdict.EXTRA
         block = facts.first + number
-        held = self._open.get(layer)
-        if not self.needs(layer) if held is None else held.has(track.component, block):
+        segment = track.segment
+        held = self._open.get((segment, layer))
+        if not self.needs(layer, segment) if held is None else held.has(track.component, number):
             if again or (block, layer) in self._stats.over_http:
                 self._stats.discarded[NOT_NEEDED] += 1
             else:
@@ -312,17 +324,17 @@ class Assembly(LayerBuffer):
             self._bad_object(layer, block, error.name)
             return Verdict.BAD
         if held is None:
-            held = self._held(layer)
-        held.write(track.component, block, *data)
+            held = self._held(segment, layer)
+        held.write(track.component, number, *data)
         stats = self._stats
         stats.objects_verified += 1
         stats.octets += facts.form.raw_octets
         if expected is None:
-            self._remember(track, layer, number, digest)
+            facts.remember(layer, number, digest)
         else:
             stats.objects_confirmed += 1
-        if block in self._bound and held.has(Component.KV, block):
-            self._check_bound(layer, block, *held.sections(block))
+        if block in self._bound and held.has(Component.KV, number):
+            self._check_bound(layer, block, *held.sections(number))
         if held.complete:
             self._hand_over()
         return Verdict.NEW
@@ -331,7 +343,7 @@ class Assembly(LayerBuffer):
         """An Object was thrown away unread; True when it was one that is needed."""
         layer, number = location
         facts = self._facts[track]
-        if not self.needs(layer) or number >= facts.blocks:
+        if not self.needs(layer, track.segment) or number >= facts.blocks:
             self._stats.discarded[NOT_NEEDED] += 1
             return False
         self._bad_object(layer, facts.first + number, reason)
@@ -346,14 +358,13 @@ class Assembly(LayerBuffer):
         self.promised.discard((layer, block))
         if self.manifest is None or layer not in self.layers or block >= self.total:
             return Verdict.EXTRA
+        if not self._may_be_given(layer, block):
+            return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
-        sections = {Component.K: k, Component.V: v}
-        digests = {}
+        sections, digests = {Component.K: k, Component.V: v}, {}
         same = block not in self._bound or data_digest(k, v) == self._bound[block][layer]
-        for track, facts in self._facts.items():
-            if not facts.first <= block < facts.first + facts.blocks:
-                continue
+        for track in self._of_segment[self.segment_of(block)]:
             data = [sections[half] for half in halves(track.component)]
             digests[track] = digest = data_digest(*data)
             known = self._known_digest(track, layer, block)
@@ -372,13 +383,14 @@ class Assembly(LayerBuffer):
             for track, digest in digests.items():
                 facts = self._facts[track]
                 if facts.digest(layer, block - facts.first) is None:
-                    self._remember(track, layer, block - facts.first, digest)
+                    facts.remember(layer, block - facts.first, digest)
         return verdict
 
     def release(self) -> None:
         """Let go of every array and digest."""
         super().release()
-        self._unconfirmed.clear()
+        for facts in self._facts.values():
+            facts.came.clear()
 
     # -- the first manifest --------------------------------------------------------------
 
@@ -392,34 +404,38 @@ class Assembly(LayerBuffer):
         """
         assert self.manifest is not None
         most = self._most(self.manifest.blocks if self._keys is None else len(self._keys))
-        total = max(self.blocks, min(over_http, most))
-        if (
-            kept is not None
-            and kept.deterministic
-            and self.manifest.deterministic
-            and (kept.anchor_key, kept.spans, kept.total)
-            == (self.namespace.anchor_key, self._spans, total)
-            and self._agrees(kept)
-        ):
-            self.total = total
-            self._say(total)
-            self._next = kept.next_layer
-            self._unconfirmed.update(
-                (key, digests) for key, digests in kept.unconfirmed.items() if key[1] < self._next
-            )
-            self._stats.layers = self._next - self.layers.start
+        listed_only = self.growing or self.terms.strict
+        total = self.blocks if listed_only else max(self.blocks, min(over_http, most))
+        spans = [self._facts[tracks[0]].span for tracks in self._of_segment]
+        spans[-1] = range(spans[-1].start, total)
+        if kept is not None and self._continues(kept, spans):
+            self._go_on(spans, kept.segment, kept.next_layer)
+            for track, known in kept.digests.items():
+                self._facts[track].came.update(
+                    (layer, digests)
+                    for layer, digests in known.came.items()
+                    if (track.segment, layer) < (kept.segment, kept.next_layer)
+                )
             self._confirm()
         else:
-            self.begin(total)
+            self.begin(spans, most if self.growing else None)
 
-    def _agrees(self, kept: Kept) -> bool:
-        """Whether the layers handed over are, as far as they are listed, those listed here."""
+    def _continues(self, kept: Kept, spans: list[range]) -> bool:
+        """Whether what was kept is the beginning of this publication: both deterministic, made of
+        the same parts, and the layers handed over, as far as they are listed here, the same."""
+        assert self.manifest is not None
+        if not (self.manifest.deterministic and kept.deterministic):
+            return False
+        if (self.namespace.anchor_key, spans) != (kept.anchor_key, kept.spans):
+            return False
+        if self._facts.keys() != kept.digests.keys():
+            return False
         for track, facts in self._facts.items():
-            octets = facts.blocks * HASH_OCTETS
-            for layer in range(self.layers.start, min(kept.next_layer, len(facts.listed))):
-                known = kept.digests(track, layer)
-                if known is not None and known[:octets] != facts.listed[layer][:octets]:
-                    return False
+            over = self.layers
+            if track.segment >= kept.segment:
+                over = range(over.start, kept.next_layer if track.segment == kept.segment else 0)
+            if facts.contradicts(kept.digests[track], over):
+                return False
         return True
 
     def _judge(self, manifest: Manifest) -> None:
@@ -429,25 +445,48 @@ class Assembly(LayerBuffer):
         if self._keys is not None:
             confirmed, bound = self._of_ours(manifest, self._keys)
             covered = max([confirmed, *(block + 1 for block in bound)])
-        needed = self._most(min(covered, manifest.blocks))
-        facts: dict[DataTrack, _Facts] = {}
-        for entry in manifest.segments:
+        self._facts, self._of_segment = {}, []
+        self._take(manifest, self._most(min(covered, manifest.blocks)))
+        self._bound = {block: each for block, each in bound.items() if block < self.blocks}
+        self.growing = (
+            self._follow
+            and self._keys is not None
+            and self.blocks == manifest.blocks < self._most(len(self._keys))
+            and not self._bound
+        )
+
+    def _take(self, manifest: Manifest, needed: int) -> None:
+        """Choose the tracks of the segments that have blocks up to `needed`, from the first that
+        has none so far."""
+        for entry in manifest.segments[len(self._of_segment) :]:
             if entry.first_block >= needed:
                 break
             try:
                 tracks = manifest.select_tracks(entry.segment, codecs={Codec.RAW})
             except DecodeError as error:
-                if not facts:
+                if not self._facts:
                     raise
                 # what stands before it is as good as a shorter publication
                 self._stats.discarded[error.name] += 1
-                needed = entry.first_block
+                self.growing = False
                 break
             blocks = min(entry.blocks, needed - entry.first_block)
             for track in tracks:
-                facts[track] = _Facts(self._form(track, entry), entry.first_block, blocks)
-        self.blocks, self._facts = needed, facts
-        self._bound = {block: each for block, each in bound.items() if block < needed}
+                self._facts[track] = TrackDigests.of(self.descriptor, track, entry, blocks)
+            self._of_segment.append(tracks)
+            self.blocks = entry.first_block + blocks
+
+    def _grow(self, manifest: Manifest) -> None:
+        """Take the segments that are new and continue with our tokens."""
+        assert self._keys is not None
+        following = manifest.segments[len(self._of_segment) :]
+        if not following:
+            return
+        self._take(manifest, self._most(manifest.continued(self._keys, following[0].segment)))
+        self.growing &= self.blocks == manifest.blocks < self._most(len(self._keys))
+        if self.total:
+            for tracks in self._of_segment[len(self._spans) :]:
+                self._add(self._facts[tracks[0]].span)
 
     def _of_ours(
         self, manifest: Manifest, keys: Sequence[bytes]
@@ -477,24 +516,8 @@ class Assembly(LayerBuffer):
         return min(blocks, self._most_blocks or blocks)
 
     @property
-    def _spans(self) -> list[tuple[DataTrack, int, int]]:
-        return [(track, facts.first, facts.blocks) for track, facts in self._facts.items()]
-
-    @property
     def _publication(self) -> str:
         return f"publication {self.namespace.publication_id.hex()}"
-
-    def _form(self, track: DataTrack, entry: SegmentEntry) -> PayloadForm:
-        codec = track.known_codec
-        assert codec is not None
-        descriptor = self.descriptor
-        return PayloadForm(
-            track.component,
-            codec,
-            entry.first_block,
-            descriptor.block_tokens,
-            raw_octets(descriptor, track.component),
-        )
 
     # -- inside --------------------------------------------------------------------------
 
@@ -507,30 +530,23 @@ class Assembly(LayerBuffer):
                 "service has a record of: it is the cache of other tokens, or the record is wrong"
             )
 
-    def _remember(self, track: DataTrack, layer: int, number: int, digest: bytes) -> None:
-        """Keep a digest until a manifest lists it."""
-        digests = self._unconfirmed.get((track, layer))
-        if digests is None:
-            size = HASH_OCTETS * self._facts[track].blocks
-            digests = self._unconfirmed[track, layer] = bytearray(size)
-        digests[number * HASH_OCTETS : (number + 1) * HASH_OCTETS] = digest
-
     def _known_digest(self, track: DataTrack, layer: int, block: int) -> bytes | None:
         """The digest of an Object: as the manifest lists it, or as it came."""
         facts = self._facts[track]
         number = block - facts.first
         listed = facts.digest(layer, number)
-        came = self._unconfirmed.get((track, layer))
+        came = facts.came.get(layer)
         if listed is not None or came is None:
             return listed
-        held = self._open.get(layer)
-        if held is not None and not held.has(track.component, block):
+        held = self._open.get((track.segment, layer))
+        if held is not None and not held.has(track.component, number):
             return None
         return bytes(came[number * HASH_OCTETS : (number + 1) * HASH_OCTETS])
 
     def _bad_object(self, layer: int, block: int, reason: str) -> None:
         self._stats.discarded[reason] += 1
-        if self._elsewhere is not None and self._elsewhere(layer, block):
+        elsewhere = self._elsewhere if self._may_be_given(layer, block) else None
+        if elsewhere is not None and elsewhere(layer, block):
             self.promised.add((layer, block))
         self._count_bad(reason)
 
@@ -547,46 +563,48 @@ class Assembly(LayerBuffer):
 
     def _confirm(self) -> None:
         """Compare what came before the manifest listed it."""
-        for (track, layer), digests in list(self._unconfirmed.items()):
-            facts = self._facts[track]
-            if layer >= len(facts.listed):
-                continue
-            del self._unconfirmed[track, layer]
-            expected = facts.listed[layer][: len(digests)]
-            held = self._open.get(layer)
-            if held is None:
-                self._stats.objects_confirmed += sum(
-                    (facts.first + number, layer) not in self._stats.over_http
-                    for number in range(facts.blocks)
-                )
-                if digests != expected:
-                    self._stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-                    raise VerificationFailed(
-                        f"{self._publication}: layer {layer}, "
-                        f"handed over before it was listed, is not what the manifest lists"
-                    )
-                continue
-            for number in range(facts.blocks):
-                block = facts.first + number
-                if not held.has(track.component, block):
-                    continue
-                part = slice(number * HASH_OCTETS, (number + 1) * HASH_OCTETS)
-                over_http = (block, layer) in self._stats.over_http
-                if digests[part] == expected[part]:
-                    self._stats.objects_confirmed += not over_http
-                    continue
-                held.take_back(track.component, block)
-                self._taken_back.append((track, Location(layer, number)))
-                self._stats.octets -= raw_octets(self.descriptor, track.component)
-                if over_http:
-                    self._stats.discarded[OTHER_PRODUCTION] += 1
-                    self.foreign.add(block)
-                    continue
-                self._stats.objects_verified -= 1
-                self._stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-                self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
+        for track, facts in self._facts.items():
+            for layer, digests, expected in facts.take_listed():
+                self._compare(track, facts, layer, digests, expected)
 
-    def _may_go(self, layer: int) -> bool:
+    def _compare(
+        self, track: DataTrack, facts: TrackDigests, layer: int, digests: bytearray, expected: bytes
+    ) -> None:
+        stats = self._stats
+        held = self._open.get((track.segment, layer))
+        if held is None:
+            stats.objects_confirmed += sum(
+                (facts.first + number, layer) not in stats.over_http
+                for number in range(facts.blocks)
+            )
+            if digests != expected:
+                stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
+                raise VerificationFailed(
+                    f"{self._publication}: layer {layer}, "
+                    f"handed over before it was listed, is not what the manifest lists"
+                )
+            return
+        for number in range(facts.blocks):
+            block = facts.first + number
+            if not held.has(track.component, number):
+                continue
+            part = slice(number * HASH_OCTETS, (number + 1) * HASH_OCTETS)
+            over_http = (block, layer) in stats.over_http
+            if digests[part] == expected[part]:
+                stats.objects_confirmed += not over_http
+                continue
+            held.take_back(track.component, number)
+            self._taken_back.append((track, Location(layer, number)))
+            stats.octets -= raw_octets(self.descriptor, track.component)
+            if over_http:
+                stats.discarded[OTHER_PRODUCTION] += 1
+                self.foreign.add(block)
+                continue
+            stats.objects_verified -= 1
+            stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
+            self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
+
+    def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(
-            (track, layer) in self._unconfirmed for track in self.tracks
+            layer in self._facts[track].came for track in self._of_segment[segment]
         )

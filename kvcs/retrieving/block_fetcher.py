@@ -53,8 +53,18 @@ class _Retrieved:
     """A publication as it came, while it is kept."""
 
     layers: list[Layer]
-    digests: list[bytes]
-    """Replica digest of each block."""
+    """Those of each segment, one segment after the other."""
+    digests: list[list[bytes]]
+    """Replica digest of each block, by segment."""
+
+    def find(self, digest: bytes) -> tuple[list[Layer], int]:
+        """The layers of the segment with that block, and its place there. Raises LoadError."""
+        each = len(self.layers) // len(self.digests)
+        for segment, digests in enumerate(self.digests):
+            if digest in digests:
+                layers = self.layers[segment * each : (segment + 1) * each]
+                return layers, digests.index(digest)
+        raise LoadError(DIGEST_MISMATCH, "no block of the publication has the digest")
 
     @property
     def octets(self) -> int:
@@ -106,8 +116,8 @@ class MoqtFetcher:
         record = await self._record(block, text)
         async with self._lock:
             retrieved = await self._retrieved(url, namespace, descriptor)
-        place = _place(retrieved, record)
-        for layer in retrieved.layers:
+        layers, place = retrieved.find(record.digest)
+        for layer in layers:
             rows = descriptor.block_tokens
             k, v = (block_section(tensor, place, rows) for tensor in (layer.k, layer.v))
             write(layer.index, k, v)
@@ -202,8 +212,8 @@ async def _wait(changed: asyncio.Event, due: float | None) -> None:
             raise
 
 
-def _digests(layers: list[Layer], descriptor: Descriptor) -> list[bytes]:
-    rows = descriptor.block_tokens
+def _digests(layers: list[Layer], descriptor: Descriptor) -> list[list[bytes]]:
+    rows, each = descriptor.block_tokens, descriptor.layers
 
     def digest(layer: Layer, block: int) -> bytes:
         k, v = (block_section(tensor, block, rows) for tensor in (layer.k, layer.v))
@@ -211,15 +221,14 @@ def _digests(layers: list[Layer], descriptor: Descriptor) -> list[bytes]:
         made.update(v)
         return made.digest()
 
-    blocks = range(len(layers[0].k) // rows)
-    return [replica_digest([digest(layer, block) for layer in layers]) for block in blocks]
-
-
-def _place(retrieved: _Retrieved, record: ReplicaRecord) -> int:
-    try:
-        return retrieved.digests.index(record.digest)
-    except ValueError:
-        raise LoadError(DIGEST_MISMATCH, "no block of the publication has the digest") from None
+    segments = [layers[at : at + each] for at in range(0, len(layers), each)]
+    return [
+        [
+            replica_digest([digest(layer, block) for layer in segment])
+            for block in range(len(segment[0].k) // rows)
+        ]
+        for segment in segments
+    ]
 
 
 def _reason(error: Exception) -> str:

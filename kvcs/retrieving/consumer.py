@@ -41,6 +41,8 @@ from kvcs.retrieving.lanes.lanes import Lanes
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Mode, Stats
+from kvcs.trust.producers import Producers
+from kvcs.trust.terms import Terms
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
 from moqt.aio import MoqtSession
 
@@ -86,6 +88,7 @@ class Consumer:
         *,
         layers: range | None = None,
         blocks: int | None = None,
+        follow: bool = False,
         mode: Mode | str = Mode.AUTO,
         timeout: float = DEFAULT_TIMEOUT,
         destination: Destination | None = None,
@@ -98,10 +101,14 @@ class Consumer:
         patience: float = DEFAULT_PATIENCE,
         source: str | None = None,
         fallback: Fallback | None = None,
+        producers: Producers | None = None,
         others: Sequence[Awaitable[MoqtSession]] = (),
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks
-        wanted. `timeout` bounds everything, in seconds. `destination` is where layers are
+        wanted. With `follow` the retrieval goes on while the publication grows, until all complete
+        blocks of the tokens are there or the publication has ended; without it, the segments that
+        have begun are retrieved.
+        `timeout` bounds everything, in seconds. `destination` is where layers are
         written (new arrays by default). `publications` are known already, in order of
         preference, and replace discovery. With `require_listed` no layer is handed over
         before the manifest lists its digests. `discovery` says how publications are found;
@@ -110,9 +117,12 @@ class Consumer:
         at a time where it lists nothing. After `patience` seconds
         without anything arriving another publication is tried, if there is one, also a shorter
         one. `source` is what `stats` calls the peer. With `fallback` blocks come from holders
-        over HTTP, too; `session` may then be None, and the consumer opens it itself. `others`
-        are further connections to the same relay, each a `moqt.connect(url)` that was not awaited:
-        the consumer opens and closes them, and splits a complete publication over all by layers.
+        over HTTP, too; `session` may then be None, and the consumer opens it itself. With
+        `producers` only what one of them has signed and listed is handed over, and with content
+        keys in `scope` only what is sealed with one of them; holders then give what the manifest
+        lists, and nothing besides. `others` are further connections to the same relay, each a
+        `moqt.connect(url)` that was not awaited: the consumer opens and closes them, and splits
+        what is complete over all of them by layers.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -146,10 +156,12 @@ class Consumer:
         self._keys = block_keys(scope, descriptor, tokens)
         self._layers = layers
         self._blocks = blocks
+        self._follow_growth = follow
         self._mode = Mode(mode)
         self._timeout = timeout
         self._destination = destination or MemoryDestination(descriptor)
-        self._require_listed = require_listed
+        self._terms = Terms(scope.content_keys, producers)
+        self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
         self._event = asyncio.Event()
@@ -185,7 +197,9 @@ class Consumer:
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
-        self._hasty = True
+        self._given = 0
+        """Blocks of segments that were given whole, and are as their manifest lists them."""
+        self._hasty = not self._terms.strict
         """Whether to do without a publication when none comes in time."""
         self._started = False
         self._since = 0.0
@@ -198,13 +212,14 @@ class Consumer:
         return buffer.octets_held if buffer is not None else 0
 
     async def layers(self) -> AsyncGenerator[Layer, None]:
-        """The layers in order, each as soon as it is usable.
+        """The layers of each segment in order, each as soon as it is usable.
 
         When a publication turns out to be bad or incomplete and another one is there, the
         layers come again from the first, of the other publication (see
         `Layer.publication`), unless both are deterministic; arrays of a destination are then
         written again. Until the iteration ends
-        without an exception, layers may turn out to differ from what the manifest lists.
+        without an exception, layers may turn out to differ from what the manifest lists; when it
+        ends with one, those of the first `stats.whole_blocks` blocks do not.
 
         Raises NotFound, NotAuthorized, VerificationFailed, PublisherLost, RetrievalTimeout,
         or what the destination raises. Whatever the end, every request is cancelled.
@@ -287,6 +302,8 @@ class Consumer:
                 failure = error
             finally:
                 self.stats.note = path.note
+            if self._terms.strict:
+                raise failure
             late = isinstance(failure, _LateError)
             try:
                 async with aclosing(self._over_http(path, shorter=not late)) as run:
@@ -305,6 +322,10 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
+            if retrieval.assembly.blocks <= self._given:
+                retrieval.close()  # what was given of another one is no less
+                self._candidates.failed(PublisherLost("no other publication has more"))
+                continue
             self._retrieval = retrieval
             if self._connections > 1 and candidate.url is None:
                 retrieval.lanes = Lanes(
@@ -338,6 +359,9 @@ class Consumer:
             finally:
                 if self._path is not None:
                     self._path.stop()
+                if not retrieval.finished:
+                    self.stats.whole_blocks = retrieval.assembly.vouched
+                    self._given = max(self._given, self.stats.whole_blocks)
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval, self._since = None, self._now()
@@ -375,9 +399,11 @@ class Consumer:
             self._destination,
             self.stats,
             blocks=self._blocks,
+            follow=self._follow_growth,
             require_listed=self._require_listed,
             records=candidate.records,
             elsewhere=self._path.has if self._path is not None else None,
+            terms=self._terms,
         )
         return Retrieval(
             session.session,
@@ -395,7 +421,7 @@ class Consumer:
         # once: whoever begins again with other blocks voids what was kept
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
-        arrivals, arrived, moved, layers = 0, self._now(), self._now(), 0
+        arrivals, arrived, moved, layers = 0, self._now(), self._now(), (0, 0)
         octets, gained = self.stats.octets, self._now()
         patient_until = self._now() + self._patience
         while True:
@@ -422,8 +448,9 @@ class Consumer:
                 arrivals, arrived = retrieval.arrivals, now
                 # what comes drop by drop is no whole Object
                 patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
-            if self.stats.layers != layers:
-                layers, moved, patient_until = self.stats.layers, now, now + self._patience
+            at = (self.stats.segments, self.stats.layers)
+            if at != layers or assembly.caught_up:
+                layers, moved, patient_until = at, now, now + self._patience
             if now >= patient_until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
                 lasting = now >= max(arrived, moved) + GO_BACK * self._patience
@@ -463,7 +490,7 @@ class Consumer:
         for layer, block in list(assembly.promised):
             if block in assembly.foreign or not path.has(layer, block):
                 assembly.promised.discard((layer, block))
-                retrieval.ask_again(layer)
+                retrieval.ask_again(layer, assembly.segment_of(block))
         begun = path.begin_round(assembly, self._wanted(path, assembly, late), self._left())
         if late and not begun and assembly.foreign and self._hasty and path.blocks:
             raise _LateError("what holders have is of another production than the publication")
@@ -527,7 +554,7 @@ class Consumer:
                 self._descriptor, self._layers, self._destination, self.stats
             )
             self._kept = None
-            buffer.begin(blocks)
+            buffer.begin([range(blocks)])
             try:
                 async with aclosing(self._from_holders(buffer)) as run:
                     async for layer in run:

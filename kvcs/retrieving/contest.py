@@ -2,8 +2,11 @@
 
 The best candidate's manifest is asked for first; others are asked for beside it as soon as it
 is slow to answer, or turns out to be still in production when there are others of the same
-length. So neither a publication that is dead or merely announced, nor one that is slow, stands
-in the way of a shorter or a whole one. Sans-IO over `moqt` sessions.
+length. The Anchor Key of a publication is that of its first segment: only its manifest tells how
+many blocks it has. So when the best of those read does not have all that is wanted, others are
+read, too, also those with fewer blocks by their Anchor Keys, `SEATS` at the most. So neither a
+publication that is dead or merely announced, nor one that is slow, stands in the way of a shorter
+or a whole one. Sans-IO over `moqt` sessions.
 """
 
 from __future__ import annotations
@@ -105,6 +108,7 @@ class Contest:
         self._patience = patience
         self._settle_by = settle_by
         self._entrants: list[Entrant] = []
+        self._entered = 0
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
@@ -186,6 +190,7 @@ class Contest:
             if not self._may_enter(candidate, now):
                 return
             dialled = self._candidates.take(candidate)
+            self._entered += 1
             entrant = Entrant(candidate, dialled, now)
             self._entrants.append(entrant)
             self._look_at(entrant, now)
@@ -200,8 +205,15 @@ class Contest:
             # one is there: only what may be better is worth a look
             best = max(ready, key=lambda each: (each.blocks, each.whole))
             most = min(candidate.blocks, self._wanted)
-            return most > best.blocks or (most == best.blocks and not best.whole)
+            if most > best.blocks or (most == best.blocks and not best.whole):
+                return True
+            return self._may_have_more(candidate, best) and self._entered < SEATS
         return now >= min(each.began for each in self._entrants) + HEDGE
+
+    def _may_have_more(self, candidate: Candidate, best: Entrant) -> bool:
+        """Whether further segments may make it better than the best so far; those that the
+        application gave are in its order of preference, and nothing is said of their length."""
+        return 0 < candidate.blocks <= best.blocks < self._wanted
 
     def _evict(self, now: float) -> None:
         """Every seat is taken: the longest silent gives way, when others wait."""
@@ -236,8 +248,9 @@ class Contest:
                 continue
             most = min(rival.blocks, self._wanted)
             longer = most > best.blocks and not self._is_silent(rival, now)
-            whole = most == best.blocks and not best.whole and now < best.ready_at + HEDGE
-            if longer or whole:
+            same = most == best.blocks and not best.whole
+            more = same or self._may_have_more(rival.candidate, best)
+            if longer or (more and now < best.ready_at + HEDGE):
                 return None
         for rival in self._entrants:
             if rival.ready_at is None and min(rival.blocks, self._wanted) > best.blocks:

@@ -68,16 +68,41 @@ class FileDestination:
         self._writer = KvFileWriter(self._path, self._descriptor, tokens=tokens, layers=layers)
 
     def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
-        if self._writer is None:
-            raise ValueError("the file was not begun")
-        return self._writer.k(layer), self._writer.v(layer)
+        writer = self._begun()
+        return writer.k(layer), writer.v(layer)
 
-    def commit(self) -> None:
-        """Give the file its name. Raises FileError, ValueError when nothing was written."""
+    @property
+    def tokens(self) -> int:
+        """Tokens that there is room for; 0 when nothing was begun."""
+        return self._writer.tokens if self._writer is not None else 0
+
+    def save(self, tokens: int) -> None:
+        """Give the name to a copy of the first `tokens` tokens, and go on: what is written into
+        the arrays meanwhile does no harm. Raises FileError, ValueError when nothing was begun."""
+        writer = self._begun()
+        with KvFileWriter(
+            self._path, self._descriptor, tokens=tokens, layers=writer.layers
+        ) as copy:
+            for layer in writer.layers:
+                copy.k(layer)[:] = writer.k(layer)[:tokens]
+                copy.v(layer)[:] = writer.v(layer)[:tokens]
+            copy.commit()
+
+    def commit(self, tokens: int | None = None) -> None:
+        """Give the file its name: with `tokens` one of the first so many, when it was begun for
+        more. Raises FileError, ValueError when nothing was written."""
+        writer = self._begun()
+        if tokens is None or tokens == writer.tokens:
+            writer.commit()
+            self._writer = None
+        else:
+            self.save(tokens)
+            self.abort()
+
+    def _begun(self) -> KvFileWriter:
         if self._writer is None:
             raise ValueError("the file was not begun")
-        self._writer.commit()
-        self._writer = None
+        return self._writer
 
     def abort(self) -> None:
         """Remove what was written; harmless after `commit`."""

@@ -6,12 +6,14 @@ them; `kvcs.retrieving.assembly` adds what a publication has to say.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvcs.names.codes import Component
+from kvcs.names.digests import TrackDigests
 from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.open_layer import OpenLayer
@@ -22,9 +24,10 @@ from kvsp.names.identity import Descriptor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One usable layer: every Object of it came and was verified.
+    """One usable layer of one segment: every Object of it came and was verified.
 
-    `k` and `v` are `[tokens, kv_heads, head_dim]`. `publication` is the Publication ID;
+    `k` and `v` are `[tokens, kv_heads, head_dim]`, those of the segment, of which row 0 is that of
+    token `first_token` of the context. `publication` is the Publication ID;
     when it changes from one layer to the next, the retrieval has started over.
     """
 
@@ -32,6 +35,8 @@ class Layer:
     k: Tensor
     v: Tensor
     publication: bytes
+    segment: int = 0
+    first_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +46,10 @@ class Kept:
 
     deterministic: bool
     anchor_key: bytes
-    spans: Sequence[tuple[DataTrack, int, int]]
-    total: int
+    spans: Sequence[range]
+    segment: int
     next_layer: int
-    unconfirmed: Mapping[tuple[DataTrack, int], bytearray]
-    listed: Mapping[DataTrack, Sequence[bytes]]
-
-    def digests(self, track: DataTrack, layer: int) -> bytes | bytearray | None:
-        """Those of the Objects of a layer, listed or as they came."""
-        listed = self.listed.get(track, ())
-        return listed[layer] if layer < len(listed) else self.unconfirmed.get((track, layer))
+    digests: Mapping[DataTrack, TrackDigests]
 
 
 class Verdict(Enum):
@@ -65,7 +64,8 @@ class Verdict(Enum):
 
 
 class LayerBuffer:
-    """Layers that are filled block by block and handed over in order, through `ready`.
+    """Layers that are filled block by block and handed over in order, through `ready`: every
+    layer of a segment, then those of the next one.
 
     What goes in is verified already. Raises whatever `destination` raises.
     """
@@ -77,13 +77,23 @@ class LayerBuffer:
         self.layers = layers
         self.ready: deque[Layer] = deque()
         self.total = 0
-        """Blocks of every layer, known from `begin` on."""
+        """Blocks of all segments so far, known from `begin` on."""
+        self.segment = 0
+        """The first segment that is not whole."""
+        self.growing = False
+        """Whether further segments may come."""
         self.foreign: set[int] = set()
         """Blocks that holders have of another production."""
         self._destination = destination
         self._stats = stats
+        self._spans: list[range] = []
+        """The blocks of each segment."""
+        self._starts: list[int] = []
         self._next = layers.start
-        self._open: dict[int, OpenLayer] = {}
+        self._open: dict[tuple[int, int], OpenLayer] = {}
+        """Those begun, by segment and layer."""
+        self._arrays: dict[int, tuple[Tensor, Tensor]] = {}
+        """Those of every layer begun, as long as another segment may need them."""
 
     @property
     def publication(self) -> bytes:
@@ -91,40 +101,57 @@ class LayerBuffer:
         return b""
 
     @property
+    def caught_up(self) -> bool:
+        """Whether every layer asked for of the segments so far has been handed over."""
+        return self.total > 0 and self.segment >= len(self._spans)
+
+    @property
     def whole(self) -> bool:
-        """Whether every layer asked for has been handed over."""
-        return self.total > 0 and self._next >= self.layers.stop
+        """Whether every layer asked for has been handed over, and none is still to come."""
+        return not self.growing and self.caught_up
 
     @property
     def octets_held(self) -> int:
         """Octets of the arrays of layers begun and not handed over."""
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._open.values()) + sum(
-            layer.k.nbytes + layer.v.nbytes for layer in self.ready
-        )
+        arrays = self._arrays
+        single = [(held.k, held.v) for (_, n), held in self._open.items() if n not in arrays]
+        waiting = [(layer.k, layer.v) for layer in self.ready if layer.index not in arrays]
+        return sum(k.nbytes + v.nbytes for k, v in (*arrays.values(), *single, *waiting))
 
-    def begin(self, total: int) -> None:
-        """Layers of `total` blocks are to come; what the destination had is void."""
-        self.total = total
-        self._say(total)
+    def begin(self, spans: Sequence[range], room: int | None = None) -> None:
+        """Layers of the segments `spans`, blocks that follow each other, are to come; what the
+        destination had is void. There is to be room for `room` blocks, when more may follow."""
+        self._go_on(spans, 0, self.layers.start)
         self._stats.over_http.clear()
-        self._destination.begin(self._stats.tokens, self.layers)
+        room = self.total if room is None else room
+        self._destination.begin(room * self.descriptor.block_tokens, self.layers)
 
-    def needs(self, layer: int) -> bool:
-        """Whether `layer` is asked for and not whole."""
+    def needs(self, layer: int, segment: int = 0) -> bool:
+        """Whether `layer` of a segment is asked for and not whole."""
+        if segment != self.segment:
+            return segment > self.segment and layer in self.layers
         return self._next <= layer < self.layers.stop
 
-    def is_filled(self, layer: int) -> bool:
-        """Whether all of `layer` has come, handed over or not."""
-        held = self._open.get(layer)
-        return not self.needs(layer) if held is None else held.complete
+    def is_filled(self, layer: int, segment: int = 0) -> bool:
+        """Whether all of `layer` of a segment has come, handed over or not."""
+        held = self._open.get((segment, layer))
+        return not self.needs(layer, segment) if held is None else held.complete
+
+    def segment_of(self, block: int) -> int:
+        """The segment that a block is in."""
+        return bisect_right(self._starts, block) - 1
 
     def lacking(self) -> Iterator[tuple[int, int]]:
         """(layer, block) of all that is missing in part or wholly, in order of need."""
-        for layer in range(self._next, self.layers.stop):
-            held = self._open.get(layer)
-            blocks = range(self.total) if held is None else held.missing(Component.KV)
-            for block in blocks:
-                yield layer, block
+        first = self._next
+        for segment in range(self.segment, len(self._spans)):
+            span = self._spans[segment]
+            for layer in range(first, self.layers.stop):
+                held = self._open.get((segment, layer))
+                numbers = range(len(span)) if held is None else held.missing(Component.KV)
+                for number in numbers:
+                    yield layer, span.start + number
+            first = self.layers.start
 
     def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
         """(layer, block) to ask holders for, in order of need; `has` says what they have."""
@@ -132,14 +159,16 @@ class LayerBuffer:
 
     def block_received(self, block: int, layer: int, k: Octets, v: Octets, source: str) -> Verdict:
         """K and V of a block's layer, from a holder over HTTP; what is there already stays."""
-        if not self.needs(layer) or block >= self.total:
+        segment = self.segment_of(block)
+        if block >= self.total or not self.needs(layer, segment):
             return Verdict.EXTRA
-        held = self._held(layer)
-        if held.has(Component.KV, block):
+        held = self._held(segment, layer)
+        number = block - self._spans[segment].start
+        if held.has(Component.KV, number):
             return Verdict.EXTRA
         for half, data in ((Component.K, k), (Component.V, v)):
-            if not held.has(half, block):
-                held.write(half, block, data)
+            if not held.has(half, number):
+                held.write(half, number, data)
                 self._stats.octets += len(data)
         self._stats.over_http[block, layer] = source
         if held.complete:
@@ -150,34 +179,63 @@ class LayerBuffer:
         """Let go of every array."""
         self.ready.clear()
         self._open.clear()
+        self._arrays.clear()
 
     # -- inside --------------------------------------------------------------------------
+
+    def _go_on(self, spans: Sequence[range], segment: int, layer: int) -> None:
+        """The same, but what stands before `layer` of `segment` was handed over already."""
+        self._spans, self._starts = list(spans), [span.start for span in spans]
+        self.total = spans[-1].stop
+        self._say(self.total)
+        self.segment, self._next = segment, layer
+        self._stats.layers = layer - self.layers.start
+        self._stats.whole_blocks = spans[segment].start if segment < len(spans) else self.total
 
     def _say(self, total: int) -> None:
         stats = self._stats
         stats.first_layer = self.layers.start
         stats.blocks, stats.tokens = total, total * self.descriptor.block_tokens
 
-    def _held(self, layer: int) -> OpenLayer:
-        """A layer to write to, begun if it was not."""
-        held = self._open.get(layer)
+    def _add(self, span: range) -> None:
+        """A further segment is to come."""
+        self._spans.append(span)
+        self._starts.append(span.start)
+        self.total = span.stop
+        self._say(self.total)
+
+    def _held(self, segment: int, layer: int) -> OpenLayer:
+        """A layer of a segment to write to, begun if it was not."""
+        held = self._open.get((segment, layer))
         if held is None:
-            k, v = self._destination.arrays(layer)
-            held = self._open[layer] = OpenLayer(self.descriptor, self.total, k=k, v=v)
+            arrays = self._arrays.get(layer) or self._destination.arrays(layer)
+            if self.growing or segment + 1 < len(self._spans):
+                self._arrays[layer] = arrays
+            span, rows = self._spans[segment], self.descriptor.block_tokens
+            at = slice(span.start * rows, span.stop * rows)
+            held = self._open[segment, layer] = OpenLayer(
+                self.descriptor, len(span), k=arrays[0][at], v=arrays[1][at]
+            )
         return held
 
-    def _may_go(self, layer: int) -> bool:
+    def _may_go(self, segment: int, layer: int) -> bool:
         """Whether a layer that is whole may be handed over."""
         return True
 
     def _hand_over(self) -> None:
         """Move every layer that is next and usable to `ready`."""
-        while (held := self._open.get(self._next)) is not None and held.complete:
-            layer = self._next
-            if not self._may_go(layer):
+        while (held := self._open.get((self.segment, self._next))) is not None and held.complete:
+            segment, layer = self.segment, self._next
+            if not self._may_go(segment, layer):
                 return
-            del self._open[layer]
+            del self._open[segment, layer]
             self._next += 1
-            self._stats.layers += 1
-            tokens = self._stats.tokens
-            self.ready.append(Layer(layer, held.k[:tokens], held.v[:tokens], self.publication))
+            if not self.growing and segment + 1 == len(self._spans):
+                self._arrays.pop(layer, None)
+            first = self._spans[segment].start * self.descriptor.block_tokens
+            self.ready.append(Layer(layer, held.k, held.v, self.publication, segment, first))
+            self._stats.layers = self._next - self.layers.start
+            self._stats.segments = segment + 1
+            if self._next == self.layers.stop:
+                self.segment, self._next = segment + 1, self.layers.start
+                self._stats.whole_blocks = self._spans[segment].stop

@@ -1,7 +1,8 @@
 """Asking for the manifest of one publication, version by version (KVCS "Manifest Track").
 
 Sans-IO over a `moqt` session. A subscription with a fill of the latest version; a FETCH, a few
-times, when that does not bring what there is.
+times, when that does not bring what there is. First of "manifest.cose"; of "manifest" only when
+the peer says that the other does not exist, and no producer is required.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
+from kvcs.trust.terms import ENVELOPE_OCTETS, Came
 from moqt.receiving.receiver import (
+    AcceptedFetch,
     AcceptedSubscribe,
     IncomingStream,
     ObjectReceiver,
@@ -23,9 +26,17 @@ from moqt.receiving.receiver import (
 from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
-from moqt.values.codes import GroupOrder, ObjectStatus, PublishDoneCode, code_name
-from moqt.values.errors import MoqtError, SessionClosed
-from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.codes import (
+    DEFAULT_PRIORITY,
+    GroupOrder,
+    ObjectStatus,
+    PropertyType,
+    PublishDoneCode,
+    RequestErrorCode,
+    code_name,
+)
+from moqt.values.errors import MoqtError, RequestError, SessionClosed
+from moqt.values.messages import LocationFilter, Parameters, Properties, property_value
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
@@ -44,7 +55,7 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
+    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
         """An Object of the manifest track."""
 
     def versions_over(self) -> None:
@@ -64,10 +75,14 @@ class ManifestVersions:
         self._session = session
         self._assembly = assembly
         self._retrieval = retrieval
+        self.track = ManifestTrack.MANIFEST_COSE
+        """The track that is asked for."""
         self._requests: list[OutgoingSubscribe | OutgoingFetch] = []
         self._live = False
         self._fetching = False
         self._fetches = 0
+        self.ended = False
+        """The publisher has said that the track has ended: no version will follow."""
         self.arrivals = 0
         """Answers and parts of Objects that have come."""
 
@@ -84,9 +99,11 @@ class ManifestVersions:
 
     # -- what the requests bring ---------------------------------------------------------
 
-    def received(self, received: ReceivedObject) -> None:
+    def received(self, received: ReceivedObject, default_priority: int) -> None:
         """An Object of the track."""
-        self._retrieval.version_received(received.location, received.payload)
+        priority = default_priority if received.priority is None else received.priority
+        came = Came(self.track, priority, received.properties)
+        self._retrieval.version_received(received.location, received.payload, came)
 
     def too_large(self, octets: int) -> None:
         """A manifest of more than `MAX_MANIFEST_OCTETS` has begun, and is thrown away."""
@@ -119,6 +136,8 @@ class ManifestVersions:
             return
         if not_authorized(error):
             self._retrieval.fail(NotAuthorized(f"the manifest is refused: {error}"))
+        elif self._is_unsigned(error):
+            self._ask_for_unsigned()
         elif (delay := retry_delay(error)) is not None:
             self._retrieval.later(delay, self._fetch if fetched else self._subscribe)
         elif isinstance(error, SessionClosed):
@@ -128,12 +147,37 @@ class ManifestVersions:
 
     # -- inside --------------------------------------------------------------------------
 
+    def _is_unsigned(self, error: MoqtError) -> bool:
+        """Whether the peer says that there is no "manifest.cose": this alone leads to the other
+        track, no time-out and no error, which whoever is between could bring about."""
+        return (
+            self.track is ManifestTrack.MANIFEST_COSE
+            and self._assembly.manifest is None
+            and isinstance(error, RequestError)
+            and error.code == RequestErrorCode.DOES_NOT_EXIST
+        )
+
+    def _ask_for_unsigned(self) -> None:
+        if self._assembly.terms.producers is not None:
+            self._retrieval.fail(
+                VerificationFailed(
+                    f"{self._publication}: it is not signed (there is no manifest.cose), and only "
+                    "what an accepted producer has signed is taken"
+                )
+            )
+            return
+        self.cancel()
+        self.track = ManifestTrack.MANIFEST
+        self._live = self._fetching = False
+        self._fetches = 0
+        self.ask()
+
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
         manifest = self._assembly.manifest
         if self._retrieval.over or self._fetching or (self._live and manifest is not None):
             return
-        if self._assembly.complete:
+        if self._assembly.complete and (self.ended or not self._assembly.growing):
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
             self._fetching = True
@@ -151,7 +195,7 @@ class ManifestVersions:
         self._requests.append(
             self._session.subscribe(
                 self._name,
-                ManifestReceiver(self, fetched=False),
+                ManifestReceiver(self, self.track, fetched=False),
                 Parameters(
                     location_filter=LocationFilter.next_object(),
                     fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
@@ -163,7 +207,7 @@ class ManifestVersions:
         self._requests.append(
             self._session.fetch(
                 self._name,
-                ManifestReceiver(self, fetched=True),
+                ManifestReceiver(self, self.track, fetched=True),
                 Parameters(
                     location_filter=LocationFilter.absolute_start(self._assembly.version + 1),
                     group_order=GroupOrder.ASCENDING,
@@ -173,7 +217,7 @@ class ManifestVersions:
 
     @property
     def _name(self) -> FullTrackName:
-        return FullTrackName(self._assembly.namespace.fields, ManifestTrack.MANIFEST.encode())
+        return FullTrackName(self._assembly.namespace.fields, self.track.encode())
 
     @property
     def _publication(self) -> str:
@@ -181,35 +225,59 @@ class ManifestVersions:
 
 
 class ManifestReceiver(ObjectReceiver):
-    """The manifest track, subscribed to or fetched."""
+    """A manifest track, subscribed to or fetched; silent once another one is asked for."""
 
-    max_object_octets = MAX_MANIFEST_OCTETS
+    max_object_octets = MAX_MANIFEST_OCTETS + ENVELOPE_OCTETS
 
-    def __init__(self, versions: ManifestVersions, *, fetched: bool) -> None:
+    def __init__(self, versions: ManifestVersions, track: ManifestTrack, *, fetched: bool) -> None:
         self.versions = versions
+        self.track = track
         self.fetched = fetched
+        self._priority = DEFAULT_PRIORITY
+
+    @property
+    def _in_use(self) -> bool:
+        return self.versions.track is self.track
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
+        self._accepted(request.properties)
+
+    def fetch_accepted(self, request: AcceptedFetch) -> None:
+        self._accepted(request.properties)
+        self.versions.ended |= self._in_use and request.end_of_track
+
+    def _accepted(self, properties: Properties) -> None:
         self.versions.arrivals += 1
+        value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
+        if isinstance(value, int):
+            self._priority = value
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         super().object_part(stream, part)
         self.versions.arrivals += 1
 
     def object_received(self, received: ReceivedObject) -> None:
+        if not self._in_use:
+            return
         if received.status is ObjectStatus.NORMAL:
-            self.versions.received(received)
+            self.versions.received(received, self._priority)
+        elif received.status is ObjectStatus.END_OF_TRACK:
+            self.versions.ended = True
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.versions.too_large(header.length)
+        if self._in_use:
+            self.versions.too_large(header.length)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if self.fetched or stream.via is Via.FILL:
+        if self._in_use and (self.fetched or stream.via is Via.FILL):
             self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
 
     def subscription_done(self, code: int, reason: str) -> None:
-        name = code_name(PublishDoneCode, code)
-        self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
+        if self._in_use:
+            self.versions.ended |= code == PublishDoneCode.TRACK_ENDED
+            name = code_name(PublishDoneCode, code)
+            self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
 
     def request_failed(self, error: MoqtError) -> None:
-        self.versions.failed(error, fetched=self.fetched)
+        if self._in_use:
+            self.versions.failed(error, fetched=self.fetched)

@@ -7,21 +7,49 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvcs.names.tracks import DataTrack
+from kvcs.trust.sealing import TrackOpener
+from kvsp.names.codes import DecodeErrorName
 from moqt.receiving.receiver import (
     AcceptedFetch,
     AcceptedSubscribe,
     IncomingStream,
     ObjectReceiver,
 )
-from moqt.requests import OutgoingFetch
+from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
 from moqt.track.stored import Buffer
 from moqt.values.codes import PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
+
+RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
+"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
+the last the publication is given up."""
+
+REOPEN_GRACE: Final = 0.1
+"""Seconds a reset Subgroup stream may take to be continued on another stream."""
+
+STALL: Final = 2.0
+"""Seconds of silence on every data track after which what should have come is asked for again.
+
+A stream that is reset before its header came leaves no trace: nobody can tell whose it
+was. Only Objects known to exist are meant, never those still to be produced."""
+
+PATIENCE: Final = 10.0
+"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
+
+RECOVERY_PAUSE: Final = 1.0
+"""Seconds between such FETCHes."""
+
+CONFIRM_GRACE: Final = 1.0
+"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
+at once at the end of a publication; a part of one still in production is not worth more."""
+
+SEGMENTS_AT_ONCE: Final = 16
+"""Segments whose tracks are asked for at a time, from the first that is not whole."""
 
 
 class DataNeeds(Protocol):
@@ -33,8 +61,8 @@ class DataNeeds(Protocol):
         """An Object, whole; True when it was needed and good."""
         ...
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
 
     def live_accepted(self, state: TrackState, largest: Location | None) -> None:
         """SUBSCRIBE_OK, with the largest Object there was."""
@@ -67,9 +95,9 @@ class Spread(Protocol):
     @property
     def arrivals(self) -> int: ...
 
-    def begin(self, layers: Sequence[int]) -> None: ...
+    def begin(self, segment: int, layers: Sequence[int]) -> None: ...
 
-    def ask_again(self, layer: int) -> None: ...
+    def ask_again(self, layer: int, segment: int) -> None: ...
 
     def poll(self, now: float) -> float | None: ...
 
@@ -80,12 +108,19 @@ class TrackState:
     """What is asked for on one data track, and so, what is nobody's to bring any more."""
 
     def __init__(
-        self, track: DataTrack, name: FullTrackName, first_layer: int, max_object_octets: int
+        self,
+        track: DataTrack,
+        name: FullTrackName,
+        first_layer: int,
+        max_object_octets: int,
+        opener: TrackOpener | None = None,
     ) -> None:
         self.track = track
         self.name = name
         self.first = Location(first_layer, 0)
         self.max_object_octets = max_object_octets
+        self.opener = opener
+        """What its Objects are opened with; None when they come in clear."""
         self.arrivals = 0
         """Answers, streams and parts of Objects that have come."""
         self.subscribed = False
@@ -106,12 +141,21 @@ class TrackState:
         self.suspects: set[int] = set()
         """Layers in which Objects may be missing that nobody is going to bring."""
         self.fetch: FetchReceiver | None = None
+        self.requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        """Those that were made and may not be over."""
         self.fetched = False
         """Something was asked for again: what comes twice is no fault of the peer."""
         self.failures = 0
         self.delay = 0.0
         self.due = 0.0
         self.cause = ""
+
+    def cancel(self) -> None:
+        """Cancel every request of the track; harmless when repeated."""
+        for request in self.requests:
+            if request.state is not RequestState.CLOSED:
+                request.cancel()
+        self.requests.clear()
 
     def accepted(self, largest: Location | None) -> None:
         self.answered = True
@@ -139,14 +183,14 @@ class TrackState:
     def uncovered(
         self, missing: Callable[[DataTrack, int], list[int]]
     ) -> tuple[Location, Location] | None:
-        """First and last Object of the first run of layers with Objects to be asked for; `missing`
-        has the Object IDs of a layer that have not come. Suspects that lack nothing are none."""
+        """First and last Object of the first run of layers with Objects to be asked for;
+        `missing` gives those of a layer that have not come."""
         first = last = None
         for layer in sorted(self.suspects):
-            lacking = missing(self.track, layer)
+            owed = missing(self.track, layer)
             if self.subscribed:
-                lacking = [b for b in lacking if not self.is_coming(Location(layer, b))]
-            if not lacking:
+                owed = [b for b in owed if not self.is_coming(Location(layer, b))]
+            if not owed:
                 self.suspects.discard(layer)
                 if last is not None:
                     break
@@ -154,8 +198,8 @@ class TrackState:
             if last is not None and layer != last.group + 1:
                 break
             if first is None:
-                first = Location(layer, lacking[0])
-            last = Location(layer, lacking[-1])
+                first = Location(layer, owed[0])
+            last = Location(layer, owed[-1])
         return None if first is None or last is None else (first, last)
 
 
@@ -168,7 +212,7 @@ class DataReceiver(ObjectReceiver):
         self.max_object_octets = state.max_object_octets
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.retrieval.object_too_large(self.state, header.location)
+        self.retrieval.object_bad(self.state, header.location, DecodeErrorName.TRAILING_OCTETS)
 
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload

@@ -15,16 +15,30 @@ from typing import Final
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack, raw_octets, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
-from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, Spread, TrackState
+from kvcs.retrieving.receivers import (
+    CONFIRM_GRACE,
+    PATIENCE,
+    RECOVERY_DELAYS,
+    RECOVERY_PAUSE,
+    REOPEN_GRACE,
+    SEGMENTS_AT_ONCE,
+    STALL,
+    FetchReceiver,
+    LiveReceiver,
+    Spread,
+    TrackState,
+)
 from kvcs.retrieving.stats import Mode, Stats
+from kvcs.trust.sealing import OVERHEAD_OCTETS
+from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
-from kvsp.names.errors import KvspError
+from kvsp.names.errors import DecodeError, KvspError
 from moqt.receiving.receiver import IncomingStream, Via
-from moqt.requests import OutgoingFetch, OutgoingSubscribe, RequestState
+from moqt.requests import RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import (
@@ -38,29 +52,6 @@ from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
-
-RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
-"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
-the last the publication is given up."""
-
-REOPEN_GRACE: Final = 0.1
-"""Seconds a reset Subgroup stream may take to be continued on another stream."""
-
-STALL: Final = 2.0
-"""Seconds of silence on every data track after which what should have come is asked for again.
-
-A stream that is reset before its header came leaves no trace: nobody can tell whose it
-was. Only Objects known to exist are meant, never those still to be produced."""
-
-PATIENCE: Final = 10.0
-"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
-
-RECOVERY_PAUSE: Final = 1.0
-"""Seconds between such FETCHes."""
-
-CONFIRM_GRACE: Final = 1.0
-"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
-at once at the end of a publication; a part of one still in production is not worth more."""
 
 _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
@@ -88,14 +79,14 @@ class Retrieval:
         layers: range | None = None,
     ) -> None:
         """With `hold` nothing but the manifest is asked for before `go`. With `layers` it is a
-        part of a retrieval: no manifest is asked for, and the arrays are not its own."""
+        part of another one: `ask_for` says what is asked for, and the arrays are not its own."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
         self.layers = assembly.layers if layers is None else layers
         self.lanes: Spread | None = None
-        """Who asks for the data of a complete publication, on several connections."""
+        """Who asks for the data of complete segments, on several connections."""
         self._is_part = layers is not None
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
@@ -109,7 +100,10 @@ class Retrieval:
         self._tracks: dict[DataTrack, TrackState] = {}
         self._new: list[tuple[float, Callable[[], None]]] = []
         self._waiting: list[tuple[float, Callable[[], None]]] = []
-        self._data_requests: list[OutgoingSubscribe | OutgoingFetch] = []
+        self._asked = 0
+        """Segments whose tracks were asked for, the first ones."""
+        self._arrived = 0
+        """`arrivals` on tracks of segments that are whole."""
         self._versions = ManifestVersions(session, assembly, self)
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
@@ -127,8 +121,8 @@ class Retrieval:
     @property
     def arrivals(self) -> int:
         """Answers, streams and parts of Objects that have come on data tracks."""
-        count = 0 if self.lanes is None else self.lanes.arrivals
-        return count + sum(state.arrivals for state in self._tracks.values())
+        more = 0 if self.lanes is None else self.lanes.arrivals
+        return more + self._arrived + sum(state.arrivals for state in self._tracks.values())
 
     @property
     def manifest_arrivals(self) -> int:
@@ -162,20 +156,23 @@ class Retrieval:
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
-        self.ask_for_data()
+        self.stats.mode = Mode.FETCH.value
+        self._ask_for_data()
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
         if self.over:
             return None
+        self._ask_for_data()
         self._open_requests(now)
         due = None if self.lanes is None else self.lanes.poll(now)
         arrivals = self.arrivals
         if arrivals != self._seen:
             self._seen, self.quiet = arrivals, now
         times = [due for due, _ in self._waiting] + ([] if due is None else [due])
+        if self.assembly.growing and self._versions_over:
+            self._end_growth()
         if self.assembly.whole:
-            self._cancel(self._data_requests)
             if not self.finished:
                 if self._confirm_due is None:
                     self._confirm_due = now + CONFIRM_GRACE
@@ -194,19 +191,21 @@ class Retrieval:
             and not self.assembly.confirmed
             and (self._require_listed or self.assembly.manifest_refused)
         ):
+            lost = not (self._versions.ended or self.assembly.manifest_refused)
             self.fail(
-                VerificationFailed(
+                (PublisherLost if lost and not self.assembly.complete else VerificationFailed)(
                     f"{self._publication}: the manifest does not list every layer that came"
                 )
             )
         return min(times, default=None)
 
-    def ask_again(self, layer: int) -> None:
-        """Objects of `layer` that were to come another way will not."""
-        if self.lanes is not None and not self._tracks:
-            self.lanes.ask_again(layer)
+    def ask_again(self, layer: int, segment: int) -> None:
+        """Objects of `layer` of a segment that were to come another way will not."""
+        if self.lanes is not None:
+            self.lanes.ask_again(layer, segment)
         for state in self._tracks.values():
-            self._suspect(state, (layer,))
+            if state.track.segment == segment:
+                self._suspect(state, (layer,))
 
     def close(self) -> None:
         """Cancel every request and release every array; harmless when repeated."""
@@ -217,7 +216,8 @@ class Retrieval:
             self.lanes.close()
         self._new.clear()
         self._waiting.clear()
-        self._cancel(self._data_requests)
+        for state in self._tracks.values():
+            state.cancel()
         self._versions.cancel()
         if not self._is_part:
             self.assembly.release()
@@ -246,12 +246,6 @@ class Retrieval:
                     raise
                 self._waiting.append((now + NO_STREAM_DELAY, make))
 
-    def _cancel(self, requests: list[OutgoingSubscribe | OutgoingFetch]) -> None:
-        for request in requests:
-            if request.state is not RequestState.CLOSED:
-                request.cancel()
-        requests.clear()
-
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
         blocks = self.assembly.needed(track)
@@ -269,20 +263,20 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, payload: Buffer) -> None:
+    def version_received(self, location: Location, payload: Buffer, came: Came) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, payload)
+            self.assembly.manifest_received(location, payload, came)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
         for track, refused in self.assembly.take_back():
-            if (state := self._tracks.get(track)) is not None:
-                self._lost(state, refused)
+            if track in self._tracks:
+                self._lost(self._tracks[track], refused)
             else:
-                self.ask_again(refused.group)
+                self.ask_again(refused.group, track.segment)
         if first and self.assembly.manifest is not None and not self._hold:
             self.go()
         self._changed()
@@ -294,38 +288,66 @@ class Retrieval:
 
     # -- data ----------------------------------------------------------------------------
 
-    def ask_for_data(self, *, again: bool = False) -> None:
-        """Ask for the layers; `again` for what somebody was asked for before and is missing."""
+    def _ask_for_data(self) -> None:
+        """Ask for the tracks of the next segments, and for none of those that are whole."""
         assembly = self.assembly
-        needed = [layer for layer in self.layers if assembly.needs(layer)]
-        if not needed:
+        if self._hold or self._is_part or not assembly.total:
             return
-        self.stats.mode = Mode.FETCH.value
-        if self.lanes is not None and self._mode is not Mode.LIVE and assembly.complete:
-            self.lanes.begin(needed)
-            self._changed()
+        while self._tracks and next(iter(self._tracks)).segment < assembly.segment:
+            state = self._tracks.pop(next(iter(self._tracks)))
+            self._arrived += state.arrivals
+            state.cancel()
+        while self._asked < min(len(assembly.segments), assembly.segment + SEGMENTS_AT_ONCE):
+            segment, self._asked = self._asked, self._asked + 1
+            if segment < assembly.segment:
+                continue
+            self.ask_for(segment)
+
+    def ask_for(self, segment: int, *, again: bool = False) -> None:
+        """Ask for a segment; `again` for what somebody was asked for before and is missing."""
+        assembly, tracks = self.assembly, self.assembly.segments[segment]
+        needed = [layer for layer in self.layers if assembly.needs(layer, segment)]
+        whole = all(assembly.entry(track).complete for track in tracks)
+        if self.lanes is not None and whole and self._mode is not Mode.LIVE:
+            self.lanes.begin(segment, needed)
             return
-        self.lanes = None
-        for track in assembly.tracks:
-            name = FullTrackName(assembly.namespace.fields, track.name)
-            octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
-            state = self._tracks[track] = TrackState(track, name, needed[0], octets)
-            complete = assembly.entry(track).complete
-            if again:
-                state.fetched = True
-                self._suspect(state, needed)
-            elif self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
-                end = Location(needed[-1], assembly.needed(track) - 1)
-                self._fetch(state, state.first, end, again=False)
-            else:
-                self.stats.mode = Mode.LIVE.value
-                self._subscribe(state)
+        for track in tracks if needed else ():
+            self._ask_for(track, needed, again=again)
+
+    def _ask_for(self, track: DataTrack, needed: list[int], *, again: bool) -> None:
+        assembly = self.assembly
+        name = FullTrackName(assembly.namespace.fields, track.name)
+        octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, track.component)
+        opener = assembly.terms.opener(name)
+        if opener is not None:
+            octets += OVERHEAD_OCTETS
+        state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
+        complete = assembly.entry(track).complete
+        if again:
+            state.fetched = True
+            self._suspect(state, needed)
+        elif self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+            end = Location(needed[-1], assembly.needed(track) - 1)
+            self._fetch(state, state.first, end, again=False)
+        else:
+            self.stats.mode = Mode.LIVE.value
+            self._subscribe(state)
+
+    def _end_growth(self) -> None:
+        """No version of the manifest will name another segment."""
+        assembly = self.assembly
+        if self._versions.ended:
+            assembly.growing = False
+        elif assembly.caught_up:
+            self.fail(PublisherLost(f"{self._publication}: its publisher was lost before it ended"))
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
 
         def make() -> None:
-            self._data_requests.append(
+            if state.track.segment < self.assembly.segment:
+                return
+            state.requests.append(
                 self.session.subscribe(
                     state.name,
                     LiveReceiver(self, state),
@@ -336,6 +358,7 @@ class Retrieval:
                         ),
                         group_order=GroupOrder.ASCENDING,
                         range_filters=self._filters(state.track),
+                        subscriber_priority=subscriber_priority(state.track),
                     ),
                 )
             )
@@ -349,11 +372,9 @@ class Retrieval:
         whole_groups = start.object == 0 and end.object == self.assembly.needed(state.track) - 1
 
         def make() -> None:
-            if state.fetch is not receiver or self.assembly.whole:
+            if state.fetch is not receiver or state.track.segment < self.assembly.segment:
                 return
-            self._data_requests = [
-                r for r in self._data_requests if r.state is not RequestState.CLOSED
-            ]
+            state.requests = [r for r in state.requests if r.state is not RequestState.CLOSED]
             receiver.request = self.session.fetch(
                 state.name,
                 receiver,
@@ -363,9 +384,10 @@ class Retrieval:
                     else LocationFilter.range(start, end),
                     group_order=GroupOrder.ASCENDING,
                     range_filters=self._filters(state.track),
+                    subscriber_priority=subscriber_priority(state.track),
                 ),
             )
-            self._data_requests.append(receiver.request)
+            state.requests.append(receiver.request)
 
         self.later(delay, make)
 
@@ -376,6 +398,12 @@ class Retrieval:
         if self.over:
             return False
         location = header.location
+        if state.opener is not None:
+            try:
+                parts = [state.opener.open(*location, header.priority, header.properties, parts)]
+            except DecodeError as error:
+                self.object_bad(state, location, error.name)
+                return False
         try:
             verdict = self.assembly.object_received(
                 state.track, location, parts, again=again or state.fetched
@@ -391,14 +419,12 @@ class Retrieval:
                 self._changed()
         return verdict is Verdict.NEW
 
-    def object_too_large(self, state: TrackState, location: Location) -> None:
-        """An Object that cannot be one of this track has begun, and is thrown away."""
+    def object_bad(self, state: TrackState, location: Location, reason: DecodeErrorName) -> None:
+        """An Object that cannot be one of this track is thrown away unread."""
         if self.over:
             return
         try:
-            refused = self.assembly.object_refused(
-                state.track, location, DecodeErrorName.TRAILING_OCTETS
-            )
+            refused = self.assembly.object_refused(state.track, location, reason)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -418,10 +444,9 @@ class Retrieval:
             return
         if stream.via is Via.FILL:
             state.fill_over = True
-            layers: Iterable[int] = self.assembly.layers
             if error is not None:
                 state.cause = f"the fill was reset with {code_name(StreamErrorCode, error)}"
-            self._suspect(state, layers)
+            self._suspect(state, self.assembly.layers)
         elif stream.subgroup is not None:
             group = stream.subgroup.group
             if error is None:
@@ -482,8 +507,8 @@ class Retrieval:
         self._suspect(state, (location.group,))
 
     def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
-        needs, ours = self.assembly.needs, self.layers
-        state.suspects.update(layer for layer in layers if layer in ours and needs(layer))
+        needs, segment, ours = self.assembly.needs, state.track.segment, self.layers
+        state.suspects.update(n for n in layers if n in ours and needs(n, segment))
         self._changed()
 
     def _recover(self, state: TrackState, now: float) -> float | None:
@@ -583,7 +608,8 @@ class Retrieval:
         return delay
 
     def relay_lost(self, error: SessionClosed) -> None:
-        if self.lanes is not None and self.assembly.complete:
+        assembly = self.assembly
+        if self.lanes and not (self._tracks or assembly.growing) and assembly.complete:
             self.versions_over()  # and other connections may bring the data
         else:
             self.fail(PublisherLost(f"the relay was lost: {error}"))

@@ -27,7 +27,13 @@ class Stats:
     tokens: int = 0
     blocks: int = 0
     layers: int = 0
-    """Layers handed over."""
+    """Layers handed over, of the segment handed over last."""
+
+    whole_blocks: int = 0
+    """Leading blocks of which every layer was handed over: those of whole segments."""
+
+    segments: int = 0
+    """Segments of which a layer was handed over."""
 
     octets: int = 0
     """Octets of verified Data."""
@@ -105,6 +111,7 @@ class Stats:
     def _reset(self) -> None:
         self.mode = None
         self.tokens = self.blocks = self.layers = self.octets = 0
+        self.whole_blocks = self.segments = 0
         self.objects_verified = self.objects_confirmed = 0
 
     @property
@@ -112,7 +119,7 @@ class Stats:
         """Where the layers handed over came from: ranges of blocks and layers, inclusive."""
         spans: list[dict[str, Any]] = []
         runs: list[tuple[int, int, str | None]] = []
-        for block in range(self.blocks if self.layers else 0):
+        for block in range(self.whole_blocks or (self.blocks if self.layers else 0)):
             previous, runs = runs, self._runs(block)
             if runs == previous:
                 for span in spans[-len(runs) :]:
@@ -138,7 +145,7 @@ class Stats:
         """For people: `12 blocks by moqt, 3 by https://h1.example/kvsp/`."""
         layers = range(self.first_layer, self.first_layer + self.layers)
         ways: Counter[str] = Counter()
-        for block in range(self.blocks):
+        for block in range(self.whole_blocks or self.blocks):
             names = {self.over_http.get((block, layer), "moqt"): None for layer in layers}
             ways[" and ".join(sorted(names, key=lambda name: (name != "moqt", name)))] += 1
         parts = [f"{count} by {way}" for way, count in ways.items()]
@@ -153,6 +160,8 @@ class Stats:
             "tokens": self.tokens,
             "blocks": self.blocks,
             "layers": self.layers,
+            "whole_blocks": self.whole_blocks,
+            "segments": self.segments,
             "octets": self.octets,
             "seconds": round(self.seconds, 6),
             "megabytes_per_second": round(self.megabytes_per_second, 3),

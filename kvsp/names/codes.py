@@ -134,6 +134,21 @@ class Codec(IntEnum):
 _CODEC_LABELS = {codec.label: codec for codec in Codec}
 
 
+class CipherSuite(IntEnum):
+    """Cipher suites of MOQ secure objects; 0xF000 and above are private use."""
+
+    AES_128_CTR_HMAC_SHA256_80 = 0x0001
+    AES_128_CTR_HMAC_SHA256_64 = 0x0002
+    AES_128_CTR_HMAC_SHA256_32 = 0x0003
+    AES_128_GCM_SHA256_128 = 0x0004
+    AES_256_GCM_SHA512_128 = 0x0005
+
+    @property
+    def allowed(self) -> bool:
+        """Whether KV caches may be sealed with it: a tag of 32 bits is too short for them."""
+        return self is not CipherSuite.AES_128_CTR_HMAC_SHA256_32
+
+
 class Tier(StrEnum):
     """Where layers of a replica reside (KVSP "Records"); other names are passed on."""
 

@@ -30,16 +30,16 @@ from kvsp.names.codes import (
     DecodeErrorName,
     ElementType,
 )
+from kvsp.names.content_keys import CONTENT_KEYS, ContentKey, ContentKeys, parse_content_keys
 from kvsp.names.errors import DecodeError, FileError, ScopeFileError
 from kvsp.names.prefix import complete_blocks
-from kvsp.names.private_files import create_private, read_private
+from kvsp.names.private_files import create_private, read_private, replace_private
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
-_CONTENT_KEYS: Final = "content_keys"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
 _BLOCK_LABEL: Final = b"KVSP-BLOCK-1\x00"
 _HMAC_BLOCK: Final = 64
@@ -317,15 +317,18 @@ def model_digest(files: Mapping[str, bytes | os.PathLike[str]]) -> str:
 class Scope:
     """A scope: who shares a Scope Key can name, and so share, the same blocks (KVSP 4.2).
 
-    The key never appears in `repr`, messages or pickles.
+    The keys never appear in `repr`, messages or pickles.
     """
 
-    __slots__ = ("_key", "scope_id")
+    __slots__ = ("_key", "content_keys", "scope_id")
 
     scope_id: bytes
     """The Scope ID, 16 octets; not a secret."""
 
-    def __init__(self, scope_key: bytes) -> None:
+    content_keys: ContentKeys
+    """What Objects on MOQT are sealed with: the last one, and opened with. None: in clear."""
+
+    def __init__(self, scope_key: bytes, content_keys: ContentKeys = ()) -> None:
         """Raises DecodeError `short-scope-key` below 32 octets, `out-of-range` above 1024."""
         if len(scope_key) < MIN_SCOPE_KEY_OCTETS:
             raise DecodeError(
@@ -340,23 +343,25 @@ class Scope:
                 f"this one has {len(scope_key)}",
             )
         self._key = bytes(scope_key)
+        self.content_keys = content_keys
         self.scope_id = hashlib.sha256(_SCOPE_LABEL + self._key).digest()[:SCOPE_ID_OCTETS]
 
     @classmethod
-    def generate(cls) -> Scope:
+    def generate(cls, content_keys: ContentKeys = ()) -> Scope:
         """A scope with a fresh random key of 32 octets."""
-        return cls(secrets.token_bytes(MIN_SCOPE_KEY_OCTETS))
+        return cls(secrets.token_bytes(MIN_SCOPE_KEY_OCTETS), content_keys)
 
     @classmethod
-    def from_json(cls, data: bytes | str) -> Scope:
-        """Parse the text of a scope file, `{"scope_key": "<hex>"}`.
+    def from_json(cls, data: bytes | str, *, sealing: bool = False) -> Scope:
+        """Parse the text of a scope file, `{"scope_key": "<hex>", "content_keys": […]}`.
 
-        Members that start with `x-` are for others. One that says how caches are to be
-        protected is refused where that cannot be done, never ignored.
+        Members that start with `x-` are for others. Content keys say that caches are to be
+        sealed: they are refused, never ignored, unless the caller is `sealing`.
 
         Raises DecodeError: `not-i-json`, `duplicate-member`, `not-an-object`,
         `missing-member`, `wrong-type`, `bad-hex`, `short-scope-key`, `out-of-range`;
-        ScopeFileError for content keys, and for a member that nobody here knows.
+        ScopeFileError for content keys that are wrong, or of no use to the caller, and for a
+        member that nobody here knows.
         """
         try:
             tree = ijson.loads(data)
@@ -370,23 +375,26 @@ class Scope:
         key = tree["scope_key"]
         if not isinstance(key, str):
             raise DecodeError(DecodeErrorName.WRONG_TYPE, "'scope_key' is a hexadecimal string")
-        scope = cls(parse_hex(key))
-        if tree.pop(_CONTENT_KEYS, []) != []:
+        scope = cls(parse_hex(key), parse_content_keys(tree.get(CONTENT_KEYS, [])))
+        if scope.content_keys and not sealing:
             raise ScopeFileError(
-                f"{_CONTENT_KEYS!r}: caches of this scope are to be sealed, which is not "
-                "supported here; without sealing they would be published in clear"
+                f"{CONTENT_KEYS!r}: caches of this scope are to be sealed, and here they would "
+                "stand in clear; kvcs-publish and kvcs-subscribe seal and open them, or use a "
+                "scope file without content keys"
             )
-        unknown = [name for name in tree if name != "scope_key" and not name.startswith("x-")]
+        known = ("scope_key", CONTENT_KEYS)
+        unknown = [name for name in tree if name not in known and not name.startswith("x-")]
         if unknown:
             raise ScopeFileError(
-                f"a scope file has 'scope_key' and {_CONTENT_KEYS!r}; "
+                f"a scope file has 'scope_key' and {CONTENT_KEYS!r}; "
                 f"{len(unknown)} other members are unknown: take them out, or start them with x-"
             )
         return scope
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Scope:
-        """Read a scope file, which only its owner may be able to read.
+    def load(cls, path: str | os.PathLike[str], *, sealing: bool = False) -> Scope:
+        """Read a scope file, which only its owner may be able to read; `sealing` as for
+        `from_json`.
 
         Raises ScopeFileError when it cannot be read, others have any access to it, or it asks
         for more than can be done; DecodeError as `from_json` does, with the file's name in the
@@ -397,7 +405,7 @@ class Scope:
         except FileError as error:
             raise ScopeFileError(str(error)) from error
         try:
-            return cls.from_json(data)
+            return cls.from_json(data, sealing=sealing)
         except DecodeError as error:
             raise error.within(os.fspath(path)) from None
         except ScopeFileError as error:
@@ -410,9 +418,34 @@ class Scope:
         loses a scope key loses every cache named by it) or cannot be written.
         """
         try:
-            create_private(path, ijson.canonical({"scope_key": self._key.hex()}) + b"\n")
+            create_private(path, ijson.canonical(self._tree()) + b"\n")
         except FileError as error:
             raise ScopeFileError(str(error)) from error
+
+    @classmethod
+    def rotate(cls, path: str | os.PathLike[str]) -> ContentKey:
+        """Add a fresh content key to a scope file, in one step: it is sealed with from now on,
+        the others are for reading. Its cipher suite is that of the last one.
+
+        Raises what `load` raises, and ScopeFileError when the file cannot be written.
+        """
+        scope = cls.load(path, sealing=True)
+        suites = [each.cipher_suite for each in scope.content_keys[-1:]]
+        fresh = ContentKey.generate(scope.content_keys, *suites)
+        try:
+            # what others keep in it stays
+            tree = ijson.loads(read_private(path, MAX_SCOPE_FILE_OCTETS))
+            tree[CONTENT_KEYS] = [each.to_dict() for each in (*scope.content_keys, fresh)]
+            replace_private(path, ijson.canonical(tree) + b"\n")
+        except FileError as error:
+            raise ScopeFileError(str(error)) from error
+        return fresh
+
+    def _tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {"scope_key": self._key.hex()}
+        if self.content_keys:
+            tree[CONTENT_KEYS] = [each.to_dict() for each in self.content_keys]
+        return tree
 
     def macs(self, prefix: bytes) -> Callable[[bytes], bytes]:
         """HMAC-SHA-256 under the Scope Key, 32 octets, of `prefix` and what it is called with.
@@ -435,7 +468,8 @@ class Scope:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Scope):
             return NotImplemented
-        return hmac.compare_digest(self._key, other._key)
+        same = hmac.compare_digest(self._key, other._key)
+        return same and self.content_keys == other.content_keys
 
     def __hash__(self) -> int:
         return int.from_bytes(self.scope_id[:7])

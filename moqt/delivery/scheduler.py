@@ -44,6 +44,9 @@ class DeliveryLimits:
     """Objects waiting to go out as datagrams; beyond, they are dropped."""
     pending_fills: int = 64
     """Fills it may have open; an update that asks for one more gets EXCESSIVE_LOAD."""
+    stream_patience: float = 1.0
+    """Seconds without a new stream from the peer after which a Subgroup that waits for one takes
+    that of another of lower priority."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,8 @@ class DeliveryCounters:
     """Objects not sent because a delivery timeout had passed."""
     expired_streams: int = 0
     """Streams reset with DELIVERY_TIMEOUT."""
+    streams_given_up: int = 0
+    """Streams reset so that a Subgroup of higher priority gets one."""
     datagrams_sent: int = 0
     datagrams_too_large: int = 0
     """Datagrams the transport did not take: no packet holds them, or its queue is full."""
@@ -80,6 +85,19 @@ class Delivery(ABC):
         self.queued = False
         self.streamless = False
         """It waits in the scheduler for a stream."""
+
+    @property
+    def importance(self) -> tuple[int, int]:
+        """(subscriber priority, publisher priority); smaller goes first."""
+        return self.flow.subscriber_priority, self.rank()[0]
+
+    def stopped(self) -> None:
+        """The peer sent STOP_SENDING for the open stream (the transport has reset it)."""
+        raise NotImplementedError
+
+    def give_way(self) -> bool:
+        """Give up the open stream, and go on with another; False when that cannot be done now."""
+        return False
 
     @abstractmethod
     def rank(self) -> tuple[int, ...]:
@@ -153,6 +171,10 @@ class Scheduler:
         self._streamless: list[StreamlessEntry] = []
         """Flows with deliveries that need a stream, by priority: one tries, the others wait."""
         self._trying: Delivery | None = None
+        self._streamless_since: float | None = None
+        """Since when the peer has granted none of them a stream."""
+        self.sending: dict[int, Delivery] = {}
+        """Deliveries by their open streams."""
         self._compact_at = self._compact_streamless_at = 256
 
     @property
@@ -163,6 +185,26 @@ class Scheduler:
         """Time has passed: what is due by `now` happens."""
         self._ticked = now
         self.deadlines.run(now)
+        since = self._streamless_since
+        if since is not None and now - since >= self.limits.stream_patience:
+            self._streamless_since = now  # one after the other: what is freed takes a round trip
+            self._make_way()
+
+    def _make_way(self) -> None:
+        """The peer's limit of streams is reached: cancel the one of the lowest priority, if one
+        waits that goes before it (MOQT "Resource Exhaustion")."""
+        waiting = [e[4].streamless[0][2] for e in self._streamless if e[4].streamless_entry is e]
+        if self._trying is not None:
+            waiting.append(self._trying)
+        if not waiting:
+            self._streamless_since = None
+            return
+        first = min(each.importance for each in waiting)
+        lower = [each for each in self.sending.values() if each.importance > first]
+        for each in sorted(lower, key=lambda each: each.importance, reverse=True):
+            if each.give_way():
+                self.counters.streams_given_up += 1
+                break
 
     def ready(self, delivery: Delivery) -> None:
         """`delivery` has something to write."""
@@ -254,10 +296,13 @@ class Scheduler:
             if tried:
                 self._trying = None
             if progress is Progress.NO_STREAM and not flow.over:
+                if self._streamless_since is None:
+                    self._streamless_since = self._ticked
                 delivery.streamless = True
                 heapq.heappush(flow.streamless, (delivery.rank(), self._next_number(), delivery))
                 self.offer_streamless(flow)
             elif tried:
+                self._streamless_since = None
                 self._try_stream()
             if progress is Progress.MORE:
                 self.ready(delivery)

@@ -201,3 +201,8 @@ class Selection:
         at = bisect_right(log.ids, high) - 1
         missing = log.ids[at] if at >= 0 else log.forgotten
         return missing > low and self.is_owed(Location(log.group, missing))
+
+    def owes_old(self, group: int, low: int) -> bool:
+        """Whether Objects of the group beyond `low` may lack that are old and the filter's."""
+        there = self.last_there(group)
+        return there > low and self.is_owed(Location(group, there))

@@ -92,10 +92,6 @@ class StreamDelivery(Delivery):
             self.outlet.data_stream_closed(stream_id)
         self._patience = FLUSH_ROUNDS
 
-    def stopped(self) -> None:
-        """The peer sent STOP_SENDING for the open stream (the transport has reset it)."""
-        raise NotImplementedError
-
     def finish(self) -> None:
         if self.stream_id is not None:
             stream_id, self.stream_id = self.stream_id, None

@@ -278,7 +278,7 @@ class SubgroupDelivery(StreamDelivery):
             or stored.location.object == (self.passed + 1)
         ):
             return True
-        if stored.follows == self.passed:
+        if stored.follows is not None and stored.follows <= self.passed:
             return True
         return (
             self.store.first_unknown(
@@ -294,9 +294,9 @@ class SubgroupDelivery(StreamDelivery):
         left = at < len(ids)
         if left and Location(self.log.group, ids[at]) <= self.selection.end:
             return Progress.WAITING  # an evicted Object is on its way back
-        if left and not (self.log.finished or self.store.ended):
+        if left and not (self.log.done or self.store.ended):
             return Progress.WAITING  # the filter ends inside the Subgroup; an update may move it
-        complete = self.log.finished and not left and self.incomplete is None
+        complete = self.log.done and not left and self.incomplete is None
         if complete and self._ends_group and self.stream_id is not None:
             # A filter that came later may have left out the group's largest Object.
             complete = self._last_written()
@@ -307,9 +307,9 @@ class SubgroupDelivery(StreamDelivery):
         if complete:
             self._end_group()
             self.finish()
-        elif (self.log.finished or self.store.ended or self.log.broken) and not self.flushed():
+        elif (self.log.done or self.store.ended or self.log.broken) and not self.flushed():
             return Progress.UNFLUSHED
-        elif self.log.finished or left:
+        elif self.log.done or left:
             if self.stream_id is not None and self.incomplete is StreamErrorCode.DELIVERY_TIMEOUT:
                 self.outlet.scheduler.counters.expired_streams += 1
             self.reset(self.incomplete or StreamErrorCode.CANCELLED)
@@ -395,7 +395,7 @@ class SubgroupDelivery(StreamDelivery):
             self._arrivals.append((ids[-1], now))
             self._arm()
         subgroup_ms = self._timeouts.subgroup_ms
-        if subgroup_ms and self.log.finished and self._last_deadline is None:
+        if subgroup_ms and self.log.done and self._last_deadline is None:
             self._last_deadline = scheduler.deadlines.at(
                 now + subgroup_ms / 1000, self._subgroup_expired
             )
@@ -443,6 +443,18 @@ class SubgroupDelivery(StreamDelivery):
         self.close()
         self.subscription.subgroup_done(self.log)
         return Progress.DONE
+
+    # -- the peer's limit of streams -----------------------------------------------------
+
+    def give_way(self) -> bool:
+        """Another stream continues the Subgroup, with the Object that this one was in."""
+        if self.over or not self.flushed():
+            return False
+        if self.current is not None:
+            self.position = self.current.location.object - 1
+        self.reset(StreamErrorCode.CANCELLED)
+        self.wake()
+        return True
 
     # -- the end -------------------------------------------------------------------------
 

@@ -132,7 +132,9 @@ class SubscriptionDelivery:
                 self._end(PublishDoneCode.TOO_FAR_BEHIND, "too many groups are waiting to be sent")
                 return
             delivery = self._subgroups[key] = SubgroupDelivery(self, selection, log, position)
-            if selection.owes(log, low, position):
+            if selection.owes(log, low, position) or (
+                log.sifted and selection.owes_old(log.group, low)
+            ):
                 delivery.incomplete = StreamErrorCode.CANCELLED
             if self.timed or log.timeouts is not None:
                 self._set_timeouts(delivery)

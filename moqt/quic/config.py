@@ -58,7 +58,7 @@ class QuicConfig:
 
     stream_window: int = STREAM_WINDOW
     """Receive credit per stream beyond what the application has consumed, at most: it begins with
-    4 MiB and grows to four times what comes in a round trip, up to half of the session's."""
+    8 MiB and grows to four times what comes in a round trip, up to half of the session's."""
     session_window: int = SESSION_WINDOW
     """Receive credit over all streams beyond what the application has consumed, at most: it begins
     with 16 MiB and grows likewise."""
@@ -105,6 +105,10 @@ class QuicConfig:
     congestion_control_algorithm: str = Algorithm.BBR
     """How much is sent at a time and how fast: `bbr` keeps a model of the path and fills it in
     spite of losses that are not its own, `cubic` and `reno` halve or so at any loss."""
+    remember_paths: float = 600.0
+    """Seconds for which the process remembers what the path to an address held: the next connection
+    there begins with half of it under way (careful resume). 0 remembers nothing; 4,096 addresses
+    are remembered at most."""
     keylog_file: str | Path | None = None
     """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
     traffic. For debugging only; no environment variable sets it."""
@@ -167,6 +171,7 @@ class QuicConfig:
         )
         check(self.max_resets >= 0, "max_resets must not be negative")
         check(self.max_pieces > 0, "max_pieces must be positive")
+        check(self.remember_paths >= 0, "remember_paths must not be negative")
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")
         check(self.socket_buffer > 0, "socket_buffer must be positive")
         check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(slots=True)
@@ -36,3 +37,21 @@ class TransportCounters:
     webtransport_sessions_refused: int = 0
     webtransport_streams_refused: int = 0
     """Streams for a session that was not there."""
+
+
+class Wait(StrEnum):
+    """What a connection that sends nothing waits for."""
+
+    APPLICATION = "application"
+    """Something to send."""
+    PACING = "pacing"
+    CONGESTION_WINDOW = "congestion_window"
+    FLOW_CONTROL = "flow_control"
+    """Credit of the peer's, of a stream or of the session."""
+
+
+class Waits:
+    """Seconds that the connections of an endpoint have stood still, by what they waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(Wait, 0.0)

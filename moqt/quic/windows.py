@@ -15,7 +15,7 @@ FIRST_WINDOW = 256 << 10
 """Octets over all streams that a connection has of itself, from its first packet on."""
 INITIAL_SESSION_WINDOW = 16 << 20
 """Octets over all streams that it asks for once its handshake is complete."""
-INITIAL_STREAM_WINDOW = 4 << 20
+INITIAL_STREAM_WINDOW = 8 << 20
 """Octets of each stream: a layer of a cache comes without a word in between."""
 ROUND_TRIPS = 4
 """Round trips of what comes that a window holds: what is under way, as much again while something
@@ -23,8 +23,9 @@ lost is sent anew, and both doubled, as a sender that begins doubles its rate ea
 SHORTEST_TRIP = 0.005
 """Seconds: on shorter paths event loops are what takes time."""
 
-Mark = tuple[float, int]
-"""When a round trip began, and what had been consumed by then."""
+Mark = tuple[float, int, float]
+"""When a round trip began, what had been consumed by then, and when a quarter was used up last."""
+NO_MARK: Mark = (0.0, 0, 0.0)
 
 
 def grown(
@@ -35,11 +36,13 @@ def grown(
     `limit` is what was granted, `consumed` what was used of it, both since the connection or stream
     began; `trip` is the round trip.
     """
-    since, before = mark
+    since, before, last = mark
+    if now - since > max(trip, SHORTEST_TRIP):
+        since, before = last, limit - window  # the quarter before
     if now - since > max(trip, SHORTEST_TRIP):
         # What is beyond the quarter came now, and at once: something lost had been waited for.
         since, before = now, limit - window * 3 // 4
-    return max(window, ROUND_TRIPS * (consumed - before)), (since, before)
+    return max(window, ROUND_TRIPS * (consumed - before)), (since, before, now)
 
 
 class WindowMemory:
@@ -102,7 +105,7 @@ class SessionWindow:
         self._most = most
         self._memory_most = memory_most
         self._taken = 0
-        self._mark: Mark = (0.0, 0)
+        self._mark = NO_MARK
         self._over = False
 
     def begin(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moqt.receiving.host import MessageSink, StreamHost
+from moqt.track.knowledge import PROPERTY_OCTETS
 from moqt.values.codes import REQUEST_OPENERS, MessageType
 from moqt.values.errors import protocol_violation
 
@@ -47,6 +48,8 @@ class RequestIn:
         octets = self._coming + len(data)
         messages = self.decoder.feed(data)
         self._coming = len(data) if messages else octets
+        for message in messages:  # two octets on the wire make a value of fifty times as many
+            octets += PROPERTY_OCTETS * len(getattr(message, "properties", ()))
         if octets > self._billed:  # most are shorter than the one that opened the stream
             self._coming, self._billed = self.decoder.buffered, octets
             host.request_octets.bill(self.stream_id, octets)

@@ -9,7 +9,8 @@ from moqt.values.errors import SessionError
 
 class RequestOctets:
     """Octets billed to a session by request stream: those of its largest message, or of one whose
-    end has not come. The names, filters, tokens and properties kept of it are no more than that.
+    end has not come. The names, filters and tokens kept of it are no more than that; its Track
+    Properties are billed besides, for what they become.
     """
 
     def __init__(self, config: SessionConfig) -> None:

@@ -163,11 +163,17 @@ class OpenRequest:
 
     # -- updates of the peer ---------------------------------------------------------------
 
-    def apply_held_updates(self) -> None:
-        """What they waited for is there: our answer and what it starts, or what the gate wanted."""
-        for update in self.updates.release():
-            if self.state is RequestState.ESTABLISHED:
-                self._apply(update)
+    def apply_held_updates(self, asked: int = 0) -> None:
+        """What they waited for is there: our answer and what it starts, or what the gate wanted,
+        which was `asked` about so many of them."""
+        held = self.updates.release()
+        for at, update in enumerate(held):
+            if self.state is not RequestState.ESTABLISHED:
+                break
+            if at >= asked and not self.updates.admits(update):
+                self.updates.hold(held[at:])
+                break
+            self._apply(update)
         self.session.transport.wake()
 
     def _apply(self, update: RequestUpdate) -> None:

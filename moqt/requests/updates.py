@@ -180,6 +180,14 @@ class Updates:
             )
         return False
 
+    def admits(self, message: RequestUpdate) -> bool:
+        """Whether nothing but our answer holds it back."""
+        return self.gate is None or self.gate(message)
+
+    def hold(self, messages: list[RequestUpdate]) -> None:
+        """They have to wait, before any that has come meanwhile."""
+        self._held = messages + self._held
+
     def release(self) -> list[RequestUpdate]:
         """Those that had to wait, to be applied in this order."""
         held, self._held = self._held, []

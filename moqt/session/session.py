@@ -121,7 +121,6 @@ class Session:
         self._draining = False
         self.rules = Rules(self.config, self, is_client=transport.is_client)
         self._streams: dict[int, ControlIn | RequestIn | DataIn] = {}
-        self._sending: dict[int, StreamDelivery] = {}
         self._control_out: int | None = None
         self._control_in: int | None = None
         self._early = EarlyStreams(transport, self.config.max_held_octets)
@@ -141,7 +140,7 @@ class Session:
             request_octets=self.request_octets.total,
             deadlines=len(self.clock),
             streams_read=len(self._streams) - (self._control_in in self._streams),
-            streams_sent=len(self._sending),
+            streams_sent=len(self.scheduler.sending),
             octets_held=self._early.octets,
             pieces_early=len(self._early),
             tokens=len(self.peer_tokens),
@@ -353,7 +352,7 @@ class Session:
             if stream_id == self._control_out:
                 raise protocol_violation("STOP_SENDING on the control stream")
             stream = self._streams.get(stream_id)
-            delivery = self._sending.get(stream_id)
+            delivery = self.scheduler.sending.get(stream_id)
             if isinstance(stream, RequestIn) and stream.sink is not None:
                 stream.sink.peer_cancelled(code)
             elif delivery is not None:
@@ -412,15 +411,15 @@ class Session:
     def open_data_stream(self, delivery: StreamDelivery) -> int | None:
         stream_id = self.transport.open_stream(bidirectional=False)
         if stream_id is not None:
-            self._sending[stream_id] = delivery
+            self.scheduler.sending[stream_id] = delivery
         return stream_id
 
     def data_stream_closed(self, stream_id: int) -> None:
-        self._sending.pop(stream_id, None)
+        self.scheduler.sending.pop(stream_id, None)
 
     def sending_order(self, stream_id: int) -> GroupOrder:
         """In which order the groups of a fetch stream of ours go out."""
-        delivery = self._sending.get(stream_id)
+        delivery = self.scheduler.sending.get(stream_id)
         return delivery.group_order if isinstance(delivery, FetchDelivery) else GroupOrder.ASCENDING
 
     # -- Judge, for the rules --------------------------------------------------------------
@@ -585,7 +584,7 @@ class Session:
         self.request_octets.clear()
         self.data_streams.clear()
         self.requests.session_closed(closed)
-        self._sending.clear()
+        self.scheduler.sending.clear()
         self.clock.clear()
         self.handler.session_closed(self, closed)
         for observer in tuple(self.observers):

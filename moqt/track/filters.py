@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from moqt.values.codes import MAX_VI64, ParameterType, RequestErrorCode
 from moqt.values.errors import RequestError
@@ -17,6 +18,7 @@ from moqt.wire.primitives import iter_key_values, with_immutable
 _MAX_VALUE = defaultdict(lambda: MAX_VI64, {ParameterType.PRIORITY_FILTER: 255})
 
 RangeFilters = tuple[RangeFilter, ...]
+Range = tuple[int, int | None]
 Pairs = Iterable[tuple[int, int | bytes]]
 
 
@@ -58,6 +60,64 @@ def merge_update(current: RangeFilters, update: RangeFilters) -> RangeFilters:
     replaced = {each.type for each in update}
     kept = (each for each in current if each.type not in replaced)
     return (*kept, *(each for each in update if each.ranges))
+
+
+def update_to(current: RangeFilters, wanted: RangeFilters) -> RangeFilters:
+    """What a REQUEST_UPDATE carries so that `wanted` takes the place of `current`."""
+    gone = {each.type for each in current} - {each.type for each in wanted}
+    return (*wanted, *(RangeFilter(type_) for type_ in sorted(gone)))
+
+
+def either(first: RangeFilters, second: RangeFilters) -> RangeFilters:
+    """Filters of Objects that let through what one of the two does. () lets everything through,
+    and TRACK_PROPERTY_FILTERs do not count. What is alike is said once, in one order."""
+    alone: dict[tuple[ParameterType, int | None], list[Range]] = {}
+    together: set[frozenset[RangeFilter]] = set()
+    for filters in (first, second):
+        sets: dict[int, list[RangeFilter]] = {}
+        for each in filters:
+            if each.type != ParameterType.TRACK_PROPERTY_FILTER and each.ranges:
+                sets.setdefault(each.set_id, []).append(each)
+        if not sets:
+            return ()
+        for conditions in sets.values():
+            if len(conditions) == 1:
+                key = conditions[0].type, conditions[0].property_type
+                alone.setdefault(key, []).extend(conditions[0].ranges)
+            else:
+                together.add(frozenset(replace(each, set_id=0) for each in conditions))
+    found = [
+        [RangeFilter(type_, property_type=of, ranges=_merged(ranges))]
+        for (type_, of), ranges in alone.items()
+    ]
+    found += [sorted(conditions, key=_order) for conditions in together]
+    found.sort(key=lambda conditions: [_order(each) for each in conditions])
+    return tuple(
+        replace(each, set_id=set_id)
+        for set_id, conditions in enumerate(found)
+        for each in conditions
+    )
+
+
+def _order(each: RangeFilter) -> tuple[int, ...]:
+    of = -1 if each.property_type is None else each.property_type
+    bounds = (MAX_VI64 if bound is None else bound for both in each.ranges for bound in both)
+    return (each.type, of, *bounds)
+
+
+def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same values in as few ranges as there can be, ascending."""
+    merged: list[Range] = []
+    for start, end in sorted(ranges, key=lambda each: each[0]):
+        if merged:
+            low, high = merged[-1]
+            if high is None:
+                break
+            if start <= high + 1:
+                merged[-1] = low, None if end is None else max(high, end)
+                continue
+        merged.append((start, end))
+    return tuple(merged)
 
 
 def matches(

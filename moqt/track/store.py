@@ -290,7 +290,7 @@ class TrackStore:
                     f"{self.name}: subgroup {group}/{subgroup} ended with Object {last} and "
                     f"has Object {known}"
                 )
-        log.finished = True
+        log.finished = log.done = True
         log.broken = False
         if end_of_group:
             log.end_of_group = True
@@ -304,7 +304,7 @@ class TrackStore:
         `priority` is the Subgroup's, should none of its Objects have come.
         """
         log = self.subgroup(group, subgroup, priority)
-        if not log.finished:
+        if not log.done:
             log.broken = True
             for listener in tuple(self._listeners):
                 listener.subgroup_cut(log)
@@ -342,7 +342,7 @@ class TrackStore:
         if group is None or len(group.objects) > group.statuses:
             return
         if all(
-            log.readers == 0 and (log.finished or log.broken or self.ended)
+            log.readers == 0 and (log.done or log.broken or self.ended)
             # The last one is the likeliest to be needed still.
             for log in reversed(group.subgroups.values())
         ):

@@ -122,6 +122,10 @@ class SubgroupLog:
     """The first Object ever published in the Subgroup, when known."""
     finished: bool = False
     """Every Object of the Subgroup is known: the stream ended with FIN."""
+    done: bool = False
+    """No more of its Objects come: it is finished, or a filter upstream left out the others."""
+    sifted: bool = False
+    """A filter upstream may have left out some of its older Objects."""
     broken: bool = False
     """The upstream stream was reset: more Objects may exist."""
     end_of_group: bool = False

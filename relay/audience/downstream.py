@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
@@ -10,7 +12,9 @@ from moqt.requests import (
     PublisherSide,
     RequestState,
 )
+from moqt.track.filters import RangeFilters, merge_update
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
+from moqt.values.messages import LocationFilter, RequestUpdate
 
 TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
 """What a downstream session may ask about a track."""
@@ -25,8 +29,8 @@ class Downstream:
         """Accepted downstream requests; `prune` finds the finished ones."""
         self.offers: dict[OutgoingPublish, None] = {}
         """Publications of it that were made downstream (SUBSCRIBE_TRACKS)."""
-        self.deferred: dict[PublisherSide, None] = {}
-        """Subscriptions whose update waits until upstream has resumed."""
+        self.deferred: dict[PublisherSide, RequestUpdate] = {}
+        """Subscriptions whose update waits until upstream has resumed, or brings more."""
 
     @property
     def idle(self) -> bool:
@@ -52,6 +56,21 @@ class Downstream:
             or any(live(request) for request in self.waiting)
             or self.listens
         )
+
+    def listening(self) -> Iterator[tuple[LocationFilter | None, RangeFilters]]:
+        """The filters of those who are to get Objects as they are published."""
+        for request in (*self.requests, *self.offers):
+            if (
+                isinstance(request, PublisherSide)
+                and request.state is not RequestState.CLOSED
+                and (request.delivery is None or not request.delivery.paused)
+            ):
+                yield request.filter, request.range_filters
+        for waiting in self.waiting:
+            if isinstance(waiting, IncomingSubscribe) and live(waiting):
+                yield waiting.filter, waiting.range_filters
+        for deferred, update in self.deferred.items():
+            yield after(deferred, update)
 
     @property
     def subscribes(self) -> bool:
@@ -83,7 +102,7 @@ class Downstream:
         """Apply the updates that waited for upstream."""
         for request in tuple(self.deferred):
             self.deferred.pop(request, None)
-            request.apply_held_updates()
+            request.apply_held_updates(asked=1)
 
     def prune(self) -> None:
         """Forget what is over."""
@@ -108,6 +127,15 @@ class Downstream:
             offer.withdraw(PublishDoneCode.MALFORMED_TRACK, reason)
         self.requests.clear()
         self.offers.clear()
+
+
+def after(
+    request: PublisherSide, update: RequestUpdate
+) -> tuple[LocationFilter | None, RangeFilters]:
+    """The filters of a subscription once `update` holds."""
+    asked = update.parameters
+    chosen = request.filter if asked.location_filter is None else asked.location_filter
+    return chosen, merge_update(request.range_filters, asked.range_filters)
 
 
 def live(request: TrackRequest) -> bool:

@@ -11,6 +11,7 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Redirect
 from moqt.values.names import TrackNamespace
 from relay.config import Counters, RelayConfig
+from relay.rights.absent import AbsentTracks
 from relay.rights.policy import Action, Policy
 
 logger = logging.getLogger("relay")
@@ -27,6 +28,8 @@ class Refusals:
         """Sessions to upstream relays: who runs this relay has chosen them."""
         self._told: set[str] = set()
         """Limits of which the log has heard that the relay came to them."""
+        self.absent = AbsentTracks(config.max_absent)
+        """Tracks that their publishers have said do not exist."""
         self.malformed = MalformedTracks()
         """Tracks whose publishers contradicted themselves or each other."""
 

@@ -47,6 +47,7 @@ QUIC = (
     "socket_buffer",
     "idle_timeout",
     "handshake_timeout",
+    "remember_paths",
     "qlog_max_octets",
 )
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from moqt.quic.config import MAX_DATAGRAM_SIZE
+from moqt.quic.counters import Wait
 from moqt.quic.udp.endpoint import Endpoint
 
 GAUGES = {
@@ -49,6 +50,7 @@ RTT = "rtt_seconds"
 PHASES = "congestion_phase_connections"
 PACKET_OCTETS = (1200, 1280, 1452, 1472, 8952, MAX_DATAGRAM_SIZE)
 """Upper ends of the classes in which connections are counted by the size of their packets."""
+WAITS = "sending_waits_seconds"
 PREFIX = "kvcs_relay_quic_"
 
 
@@ -62,6 +64,7 @@ class TransportMetrics(Collector):
         self._phases: Counter[str] = Counter()
         self._trips: list[float] = []
         self._packets: Counter[int] = Counter()
+        self._waits: dict[Wait, float] = {}
         self.update()
 
     def update(self) -> None:
@@ -92,6 +95,7 @@ class TransportMetrics(Collector):
             for transport in endpoint.transports
             if transport.established
         )
+        self._waits = dict(endpoint.waits.seconds)
         self._counters = asdict(endpoint.counters) | {
             "log_events_dropped": endpoint.log_events_dropped,
             "receive_windows_denied": endpoint.window_memory.denied,
@@ -124,5 +128,13 @@ class TransportMetrics(Collector):
             trips.add_metric(["median"], median(self._trips))
             trips.add_metric(["longest"], max(self._trips))
         yield trips
+        waits = CounterMetricFamily(
+            PREFIX + WAITS,
+            "Seconds that connections have sent nothing, by what they waited for.",
+            labels=["waits_for"],
+        )
+        for wait, seconds in self._waits.items():
+            waits.add_metric([wait.value], seconds)
+        yield waits
         for name, value in self._counters.items():
             yield CounterMetricFamily(PREFIX + name, COUNTERS[name], value=value)

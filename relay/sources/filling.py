@@ -231,15 +231,27 @@ class Filling:
         log = self.store.subgroup(*key)
         log.readers += 1
         log.broken = False
+        log.done = log.finished
 
-    def feed_closed(self, key: tuple[int, int], last: int | None, *, end_of_group: bool) -> None:
-        """It ended; `last` is its last Object ID when it ended with FIN, else None."""
+    def feed_sifted(self, key: tuple[int, int]) -> None:
+        """A filter of ours may have left out Objects of the Subgroup that such a stream brings."""
+        self.store.subgroup(*key).sifted = True
+
+    def feed_closed(
+        self, key: tuple[int, int], last: int | None, *, end_of_group: bool, sifted: bool = False
+    ) -> None:
+        """It ended; `last` is its last Object ID when it ended with FIN, else None. When it was
+        `sifted`, that says of the Subgroup's end only that no more of it will come."""
         count = self._feeds.pop(key, 1) - 1
         if count:
             self._feeds[key] = count
         self.store.subgroup(*key).readers -= 1
         try:
-            if last is not None:
+            if last is not None and sifted:
+                log = self.store.subgroup(*key)
+                log.done, log.broken = True, False
+                self.store.changed(log)
+            elif last is not None:
                 self.store.finish_subgroup(*key, end_of_group=end_of_group, last=last)
             elif not count:
                 self.store.break_subgroup(*key)

@@ -22,6 +22,8 @@ class StreamState:
     """Last Object ID on it, for the "next object" rule (MOQT "Subgroup Streams")."""
     subgroup: tuple[int, int] | None = None
     arrival: Arrival | None = None
+    sifted: bool = False
+    """A filter of ours may leave out Objects of its Subgroup."""
     lossy: bool = False
     """An Object of it was not stored: its FIN does not make the Subgroup known."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Protocol
 
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
@@ -15,6 +16,7 @@ from moqt.values.names import Location, location_after
 from moqt.wire.objects import ObjectHeader, SubgroupHeader
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
+from relay.sources.wanted import EVERYTHING, Wanted
 
 NO_ROOM = "the cache has no room for the Track Properties"
 MAX_FUTURE = 1 << 31
@@ -68,11 +70,21 @@ class UpstreamSubscription(UpstreamReceiver):
         self.established = False
         self.paused = False
         """FORWARD 0 is in force: the publisher said so, or we asked for it."""
+        self.slept = True
+        """It was paused at some time since the Largest Object was told last."""
         self.whole = True
         self.lost = False
         """Some of it was lost, and no Subgroup whose reset could say so is known."""
         self.start = Location(0, 0)
         """It brings what is published from there on."""
+        self.asked = EVERYTHING
+        """The filters in force, or asked for."""
+        self.surplus_since: float | None = None
+        """Since when more is asked for than is wanted."""
+        self._sifted_group = -1
+        """Up to this group some of what was not asked for may be lacking."""
+        self._widening = 0
+        """Updates that ask for more and are not answered yet."""
         self.used = False
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
@@ -82,11 +94,22 @@ class UpstreamSubscription(UpstreamReceiver):
         self._renew_at = 0.0
 
     @property
-    def current(self) -> bool:
-        """Objects come, so what is known as the Largest Object is up to date."""
+    def flows(self) -> bool:
+        """The Objects that are asked for come."""
         if self.request is not None and self.request.done is not None:
-            return self.established
-        return self.established and not self.paused and not self._resuming
+            return self.established and not self.paused
+        waits = self.paused or self._resuming or self._widening
+        return self.established and not waits
+
+    @property
+    def current(self) -> bool:
+        """All Objects come, so what is known as the Largest Object is up to date."""
+        return self.flows and not self.narrowed
+
+    @property
+    def narrowed(self) -> bool:
+        """Filters of ours leave out Objects, or did a moment ago."""
+        return self._widening > 0 or self.asked != EVERYTHING
 
     def accepted(self) -> None:
         """It is established, and begins after the Largest Object of then."""
@@ -94,6 +117,15 @@ class UpstreamSubscription(UpstreamReceiver):
         self.established = True
         if self.request.largest is not None:
             self.start = location_after(self.request.largest)
+
+    def settle(self) -> bool:
+        """End it, if PUBLISH_DONE has come while not everything was asked for: who wants more has
+        to ask anew, and the streams that are still to come do not matter for that."""
+        request = self.request
+        if not self.established or request is None or request.done is None or self.current:
+            return False
+        request.check_done(expired=True)
+        return True
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -103,6 +135,7 @@ class UpstreamSubscription(UpstreamReceiver):
             return
         if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else _ignore):
             self.paused = not wanted
+            self.slept = True
             self._resuming += wanted
             self.whole = False
 
@@ -112,6 +145,33 @@ class UpstreamSubscription(UpstreamReceiver):
             self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
+
+    def ask(self, wanted: Wanted) -> bool:
+        """Have the filters let through what is `wanted`; whether they have to change for that."""
+        wanted = wanted.in_ranges(self.session.peer_max_filter_ranges)
+        if wanted == self.asked:
+            return False
+        widens = wanted | self.asked != self.asked
+        if not self.update(wanted.after(self.asked), self._widened if widens else _ignore):
+            return False
+        self.asked = wanted
+        self._widening += widens
+        for state in self.streams.values():
+            self._sift(state)
+        return True
+
+    def _widened(self, answer: RequestOk | RequestError) -> None:
+        self._widening -= 1
+        if isinstance(answer, RequestOk):
+            largest = self.request.largest if self.request is not None else None
+            if largest is not None:
+                self._sifted_group = max(self._sifted_group, largest.group)
+            self.track.upstream_told(self)
+
+    def _sift(self, state: StreamState) -> None:
+        state.sifted = True
+        if state.subgroup is not None:
+            self.filling.feed_sifted(state.subgroup)
 
     def refresh(self) -> None:
         """Ask for the Largest Object: an update without parameters is answered with it."""
@@ -162,6 +222,11 @@ class UpstreamSubscription(UpstreamReceiver):
             self.update(Parameters())
 
     @property
+    def brought_all(self) -> bool:
+        """Whether it has brought everything since it began."""
+        return self.whole and not self.narrowed and self._sifted_group < 0
+
+    @property
     def expires(self) -> bool:
         return self.request is not None and self.request.expires_at is not None
 
@@ -182,6 +247,11 @@ class UpstreamSubscription(UpstreamReceiver):
             self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
+
+    def _opened(self, state: StreamState, header: ObjectHeader) -> None:
+        super()._opened(state, header)
+        if self.narrowed or header.group <= self._sifted_group:
+            self._sift(state)
 
     def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
         opened = stream.subgroup
@@ -228,7 +298,9 @@ class UpstreamSubscription(UpstreamReceiver):
         self._cut(state)
         if state.subgroup is not None:
             last = state.previous if finished and not state.lossy else None
-            self.filling.feed_closed(state.subgroup, last, end_of_group=end_of_group)
+            self.filling.feed_closed(
+                state.subgroup, last, end_of_group=end_of_group, sifted=state.sifted
+            )
 
 
 class UpstreamSubscribe(UpstreamSubscription):
@@ -241,34 +313,55 @@ class UpstreamSubscribe(UpstreamSubscription):
         self.replaces = replaces
         self.deadline = 0.0
         self.rendezvous = False
+        self._parameters = Parameters()
+        """Of the SUBSCRIBE, without its filters."""
 
-    def open(self, *, forward: bool, new_group: int | None, rendezvous_ms: int) -> MoqtError | None:
+    def open(
+        self, wanted: Wanted, *, forward: bool, new_group: int | None, rendezvous_ms: int
+    ) -> MoqtError | None:
         """Send SUBSCRIBE, or have it wait for a stream.
 
-        Filters are applied downstream, so one subscription serves all
-        (MOQT "Subscriber Interactions"). An upstream relay waits for a publisher as long
-        as this one would: `rendezvous_ms`.
+        One subscription serves all: it asks for what all of them want, and each one's own filters
+        are applied downstream (MOQT "Subscriber Interactions"). An upstream relay waits for a
+        publisher as long as this one would: `rendezvous_ms`.
         """
         track = self.track
+        self.asked = wanted.in_ranges(self.session.peer_max_filter_ranges)
         self.rendezvous = rendezvous_ms > 0
         self.deadline = track.clock.now + track.config.upstream_timeout + rendezvous_ms / 1000
         self.paused = not forward
         self.whole = forward
+        self._parameters = Parameters(
+            forward=None if forward else 0,
+            new_group_request=new_group,
+            rendezvous_timeout=rendezvous_ms if self.rendezvous else None,
+        )
+        error = self._subscribe()
+        if error is None:
+            track.counters.upstream_subscriptions += 1
+        return error
+
+    def _subscribe(self) -> MoqtError | None:
+        parameters = replace(
+            self._parameters,
+            location_filter=self.asked.location_filter or LocationFilter.next_object(),
+            range_filters=self.asked.filters,
+        )
         try:
-            self.request = self.session.subscribe(
-                track.name,
-                self,
-                Parameters(
-                    location_filter=LocationFilter.next_object(),
-                    forward=None if forward else 0,
-                    new_group_request=new_group,
-                    rendezvous_timeout=rendezvous_ms if self.rendezvous else None,
-                ),
-            )
+            self.request = self.session.subscribe(self.track.name, self, parameters)
         except MoqtError as error:
             return error
-        track.counters.upstream_subscriptions += 1
         return None
+
+    def request_failed(self, error: MoqtError) -> None:
+        refused = isinstance(error, RequestError) and error.code == RequestErrorCode.INVALID_FILTER
+        if refused and self.asked != EVERYTHING and not self.established:
+            self.asked = EVERYTHING  # the filters are an economy of ours: nobody asked for them
+            again = self._subscribe()
+            if again is None:
+                return
+            error = again
+        super().request_failed(error)
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         if self.track.filling.has_room_for(request.properties):

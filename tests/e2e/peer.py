@@ -2,6 +2,8 @@
 
 publish   a publisher that produces as many blocks as each line of standard input says,
           until one says `leave`
+grow      a publisher that produces, in segments of --segments blocks, as many layers as each line
+          of standard input says; it finishes after the last one
 relay     `kvcs-relay` with another limit of streams
 consume   a consumer with another limit of streams
 read      a reader of one publication's tracks, as slow as it is told
@@ -20,6 +22,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import moqt
@@ -112,6 +115,29 @@ async def run_publish(arguments: argparse.Namespace) -> None:
                     if bad == f"{layer}:{block}":
                         corrupt(publication, bad, forge=bad == arguments.forge)
             say(f"produced {publication.next_object}")
+        await session.wait_closed()
+
+
+async def run_grow(arguments: argparse.Namespace) -> None:
+    descriptor, tokens = load_descriptor(arguments.compat), load_tokens(arguments.tokens)
+    scope, rows = Scope.load(arguments.scope_key_file), descriptor.block_tokens
+    cache = KvFile.open(arguments.kv, descriptor)
+    ends = list(accumulate(rows * int(blocks) for blocks in arguments.segments.split(",")))
+    chunks = [tokens[start:end] for start, end in pairwise([0, *ends])]
+    publication = Publication(scope, descriptor, chunks.pop(0), growing=True)
+    loop = asyncio.get_running_loop()
+    async with moqt.connect(arguments.url, quic=quic(arguments), handler=Telling()) as session:
+        await publish(session, publication)
+        say(f"announced {publication.namespace.text}")
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            for _ in range(int(line)):
+                if publication.next_object is None:
+                    publication.extend(chunks.pop(0))
+                layer, first = publication.next_object[0], publication.first_token
+                publication.put_layer(layer, cache.k(layer)[first:], cache.v(layer)[first:])
+            if publication.next_object is None and not chunks:
+                publication.finish()
+            say(f"produced {publication.next_object} of segment {publication.segment}")
         await session.wait_closed()
 
 
@@ -276,6 +302,7 @@ def main() -> None:
     arguments = parser.parse_args()
     programs = {
         "publish": run_publish,
+        "grow": run_grow,
         "announce": run_announce,
         "offer": run_offer,
         "watch": run_watch,

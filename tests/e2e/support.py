@@ -340,10 +340,16 @@ class Relay:
             **popen,
         )
 
-    def produce(self, cache: Cache, *options: object, name: str = "producer") -> Process:
+    def grow(self, cache: Cache, *options: object, name: str = "producer") -> Process:
+        """A publisher of segments that produces as many layers as it is told: `.say(3)`."""
+        return self.produce(cache, *options, name=name, what="grow")
+
+    def produce(
+        self, cache: Cache, *options: object, name: str = "producer", what: str = "publish"
+    ) -> Process:
         """A publisher that produces as many blocks as it is told: `.say(3)`."""
         process = self.peer(
-            "publish",
+            what,
             *cache.identity(),
             "--kv",
             cache.kv,

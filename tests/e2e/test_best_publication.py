@@ -15,15 +15,6 @@ from kvsp.names.uris import compat_path
 from tests.e2e.kvsp_support import Server, start
 from tests.e2e.support import Cache, Process, eventually, interrupt, make_cache, readable
 
-
-def test_a_scope_whose_caches_are_to_be_sealed_is_not_published_in_clear(cache, hub):
-    keys = json.loads(cache.scope.read_text())
-    cache.scope.write_text(json.dumps({**keys, "content_keys": [{"kid": 1, "key": "00" * 32}]}))
-    refused = hub.publish(cache).finish(2)
-    assert "published in clear" in refused.stderr and keys["scope_key"] not in refused.stderr
-    assert hub.metric("namespaces") == 0
-
-
 # --- another prompt's cache ------------------------------------------------------------
 
 

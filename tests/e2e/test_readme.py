@@ -14,6 +14,7 @@ import subprocess
 import numpy as np
 import pytest
 
+import moqt
 from kvcs.names.errors import NotFound
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
@@ -125,7 +126,7 @@ def test_every_option_in_its_table_exists():
 
 
 async def test_its_python_code_runs(folder, port, monkeypatch):
-    produce_and_consume, watching = blocks("python")
+    produce_and_consume, in_chunks, watching = blocks("python")
     for command in commands():
         if command.startswith("kvcs-keygen"):
             start(folder, port, command).finish(0)
@@ -135,6 +136,7 @@ async def test_its_python_code_runs(folder, port, monkeypatch):
     url = f"moqt://127.0.0.1:{port}"
     names: dict = {}
     exec(compile(produce_and_consume, "README.md", "exec"), names)
+    exec(compile(in_chunks, "README.md", "exec"), names)
     exec(compile(watching, "README.md", "exec"), names)
     identity = (
         Scope.load("scope.json"),
@@ -163,6 +165,25 @@ async def test_its_python_code_runs(folder, port, monkeypatch):
         producing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await producing
+
+        printed = io.StringIO()
+        others = [token + 1 for token in identity[2]]
+        chunks = [others[at : at + 40] for at in range(0, 160, 40)]
+
+        def compute(first, end):
+            for k, v in layers:
+                yield k[first:end], v[first:end]
+
+        cafile = "tls/cert.pem"
+        async with moqt.connect(url, cafile=cafile) as ours, moqt.connect(url, cafile=cafile) as to:
+            await names["produce_in_chunks"](ours, *identity[:2], chunks, compute)
+            with contextlib.redirect_stdout(printed):
+                await names["follow"](to, *identity[:2], others)
+        assert printed.getvalue().splitlines() == [
+            f"{segment} {n} {first} {tokens}"
+            for segment, (first, tokens) in enumerate([(0, 32), (32, 48), (80, 32), (112, 48)])
+            for n in range(descriptor.layers)
+        ]
 
         printed, shown = io.StringIO(), asyncio.Event()
 

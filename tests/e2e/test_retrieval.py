@@ -46,7 +46,7 @@ def test_consumers_that_join_before_during_and_after_production_get_every_object
         assert result["mode"] == ("live" if missed < 64 else {"auto": "fetch"}.get(mode, mode))
         cache.check(tmp_path / f"{mode}-{missed}")
     for track in ("k.raw.s0", "v.raw.s0", "manifest"):
-        assert producer.stdout.count(f"SUBSCRIBE {track}") == 1
+        assert producer.stdout.splitlines().count(f"SUBSCRIBE {track}") == 1
 
 
 @pytest.mark.parametrize("mode", ["live", "auto"])
@@ -113,16 +113,40 @@ def test_two_consumers_at_once_cost_the_publisher_one_subscription_of_each_track
         check_live(consumer.finish().json(), cache)
         cache.check(tmp_path / f"out-{number}")
     asked = sorted(re.findall(r"(?:SUBSCRIBE|FETCH) \S+", producer.stdout))
+    # that there is no signed manifest is for the publisher to say, to each
+    refused = [each for each in asked if each == "SUBSCRIBE manifest.cose"]
+    assert 1 <= len(refused) <= 2
+    asked = [each for each in asked if each not in refused]
     # the first manifest was there before: both consumers' fills want it, one FETCH gets it
     fetched = ["FETCH manifest"]
     assert asked == fetched + [f"SUBSCRIBE {t}" for t in ("k.raw.s0", "manifest", "v.raw.s0")]
-    hub.reaches(upstream_subscriptions_total=TRACKS, downstream_subscriptions_total=2 * TRACKS)
+    hub.reaches(
+        upstream_subscriptions_total=TRACKS + len(refused),
+        downstream_subscriptions_total=2 * TRACKS,
+    )
     assert hub.metric("upstream_fetches_total") == 1
     # each Object came in once and went out twice; manifests are Objects too
     hub.reaches(sessions_total=3)
     hub.reaches(sessions=1)
     sent = hub.metric("objects_out_total") - hub.metric("objects_in_total")
     assert sent >= cache.objects
+
+
+def test_blocks_that_no_consumer_wants_do_not_come_to_the_relay_until_one_does(
+    cache, hub, tmp_path
+):
+    producer = hub.produce(cache)
+    consumer = hub.subscribe(cache, tmp_path / "some", "--blocks", "2", "--json", name="some")
+    hub.reaches(downstream_subscriptions=TRACKS)
+    producer.say(64)
+    producer.wait_for("produced")
+    assert consumer.finish().json()["tokens"] == 2 * 4
+    cache.check(tmp_path / "some", None, 2)
+    wanted = cache.objects * 2 // cache.blocks
+    assert wanted <= hub.metric("objects_in_total") < cache.objects
+    hub.subscribe(cache, tmp_path / "all", name="all").finish(0)
+    cache.check(tmp_path / "all")
+    assert hub.metric("objects_in_total") >= cache.objects
 
 
 @pytest.mark.parametrize("end", ["killed", "killed and noticed", "stopped"])

@@ -17,7 +17,7 @@ from kvsp.names.identity import block_keys
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import FullTrackName, Location
-from tests.kvcs.support import DESCRIPTOR, SCOPE, TOKENS, kv
+from tests.kvcs.support import DESCRIPTOR, SCOPE, TOKENS, kv, same
 
 
 def segmented(
@@ -115,3 +115,20 @@ def grown(sizes, cache, tokens=TOKENS, *, finish=True, described=DESCRIPTOR, **s
     if finish:
         publication.finish()
     return publication
+
+
+def whole(layers, cache, blocks, described=DESCRIPTOR) -> int:
+    """Check that the layers come segment by segment, each in order and with its tokens, and are
+    those of the first `blocks` blocks; returns how many segments there are."""
+    at, ends = 0, [0]
+    for number, layer in enumerate(layers):
+        assert (layer.segment, layer.index) == divmod(number, len(cache))
+        if not layer.index:
+            at = ends[-1]
+            ends.append(at + len(layer.k))
+        assert layer.first_token == at and len(layer.k) == len(layer.v) == ends[-1] - at
+        for got, wanted in zip((layer.k, layer.v), cache[layer.index], strict=True):
+            assert same(got, wanted[at : ends[-1]])
+    assert len(layers) == len(cache) * (len(ends) - 1)
+    assert ends[-1] == blocks * described.block_tokens
+    return len(ends) - 1

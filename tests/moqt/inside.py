@@ -25,7 +25,7 @@ from moqt.values.intervals import IntervalSet
 
 def streams_sent(session: Session) -> Collection[int]:
     """The IDs of the streams that Objects are written to."""
-    return session._sending
+    return session.scheduler.sending
 
 
 def control_of_peer(session: Session) -> int | None:

@@ -108,7 +108,7 @@ class Side:
 
     @property
     def connected(self) -> bool:
-        return self.handler is not None and self.handler.alpn is not None
+        return self.transport is not None and self.transport.established
 
 
 class Pair:

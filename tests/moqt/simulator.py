@@ -27,6 +27,7 @@ from cryptography.x509.oid import NameOID
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import DEFAULT_ALPN, QuicConfig
+from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.webtransport.client import WebTransportClient
 from moqt.quic.webtransport.server import WebTransportServer
@@ -193,11 +194,15 @@ class Simulation:
         config: SessionConfig | None = None,
         wait: bool = True,
         base: QuicConfig | None = None,
+        paths: PathMemory | None = None,
         **quic: object,
     ) -> Host:
-        """A new host with a connection to `to`; both sessions are established unless not `wait`."""
+        """A new host with a connection to `to`; both sessions are established unless not `wait`.
+
+        `paths`: what its process remembers, nothing by default.
+        """
         host = self._host(name)
-        context = QuicContext(quic_config(base, **quic), is_client=True)
+        context = QuicContext(quic_config(base, **quic), is_client=True, paths=paths)
         make = self._maker(host, handler or SessionHandler(), config, context)
         handlers: list[TransportHandler] = []
 

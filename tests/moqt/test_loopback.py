@@ -210,6 +210,30 @@ async def test_closing_a_webtransport_session_tells_the_peer_why(certificate):
         assert (closed.code, closed.reason) == (moqt.SessionErrorCode.GOAWAY_TIMEOUT, "time is up")
 
 
+async def test_a_server_is_made_and_closed_by_async_with_as_a_session_is(certificate):
+    cert, key = certificate
+    quic = moqt.QuicConfig(certfile=cert, keyfile=key)
+    async with moqt.serve("127.0.0.1", 0, quic=quic, handler=moqt.Publisher()) as server:
+        url = f"moqt://127.0.0.1:{server.port}"
+        async with moqt.connect(url, cafile=cert) as session:
+            assert len(server.sessions) == 1
+            await server.close()
+            await session.wait_closed()
+    assert not server.sessions
+
+
+async def test_goaway_names_the_new_uri_with_the_scheme_that_each_session_has(certificate):
+    cert, _ = certificate
+    async with (
+        serving(certificate, moqt.Publisher()) as (url, server),
+        moqt.connect(url, cafile=cert) as native,
+        moqt.connect(over_webtransport(url), cafile=cert) as over_http,
+    ):
+        server.goaway("moqt://elsewhere.example/room", 1000)
+        assert (await native.wait_goaway()).uri == "moqt://elsewhere.example/room"
+        assert (await over_http.wait_goaway()).uri == "https://elsewhere.example/room"
+
+
 async def test_a_server_without_webtransport_refuses_https_in_words(certificate):
     async with serving(certificate, moqt.Publisher(), webtransport=False) as (url, _):
         with pytest.raises(moqt.ConnectError, match="ALPN"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.uri import parse_uri
+from moqt.uri import for_transport, parse_uri
 from moqt.values.errors import MisuseError
 
 
@@ -30,3 +30,10 @@ def test_the_scheme_chooses_the_transport_and_the_port_is_443_by_default(
 def test_what_is_no_uri_of_an_endpoint_is_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(MisuseError, match=words):
         parse_uri(text)
+
+
+def test_only_the_schemes_of_the_two_transports_are_exchanged():
+    assert for_transport("https://a.example/x", webtransport=False) == "moqt://a.example/x"
+    assert for_transport("moqt://a.example/x", webtransport=True) == "https://a.example/x"
+    for uri in ("", "wss://a.example/x", "/x"):
+        assert for_transport(uri, webtransport=True) == uri

@@ -247,3 +247,19 @@ TestScenario.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_who_comes_while_a_paused_subscription_waits_for_lost_streams_has_it_asked_for_anew():
+    """PUBLISH_DONE has come, and counts a stream that the pause cut off before its header."""
+    story = Scenario()
+    story.new_namespace()
+    story.run()
+    story.fetch(n=1, low=0, high=1)
+    story.run()
+    story.publish(0)
+    story.publish(0)
+    story.want_tracks(n=0, forward=0)
+    story.run()
+    story.publish(9000)
+    story.some_steps(1)
+    story.teardown()

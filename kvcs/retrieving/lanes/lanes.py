@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvcs.names.errors import PublisherLost
 from kvcs.retrieving.retrieval import Retrieval
@@ -30,12 +30,20 @@ REST: Final = 10.0
 """... and for how long it is asked for nothing then."""
 
 
+class _Part(NamedTuple):
+    """Some layers of a segment, and the retrieval of them on one connection."""
+
+    segment: int
+    layers: range
+    retrieval: Retrieval
+
+
 class _Lane:
     """One connection, and the parts it is asked for."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.parts: list[Retrieval] = []
+        self.parts: list[_Part] = []
         self.brought = 0
         """Layers."""
         self.rests_until = 0.0
@@ -43,7 +51,7 @@ class _Lane:
     @property
     def heard(self) -> float:
         """When something last came, or was asked for."""
-        return max(part.quiet for part in self.parts)
+        return max(part.retrieval.quiet for part in self.parts)
 
     @property
     def lost(self) -> bool:
@@ -71,29 +79,32 @@ class Lanes:
         self._whole = whole
         self._others = others
         self._lanes = [_Lane(whole.session)]
-        self._waiting: deque[tuple[range, bool]] = deque()
-        """Layers that nobody is asked for, and whether somebody was before."""
+        self._waiting: deque[tuple[int, range, bool]] = deque()
+        """Layers of a segment that nobody is asked for, and whether somebody was before."""
         self._counted = 0
 
     @property
     def arrivals(self) -> int:
         """Answers and parts of Objects that have come, on all connections."""
-        return self._counted + sum(part.arrivals for lane in self._lanes for part in lane.parts)
+        return self._counted + sum(
+            part.retrieval.arrivals for lane in self._lanes for part in lane.parts
+        )
 
-    def begin(self, layers: Sequence[int]) -> None:
-        """Ask for `layers`, which rise without a gap."""
+    def begin(self, segment: int, layers: Sequence[int]) -> None:
+        """Ask for `layers` of a segment, which rise without a gap."""
         size = max(1, len(layers) // (TURNS * self._connections))
-        for first in range(layers[0], layers[-1] + 1, size):
-            self._waiting.append((range(first, min(first + size, layers[-1] + 1)), False))
+        for first in layers[::size]:
+            part = range(first, min(first + size, layers[-1] + 1))
+            self._waiting.append((segment, part, False))
 
-    def ask_again(self, layer: int) -> None:
+    def ask_again(self, layer: int, segment: int) -> None:
         """Objects of it were to come another way, or were refused: they are missing."""
         for part in [part for lane in self._lanes for part in lane.parts]:
-            if layer in part.layers:
-                part.ask_again(layer)
+            if layer in part.layers and part.segment == segment:
+                part.retrieval.ask_again(layer, segment)
                 return
-        if not any(layer in layers for layers, _ in self._waiting):
-            self._waiting.appendleft((range(layer, layer + 1), True))
+        if not any(layer in layers and of == segment for of, layers, _ in self._waiting):
+            self._waiting.appendleft((segment, range(layer, layer + 1), True))
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
@@ -103,12 +114,13 @@ class Lanes:
         failure: Exception | None = None
         for lane in self._lanes:
             for part in list(lane.parts):
-                times.append(part.poll(now))
-                if part.error is not None and not lane.lost:
-                    self._whole.fail(part.error)
+                times.append(part.retrieval.poll(now))
+                error = part.retrieval.error
+                if error is not None and not lane.lost:
+                    self._whole.fail(error)
                     return None
-                failure = part.error or failure
-                if part.error is None and self._is_done(part):
+                failure = error or failure
+                if error is None and self._is_done(part):
                     self._end(lane, part)
                     lane.brought += len(part.layers)
             if lane.lost:
@@ -135,8 +147,11 @@ class Lanes:
 
     # -- inside --------------------------------------------------------------------------
 
-    def _is_done(self, part: Retrieval) -> bool:
-        return part.idle or all(map(self._whole.assembly.is_filled, part.layers))
+    def _is_done(self, part: _Part) -> bool:
+        return part.retrieval.idle or self._is_filled(part.layers, part.segment)
+
+    def _is_filled(self, layers: range, segment: int) -> bool:
+        return all(self._whole.assembly.is_filled(layer, segment) for layer in layers)
 
     def _silent_at(self, lane: _Lane) -> float | None:
         """When a connection has been silent for too long; None while all others are, too."""
@@ -148,15 +163,15 @@ class Lanes:
 
     def _take_back(self, lane: _Lane) -> None:
         """Others are to bring what this one does not."""
-        parts = sorted(lane.parts, key=lambda part: part.layers.start, reverse=True)
+        parts = sorted(lane.parts, key=lambda part: (part.segment, part.layers.start), reverse=True)
         for part in parts:
             self._end(lane, part)
-            self._waiting.appendleft((part.layers, True))
+            self._waiting.appendleft((part.segment, part.layers, True))
 
-    def _end(self, lane: _Lane, part: Retrieval) -> None:
-        self._counted += part.arrivals
+    def _end(self, lane: _Lane, part: _Part) -> None:
+        self._counted += part.retrieval.arrivals
         lane.parts.remove(part)
-        part.close()
+        part.retrieval.close()
 
     def _give_out(self, now: float) -> list[float | None]:
         """Ask for what waits, the first layers first, of whoever has least to bring."""
@@ -169,11 +184,11 @@ class Lanes:
             ]
             if not awake:
                 break
-            layers, again = self._waiting.popleft()
-            if all(map(self._whole.assembly.is_filled, layers)):
+            segment, layers, again = self._waiting.popleft()
+            if self._is_filled(layers, segment):
                 continue
             lane = min(awake, key=lambda lane: len(lane.parts))
-            part = Retrieval(
+            retrieval = Retrieval(
                 lane.session,
                 self._whole.assembly,
                 self._whole.stats,
@@ -181,9 +196,9 @@ class Lanes:
                 changed=self._changed,
                 layers=layers,
             )
-            lane.parts.append(part)
-            part.ask_for_data(again=again)
-            times.append(part.poll(now))
+            lane.parts.append(_Part(segment, layers, retrieval))
+            retrieval.ask_for(segment, again=again)
+            times.append(retrieval.poll(now))
         if self._waiting:
             times += [lane.rests_until for lane in self._lanes if lane.rests_until > now]
         return times

@@ -25,6 +25,7 @@ from moqt.quic.aio.trace import StreamingLogger
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.certificates import check_key_pair, validity_fault
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.packets.layout import CID_LENGTH, Address, origin_of
 from moqt.quic.packets.reset import KEY_LENGTH, Resets, load_key
 from moqt.quic.packets.retry import Retries, parse_long_header
@@ -44,11 +45,17 @@ class QuicContext:
     """What the connections of one endpoint share: TLS material, settings, the secrets log."""
 
     def __init__(
-        self, config: QuicConfig, *, is_client: bool, memory: WindowMemory | None = None
+        self,
+        config: QuicConfig,
+        *,
+        is_client: bool,
+        memory: WindowMemory | None = None,
+        paths: PathMemory | None = None,
     ) -> None:
-        """`memory` is the process's; without one the endpoint has its own."""
+        """`memory` and `paths` are the process's; without them the endpoint has its own."""
         self.config = config
         self.memory = memory or WindowMemory()
+        self.paths = PathMemory() if paths is None else paths
         self.is_client = is_client
         self._secrets: TextIO | None = None
         self._qlog: StreamingLogger | None = None
@@ -130,6 +137,7 @@ class QuicContext:
             memory=self.memory,
             origin=origin_of(addr),
         )
+        connection.paths = self.paths
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
         connection.connect(addr, now)
@@ -189,6 +197,7 @@ class QuicContext:
             memory=self.memory,
             origin="" if addr is None else origin_of(addr),
         )
+        connection.paths = self.paths
         return AioquicTransport(connection, self.config, now=now)
 
 

@@ -32,6 +32,7 @@ from moqt.quic.aio.stream_grants import StreamGrants
 from moqt.quic.aio.streams import Rank, SendingFinished, Stream
 from moqt.quic.aio.trace import StreamingTrace
 from moqt.quic.config import QuicConfig
+from moqt.quic.counters import Wait
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
 from moqt.quic.windows import SessionWindow, WindowMemory, grown
 
@@ -121,7 +122,13 @@ class StreamTable(QuicConnection):
         self._unacknowledged = 0
         self.credited: set[int] = set()
         """Streams with more credit from the peer than when it was last asked for."""
+        self.without_credit: set[int] = set()
+        """Streams on which more would have been written, had the peer granted it."""
+        self.waits_for = Wait.APPLICATION
+        """What sending waits for since it last stopped."""
         self._packets_under_key = 0
+        self._key_phase = 0
+        self._phase_began = 0  # the first packet number of this key phase
         self.key_updates = 0  # that we began
         self.datagram_backlog = 0  # octets of DATAGRAMs that wait
         self.held = 0  # octets that wait for a gap to close, each piece's overhead included
@@ -218,6 +225,7 @@ class StreamTable(QuicConnection):
 
     def dequeue(self, stream_id: int) -> None:
         """No more STREAM frames for the stream."""
+        self.without_credit.discard(stream_id)
         for queue in self._queues:
             queue.pop(stream_id, None)
 
@@ -249,6 +257,7 @@ class StreamTable(QuicConnection):
         self._release(stream)
         for queue in (*self._queues, self._control_queue, self._credit_queue):
             queue.pop(stream_id, None)
+        self.without_credit.discard(stream_id)
         if stream_is_client_initiated(stream_id) != self._is_client:
             self._grants[stream_id >> 1 & 1].closed_one()
 

@@ -22,6 +22,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from moqt.quic.aio.receiving import ReceivingConnection
 from moqt.quic.aio.streams import PathNarrowed
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE
+from moqt.quic.congestion.careful_resume import PathMemory, Saved
 from moqt.quic.mtu.search import PathMtu
 from moqt.quic.packets.layout import Address, Datagram, varint
 
@@ -48,6 +49,8 @@ class ProbingConnection(ReceivingConnection):
         """... and the host at the end of the one before."""
         self._peer_limit = MAX_DATAGRAM_SIZE
         self.recovery.narrow = self._narrow
+        self.paths = PathMemory()
+        """The process's, if whoever makes the connection gives one."""
 
     # ---- limits of both sides
 
@@ -64,6 +67,17 @@ class ProbingConnection(ReceivingConnection):
         if limit is not None:
             self._peer_limit = limit
 
+    # ---- what is known of it
+
+    def remember_path(self) -> None:
+        """The connection is over: leave behind what its path held, for the next one."""
+        state = self.recovery.state()
+        if self._searched is None or state.rtt_min is None or self.config.remember_paths == 0:
+            return
+        octets = state.window if state.bandwidth is None else int(state.bandwidth * state.rtt_min)
+        at = self.recovery.delivery.last_at
+        self.paths.keep(self._searched.addr[0], Saved(octets, state.rtt_min, at))
+
     # ---- the search
 
     def _follow_path(self, path: QuicNetworkPath, now: float) -> None:
@@ -77,6 +91,10 @@ class ProbingConnection(ReceivingConnection):
             return
         if self._left not in (None, path.addr[0]):
             self.recovery.begin_path(now)  # another port alone is the same path (section 9.4)
+        elif self._left is None:
+            saved = self.paths.claim(path.addr[0], now, self.config.remember_paths)
+            if saved is not None:
+                self.recovery.resume(saved, now)
         self._searched = path
         limit = min(self.config.max_datagram_size, self._peer_limit)
         interface = self.interface_limit(path.addr)

@@ -550,5 +550,6 @@ class ReceivingConnection(StreamTable):
         stream = self.stream(stream_id)
         if stream is not None:
             self.credited.add(stream_id)
+            self.without_credit.discard(stream_id)
             if stream.out.has_new:
                 self.queue_new(stream_id)

@@ -25,14 +25,16 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 
-from moqt.quic.aio.trace import log_metrics, log_phase
+from moqt.quic.aio.trace import log_metrics
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
+from moqt.quic.congestion.careful_resume import Saved
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
 from moqt.quic.congestion.pacer import Pacer
 from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, ReorderingWindow
+from moqt.quic.counters import Wait
 from moqt.quic.mtu.black_hole import BlackHole
 
 SMALL_PROBES = 1
@@ -173,6 +175,13 @@ class Recovery:
         self._black_hole = BlackHole()
         self.controller.on_new_size(size)
 
+    def resume(self, saved: Saved, now: float) -> None:
+        """The handshake is over; a connection before this one left behind what the path held."""
+        jump = saved.jump(self._rtt_smoothed)
+        if jump and not self.lost_packets:
+            self.controller.resume(jump, self._rtt_smoothed, self.delivery.delivered, now)
+            self._set_pace(now)
+
     def begin_path(self, now: float) -> None:
         """Packets go to another host from now on: what is known of the path is of no use.
 
@@ -268,15 +277,16 @@ class Recovery:
         assert isinstance(sent, deque)
         return sent
 
-    def sending_stopped(self, room: int, paced: bool) -> None:
+    def sending_stopped(self, room: int, paced: bool) -> Wait:
         """Nothing more goes now: `paced` for the pacer's sake; packets have `room` octets."""
         if paced:
-            return
+            return Wait.PACING
         self.pacer.released()
         if self.delivery.in_flight + room > self.congestion_window:
             self._window_limited = True
-        else:
-            self.delivery.limited_by_application()
+            return Wait.CONGESTION_WINDOW
+        self.delivery.limited_by_application()
+        return Wait.APPLICATION
 
     # ---- acknowledgements
 
@@ -424,7 +434,14 @@ class Recovery:
             delivery.limited_by_application()
         self._set_pace(now)
         if self._quic_logger is not None:
-            self._log_metrics()
+            self._phase = log_metrics(
+                self._quic_logger,
+                self.state(),
+                self._phase,
+                in_flight=delivery.in_flight,
+                trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
+                probe_timeouts=self._pto_count,
+            )
         if (
             congestive
             and self._size > MIN_DATAGRAM_SIZE
@@ -571,21 +588,6 @@ class Recovery:
         self.resize(MIN_DATAGRAM_SIZE)
         self._set_pace(now)
         self.narrow()
-
-    def _log_metrics(self) -> None:
-        trace = self._quic_logger
-        assert trace is not None
-        state = self.state()
-        log_metrics(
-            trace,
-            state,
-            in_flight=self.delivery.in_flight,
-            trips=(self._rtt_smoothed, self._rtt_variance, self._rtt_latest),
-            probe_timeouts=self._pto_count,
-        )
-        if state.phase != self._phase:
-            log_phase(trace, self._phase, state.phase)
-            self._phase = state.phase
 
 
 def _has_something(packet: Any) -> bool:

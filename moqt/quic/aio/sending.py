@@ -37,6 +37,7 @@ from moqt.quic.acks.frequency import ACK_FREQUENCY, IMMEDIATE_ACK
 from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
+from moqt.quic.counters import Wait
 from moqt.quic.packets.layout import (
     PN_LENGTH,
     SAMPLE_LENGTH,
@@ -108,9 +109,18 @@ class Connection(ProbingConnection):
             self.close_datagrams = datagrams
         return probes + datagrams if probes else datagrams
 
-    def sending_stopped(self) -> None:
-        """All that may be sent now has been: note whether more could have been."""
-        self.recovery.sending_stopped(self._max_datagram_size, self._pacing_at is not None)
+    def sending_stopped(self) -> Wait:
+        """All that may be sent now has been: note whether more could have been, and say why not."""
+        paced = self._pacing_at is not None
+        wait = self.recovery.sending_stopped(self._max_datagram_size, paced)
+        if wait is Wait.APPLICATION and (self.unsent or self.without_credit):
+            wait = Wait.FLOW_CONTROL
+        if wait is not self.waits_for:
+            self.waits_for = wait
+            if self.trace is not None:
+                data = {"waits_for": wait.value}
+                self.trace.log_event(category="transport", event="sending_stopped", data=data)
+        return wait
 
     def _closes_early(self) -> bool:
         """Whether the application closes before the handshake is confirmed."""
@@ -234,10 +244,16 @@ class Connection(ProbingConnection):
             return  # 0-RTT is not offered
         space = self._spaces[tls.Epoch.ONE_RTT]
         crypto_stream = self._crypto_streams[tls.Epoch.ONE_RTT]
-        if self._packets_under_key >= KEY_UPDATE_PACKETS and self._handshake_confirmed:
-            self._packets_under_key = 0
+        if (
+            self._packets_under_key >= KEY_UPDATE_PACKETS
+            and self._handshake_confirmed
+            and space.largest_acked_packet >= self._phase_began  # RFC 9001 section 6.1
+        ):
             self.key_updates += 1
             crypto.update_key()
+        if crypto.key_phase != self._key_phase:  # by us, or by the peer
+            self._key_phase, self._phase_began = crypto.key_phase, self._packet_number
+            self._packets_under_key = 0
 
         while True:
             if (

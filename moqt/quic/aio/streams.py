@@ -14,7 +14,7 @@ from aioquic.quic.stream import QuicStream, QuicStreamSender
 
 from moqt.quic.aio.reassembly import StreamReceiver
 from moqt.quic.packets.layout import varint
-from moqt.quic.windows import Mark
+from moqt.quic.windows import NO_MARK
 
 _NOTHING = memoryview(b"")
 
@@ -281,7 +281,7 @@ class Stream(QuicStream):
         self.credited = 0  # the offset up to which it counts as consumed
         self.window = max_stream_data_local
         """Octets beyond what the handler has that the peer may send."""
-        self.mark: Mark = (0.0, 0)
+        self.mark = NO_MARK
         self.paused = False
         self.stopped = False
         self.settled = not readable  # the handler knows how the receiving direction ended

@@ -41,12 +41,16 @@ class StreamingTrace(QuicLoggerTrace):
 def log_metrics(
     trace: QuicLoggerTrace,
     state: ControllerState,
+    phase: str,
     *,
     in_flight: int,
     trips: tuple[float, float, float],
     probe_timeouts: int,
-) -> None:
-    """What is known of the path; `trips`: its round trip smoothed, its variance, the latest."""
+) -> str:
+    """What is known of the path; `trips`: its round trip smoothed, its variance, the latest.
+
+    Returns the phase of congestion control; `phase` was the one before.
+    """
     smoothed, variance, latest = map(trace.encode_time, trips)
     data: dict[str, Any] = {
         "bytes_in_flight": in_flight,
@@ -65,12 +69,10 @@ def log_metrics(
     if state.slow_start_threshold is not None:
         data["ssthresh"] = state.slow_start_threshold
     trace.log_event(category="recovery", event="metrics_updated", data=data)
-
-
-def log_phase(trace: QuicLoggerTrace, old: str, new: str) -> None:
-    """Congestion control does something else than before."""
-    change = {"old": old, "new": new}
-    trace.log_event(category="recovery", event="congestion_state_updated", data=change)
+    if state.phase != phase:
+        change = {"old": phase, "new": state.phase}
+        trace.log_event(category="recovery", event="congestion_state_updated", data=change)
+    return state.phase
 
 
 class StreamingLogger(QuicLogger):

@@ -20,7 +20,7 @@ from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import PathNarrowed, SendingFinished, Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE, NO_ANSWER, QuicConfig
 from moqt.quic.congestion.controller import ControllerState
-from moqt.quic.counters import TransportCounters
+from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
 from moqt.quic.transport import TransportHandler
@@ -90,13 +90,16 @@ class AioquicTransport:
         self._pinged_at = now
         self._busy = False  # inside a call of the endpoint's: it transmits afterwards
         self._closing_locally = False
+        self._greeted = False  # the handler knows that there is a connection
         self._repeats = 0
         self._largest = 0  # octets of a datagram that came
         self._now = now
         self._deadline: tuple[float, int, str] | None = None
         self.leaving = False
         self._on_acknowledged: dict[int, Callable[[], None]] = {}
+        self._stopped_at = now
         self.counters = TransportCounters()
+        self.waits = Waits()
 
     # ---- Transport
 
@@ -165,7 +168,12 @@ class AioquicTransport:
 
     def send_room(self, stream_id: int) -> int:
         stream = self._connection.stream(stream_id)
-        return 0 if stream is None or self._connection.over else stream.send_room
+        if stream is None or self._connection.over:
+            return 0
+        room = stream.send_room
+        if not room:
+            self._connection.without_credit.add(stream_id)
+        return room
 
     def take_credited(self) -> Iterable[int]:
         credited, self._connection.credited = self._connection.credited, set()
@@ -364,6 +372,8 @@ class AioquicTransport:
         connection = self._connection
         self._time(now)
         self.more = False
+        self.waits.seconds[connection.waits_for] += now - self._stopped_at
+        self._stopped_at = now
         if connection.recovery.news:
             lost, late = connection.recovery.take_news()
             self.counters.packets_lost += lost
@@ -481,6 +491,12 @@ class AioquicTransport:
             )
         elif isinstance(event, SendingFinished):
             self._on_acknowledged.pop(event.stream_id, _nothing)()
+        elif isinstance(event, events.ProtocolNegotiated):
+            if not self.is_client and event.alpn_protocol is not None:
+                # A server says its first words with the handshake's flight, half a round trip
+                # before the client can have answered: they are the same for everybody.
+                self._greeted = True
+                self._handler.connection_established(event.alpn_protocol)
         elif isinstance(event, events.HandshakeCompleted):
             self._handshake_at = None
             self._connection.begin_credit()
@@ -492,7 +508,8 @@ class AioquicTransport:
                 )
             else:
                 self.alpn = event.alpn_protocol
-                self._handler.connection_established(self.alpn)
+                if not self._greeted:
+                    self._handler.connection_established(self.alpn)
 
     def _report_closed(self, event: events.ConnectionTerminated) -> None:
         application = event.frame_type is None
@@ -507,6 +524,7 @@ class AioquicTransport:
             )
         self.closed = (event.error_code, reason, application)
         self.counters.connections_over_budget += self._connection.over_budget
+        self._connection.remember_path()
         self._connection.drop_streams()
         self._paused.clear()
         self._on_acknowledged.clear()

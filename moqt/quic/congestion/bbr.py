@@ -25,6 +25,7 @@ from moqt.quic.congestion.bbr_model import (
     Phase,
     RoundTrips,
 )
+from moqt.quic.congestion.careful_resume import Jump, ResumePhase
 from moqt.quic.congestion.controller import (
     INITIAL_WINDOW,
     PACING_TICK,
@@ -131,6 +132,7 @@ class Bbr:
         self._up_octets = inf  # acknowledged, for which the bound grows by a packet
         # Probing for the round trip.
         self._idle_restart = False
+        self._jump = Jump()
         self._saved_window = 0
         self._undo: tuple[float, float, float] | None = None
 
@@ -144,6 +146,8 @@ class Bbr:
             self._lost(sample, sample.newest_loss)
         if sample.departure is not None:
             self._acknowledged(sample, sample.departure)
+        if self._jump.phase is not ResumePhase.NORMAL:
+            self._validate(sample)
         self._set_pace()
         self._set_window(sample)
 
@@ -176,6 +180,14 @@ class Bbr:
         """Nothing came for long: begin with little, and believe the model again as ACKs come."""
         self.window = at_once(MINIMUM_WINDOW, self.size)
 
+    def resume(self, octets: int, trip: float, delivered: int, now: float) -> None:
+        if self._pipe_was_full or octets <= self.window:
+            return
+        self._jump.begin(delivered, now)
+        self.window = octets
+        self.pacing_rate = max(self.pacing_rate or 0.0, octets / trip)
+        self.quantum = quantum(self.pacing_rate, self.size)
+
     def on_new_size(self, size: int) -> None:
         if not self._pipe_was_full:
             self.window = max(self.window, at_once(INITIAL_WINDOW, size))
@@ -192,9 +204,9 @@ class Bbr:
         return min(self._max_bandwidth.value, self._bandwidth_low)
 
     def state(self) -> ControllerState:
-        trip = self._round_trips.shortest
+        trip, resumed = self._round_trips.shortest, self._jump.phase
         return ControllerState(
-            phase=self.phase.value,
+            phase=self.phase.value if resumed is ResumePhase.NORMAL else resumed.value,
             window=self.window,
             pacing_rate=self.pacing_rate,
             bandwidth=self.bandwidth or None,
@@ -314,6 +326,19 @@ class Bbr:
             self._inflight_low = self.window
         self._bandwidth_low = max(self._latest_bandwidth, BETA * self._bandwidth_low)
         self._inflight_low = max(self._latest_inflight, BETA * self._inflight_low)
+
+    def _validate(self, sample: Sample) -> None:
+        """Whether the path carries what was remembered of it; at once, as too much is under way."""
+        jump = self._jump
+        jump.take(sample)
+        if jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING) and self.too_many(
+            jump.lost, jump.arrived + jump.lost
+        ):
+            jump.retreat(sample.now)
+            self._pipe_was_full = True
+            self._inflight_high = max(self._bdp(1.0), jump.arrived)
+            self.window = max(jump.arrived // 2, at_once(INITIAL_WINDOW, self.size))
+            self._enter(Phase.DRAIN)
 
     def _forget_short_term(self) -> None:
         self._bandwidth_low = self._inflight_low = inf
@@ -491,7 +516,9 @@ class Bbr:
         most = self._inflight(WINDOW_GAINS[self.phase], self._extra_acked.value)
         if self._pipe_was_full:
             window = min(self.window + sample.acked, most)
-        elif self.window < most or sample.delivered < at_once(INITIAL_WINDOW, self.size):
+        elif self._jump.phase is ResumePhase.NORMAL and (
+            self.window < most or sample.delivered < at_once(INITIAL_WINDOW, self.size)
+        ):
             window = self.window + sample.acked
         else:
             window = self.window

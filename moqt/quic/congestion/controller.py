@@ -130,6 +130,10 @@ class Controller(Protocol):
     def on_persistent_congestion(self, now: float) -> None:
         """For a long time nothing arrived (RFC 9002 section 7.6)."""
 
+    def resume(self, octets: int, trip: float, delivered: int, now: float) -> None:
+        """So many may be under way, says a connection before this one: to be tried with care, at
+        most over a round trip of `trip` seconds, when `delivered` octets have arrived."""
+
     def on_new_size(self, size: int) -> None:
         """Packets have at most `size` octets from now on."""
 

@@ -20,6 +20,11 @@ class Delivery:
         self._limited_until = 0  # `delivered` from which on the application no longer limits
         self._departure: Departure | None = None
 
+    @property
+    def last_at(self) -> float:
+        """When something was acknowledged last, or the first of what is under way left."""
+        return self._delivered_time
+
     def sent(self, octets: int, now: float) -> Departure:
         """So many octets leave: what their packets are to remember."""
         if self.in_flight == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moqt.quic.congestion.careful_resume import Jump, ResumePhase
 from moqt.quic.congestion.controller import (
     INITIAL_WINDOW,
     MINIMUM_WINDOW,
@@ -34,12 +35,15 @@ class Reno:
         self._acked = 0  # octets that have not grown the window yet
         self._exit = SlowStartExit()
         self._before: tuple[int, int | None] | None = None  # window and threshold, for undoing
+        self._jump = Jump()
 
     @property
     def in_slow_start(self) -> bool:
         return self.threshold is None or self.window < self.threshold
 
     def on_acks(self, sample: Sample) -> None:
+        if self._jump.phase is not ResumePhase.NORMAL:
+            self._validate(sample)
         loss = sample.newest_loss
         if loss is not None and loss.sent_time > self._recovery_since:
             self._recovery_since = sample.now
@@ -50,11 +54,27 @@ class Reno:
             if self.in_slow_start:
                 if self.threshold is None and self._exit.is_due(sample):
                     self.threshold = self.window
-                elif not departure.app_limited:
+                elif not departure.app_limited and self._jump.phase is ResumePhase.NORMAL:
                     self.window += sample.acked
             elif not departure.app_limited:
                 self._avoid(sample)
         self._pace(sample.rtt_smoothed)
+
+    def resume(self, octets: int, trip: float, delivered: int, now: float) -> None:
+        if self.in_slow_start and octets > self.window:
+            self._jump.begin(delivered, now)
+            self.window = octets
+            self._pace(trip)
+
+    def _validate(self, sample: Sample) -> None:
+        """Whether the path carries what was remembered of it: any loss says that it does not."""
+        jump = self._jump
+        jump.take(sample)
+        if jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING) and jump.lost:
+            jump.retreat(sample.now)
+            self._recovery_since = sample.now
+            self.threshold = max(int(jump.arrived * BETA), MINIMUM_WINDOW * self.size)
+            self.window = max(jump.arrived // 2, at_once(INITIAL_WINDOW, self.size))
 
     def _reduce(self, sample: Sample) -> None:
         self.window = self.threshold = max(int(self.window * BETA), MINIMUM_WINDOW * self.size)
@@ -69,6 +89,8 @@ class Reno:
     def _pace(self, rtt: float) -> None:
         if rtt > 0:
             gain = SLOW_START_PACING_GAIN if self.in_slow_start else PACING_GAIN
+            if self._jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING):
+                gain = 1.0
             self.pacing_rate = gain * self.window / rtt
             self.quantum = quantum(self.pacing_rate, self.size)
 
@@ -95,8 +117,11 @@ class Reno:
         self.window = max(self.window, MINIMUM_WINDOW * size)
 
     def state(self) -> ControllerState:
+        phase = "slow_start" if self.in_slow_start else "congestion_avoidance"
+        if self._jump.phase is not ResumePhase.NORMAL:
+            phase = self._jump.phase.value
         return ControllerState(
-            phase="slow_start" if self.in_slow_start else "congestion_avoidance",
+            phase=phase,
             window=self.window,
             pacing_rate=self.pacing_rate,
             slow_start_threshold=self.threshold,

@@ -17,7 +17,8 @@ from moqt.quic.aio.context import SUPPORTED_VERSIONS, QuicContext
 from moqt.quic.aio.handshake import versions
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
 from moqt.quic.config import NO_ANSWER, QuicConfig
-from moqt.quic.counters import TransportCounters
+from moqt.quic.congestion.careful_resume import PathMemory
+from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, show_address
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.udp.admission import Admission
@@ -41,7 +42,7 @@ MAX_BACKLOG = 16 << 20
 DRAIN_TIMEOUT = 2.0
 """How long `close` waits for the closing periods of its connections."""
 
-WINDOW_MEMORY = WindowMemory()
+WINDOW_MEMORY, PATHS = WindowMemory(), PathMemory()
 """What the connections of all endpoints of this process share."""
 
 
@@ -66,6 +67,7 @@ class Endpoint:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = TransportCounters()
+        self.waits = Waits()
         self._context = context
         self._config = context.config
         self._udp = udp
@@ -167,6 +169,7 @@ class Endpoint:
         self._cids[transport] = set()
         self._idle.clear()
         transport.counters = self.counters
+        transport.waits = self.waits
         transport.ask_interface(self._udp.payload_limit)
         transport.on_wake = lambda: self._wake(transport)
         transport.on_cid_issued = lambda cid: self._route(transport, cid)
@@ -457,7 +460,7 @@ async def serve(
     `handler_factory(transport)` makes the handler of each connection; it is called when the
     client's first packet could be read, before the handshake is complete.
     """
-    context = QuicContext(config, is_client=False, memory=WINDOW_MEMORY)
+    context = QuicContext(config, is_client=False, memory=WINDOW_MEMORY, paths=PATHS)
     try:
         infos = await _resolve(host or None, port, passive=True)
         if not host:
@@ -508,7 +511,7 @@ async def connect(
         remaining = deadline - loop.time()
         if remaining <= 0:
             break
-        context = QuicContext(config, is_client=True, memory=WINDOW_MEMORY)
+        context = QuicContext(config, is_client=True, memory=WINDOW_MEMORY, paths=PATHS)
         try:
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:

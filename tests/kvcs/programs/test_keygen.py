@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.http.auth import Credentials, PrincipalsFile
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Scope
@@ -227,3 +228,84 @@ def test_the_example_of_the_help_works_as_typed(tmp_path: Path) -> None:
     program, *rest = text.partition("Example:")[2].split()
     assert program == "kvcs-keygen" and keygen(*rest, folder=tmp_path).returncode == 0
     assert {p.name for p in tmp_path.iterdir()} == {"scope.json", "token.txt", "principals.json"}
+
+
+# --- content keys and producers ---------------------------------------------------------
+
+
+def secrets_of(path: Path) -> list[str]:
+    """Every secret that a key file holds, hexadecimal."""
+    tree = json.loads(path.read_text())
+    keys = [each["key"] for each in tree.get("content_keys", [])]
+    return [*keys, *(tree[name] for name in ("scope_key", "d") if name in tree)]
+
+
+@pytest.mark.parametrize(
+    "option, suite",
+    [
+        ([], 4),
+        (["--cipher-suite", "aes-256-gcm"], 5),
+        (["--cipher-suite", "aes-128-ctr-hmac-80"], 1),
+        (["--cipher-suite", "aes-128-ctr-hmac-64"], 2),
+    ],
+)
+def test_a_scope_is_made_with_a_content_key_of_its_own(
+    tmp_path: Path, option: list[str], suite: int
+) -> None:
+    done = keygen("scope", "s.json", "--content-key", *option, folder=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    scope = Scope.load(tmp_path / "s.json", sealing=True)
+    ((key_id, cipher_suite, key),) = [
+        (key.key_id, key.cipher_suite, key.key) for key in scope.content_keys
+    ]
+    assert (key_id, cipher_suite, len(key)) == (0, suite, 32)
+    assert not any(secret in done.stdout for secret in secrets_of(tmp_path / "s.json"))
+    assert len(set(secrets_of(tmp_path / "s.json"))) == 2
+
+
+def test_rotating_prints_the_key_id_and_keeps_the_keys_before(tmp_path: Path) -> None:
+    assert keygen("scope", "s.json", "--content-key", folder=tmp_path).returncode == 0
+    before = secrets_of(tmp_path / "s.json")
+    done = keygen("rotate", "s.json", folder=tmp_path)
+    assert done.returncode == 0 and done.stdout == f"{1 << 32}\n" and done.stderr == ""
+    after = secrets_of(tmp_path / "s.json")
+    assert set(before) < set(after) and len(after) == len(before) + 1
+    assert stat.S_IMODE((tmp_path / "s.json").stat().st_mode) == 0o600
+    failed = keygen("rotate", "absent.json", folder=tmp_path)
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["EdDSA", "ES256"])
+def test_a_producer_has_a_private_key_and_others_its_public_half(
+    tmp_path: Path, algorithm: str
+) -> None:
+    done = keygen("producer", "p.json", "--alg", algorithm, "--kid", "6b6964", folder=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    path = tmp_path / "p.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(done.stdout) == ProducerKey.load(path).public
+    assert json.loads(done.stdout)["kid"] == "6b6964"
+    (secret,) = secrets_of(path)
+    assert secret not in done.stdout
+
+
+def test_producers_are_appended_to_one_file_and_nothing_is_left_of_a_failure(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b"):
+        at = ("producer", f"{name}.json", "--producers", "list.json")
+        assert keygen(*at, folder=tmp_path).returncode == 0
+    assert len(Producers.load(tmp_path / "list.json")) == 2
+    kid = ProducerKey.load(tmp_path / "a.json").kid.hex()
+    for arguments, code in (
+        (("c.json", "--kid", kid, "--producers", "list.json"), 2),
+        (("c.json", "--kid", "6B"), 2),
+        (("c.json", "--kid", ""), 2),
+        (("c.json", "--producers", "c.json"), 2),
+        (("c.json", "--producers", "absent/list.json"), 1),
+        (("a.json",), 1),
+    ):
+        failed = keygen("producer", *arguments, folder=tmp_path)
+        assert failed.returncode == code and failed.stderr.count("\n") == 1, failed
+        assert not (tmp_path / "c.json").exists()
+    assert len(Producers.load(tmp_path / "list.json")) == 2

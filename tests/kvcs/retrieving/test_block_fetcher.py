@@ -26,6 +26,7 @@ from tests.kvcs.support import (
     publisher,
 )
 from tests.kvcs.support_fallback import CACHE, OTHER_RELAY, FakeClient
+from tests.kvcs.support_segments import grown
 
 URL = OTHER_RELAY
 
@@ -55,8 +56,9 @@ async def load(client, link, publication, block, **settings) -> KvBlock:
 
 
 @pytest.mark.parametrize("number", [0, 2, BLOCKS - 1])
-async def test_any_block_of_a_publication_is_told_from_its_record(number):
-    publication = produced(cache=CACHE)
+@pytest.mark.parametrize("sizes", [(BLOCKS,), (2, 1, 2)])
+async def test_any_block_of_a_publication_is_told_from_its_record(number, sizes):
+    publication = grown(sizes, CACHE)
     client = Index(blocks=0).knows(publication, CACHE, URL)
     async with Link(publisher(publication)) as link:
         made = await load(client, link, publication, block_of(client, number))

@@ -50,9 +50,10 @@ class Asked:
     def close(self) -> None:
         self.over = True
 
-    def answer(self) -> None:
+    def answer(self, blocks: int | None = None) -> None:
         self.manifest_arrivals += 1
-        self.assembly = SimpleNamespace(manifest=object(), blocks=self.blocks, complete=True)
+        has = self.blocks if blocks is None else blocks
+        self.assembly = SimpleNamespace(manifest=object(), blocks=has, complete=True)
 
 
 class Asking:
@@ -142,3 +143,38 @@ async def test_one_that_stalled_is_gone_back_to_when_all_others_are_silent(silen
     asking.begin(1.0)
     asking.run(1.0, 60.0, lambda now: 5 in asking.asked and asking.asked[5].answer())
     assert asking.contest.winner is not None and asking.contest.winner.blocks == 5
+
+
+async def test_publications_are_compared_by_what_their_manifests_say_and_not_by_anchor_keys():
+    asking = Asking(5, 3, 2)
+
+    def each(now: float) -> None:
+        for blocks, asked in list(asking.asked.items()):
+            if asked.assembly.manifest is None:
+                asked.answer({5: 5, 3: 7, 2: 6}[blocks])
+
+    asking.run(0.0, 60.0, each)
+    winner = asking.contest.winner
+    assert winner is not None and (winner.candidate.blocks, winner.blocks) == (3, 7)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_no_more_manifests_are_read_for_that_than_there_are_seats(silent):
+    asking = Asking(6, 5, 4, 3, 2, 1)
+
+    def each(now: float) -> None:
+        for blocks, asked in list(asking.asked.items()):
+            if asked.assembly.manifest is None and (blocks == 6 or not silent):
+                asked.answer()
+
+    ended = asking.run(0.0, 60.0, each)
+    winner = asking.contest.winner
+    assert winner is not None and winner.blocks == 6
+    assert sorted(asking.asked) == [3, 4, 5, 6]
+    assert ended < PATIENCE  # those that do not answer are not waited for
+
+
+async def test_when_the_best_has_all_that_is_wanted_no_other_manifest_is_read():
+    asking = Asking(len(KEYS), 3, 2)
+    asking.run(0.0, 60.0, lambda now: 8 in asking.asked and asking.asked[8].answer())
+    assert list(asking.asked) == [len(KEYS)]

@@ -8,29 +8,44 @@ import pytest
 
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.retrieving.manifest_track import MANIFEST_FETCHES, ManifestVersions
-from moqt.receiving.receiver import IncomingStream, Via
+from kvcs.trust.producers import ProducerKey, Producers
+from kvcs.trust.terms import Terms
+from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
 from moqt.requests import RequestState
-from moqt.values.codes import PublishDoneCode, RequestErrorCode
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError, SessionClosed
+from moqt.values.messages import KeyValue
+from moqt.values.names import Location
 from tests.kvcs.support import produced
 
 NAMESPACE = produced().namespace
+ABSENT = RequestError(RequestErrorCode.DOES_NOT_EXIST)
 
 
 class Asked:
     """A retrieval, a session and an assembly that take note."""
 
-    def __init__(self) -> None:
+    def __init__(self, producers=None, *, signed: bool = False) -> None:
         self.over = self.no_more = False
         self.error: Exception | None = None
         self.delays: list[float] = []
         self.receivers: list = []
         self.requests: list = []
         self.assembly = SimpleNamespace(
-            namespace=NAMESPACE, manifest=None, version=-1, complete=False
+            namespace=NAMESPACE,
+            manifest=None,
+            version=-1,
+            complete=False,
+            terms=Terms(producers=producers),
         )
+        self.names: list[bytes] = []
+        self.came: list = []
         self.versions = ManifestVersions(self, self.assembly, self)
         self.versions.ask()
+        if not signed:
+            self.receivers[0].request_failed(ABSENT)
+            for noted in (self.delays, self.receivers, self.requests):
+                del noted[0]
 
     def later(self, delay, make) -> None:
         self.delays.append(delay)
@@ -46,7 +61,7 @@ class Asked:
         self.error, self.over = error, True
 
     def subscribe(self, name, receiver, parameters):
-        assert name.name == b"manifest"
+        self.names.append(name.name)
         request = SimpleNamespace(state=RequestState.ESTABLISHED, parameters=parameters)
         request.cancel = lambda: setattr(request, "state", RequestState.CLOSED)
         self.receivers.append(receiver)
@@ -54,6 +69,9 @@ class Asked:
         return request
 
     fetch = subscribe
+
+    def version_received(self, location, payload, came) -> None:
+        self.came.append((payload, came.track, came.priority))
 
     @property
     def fetches(self) -> int:
@@ -115,3 +133,72 @@ def test_cancelling_ends_every_request() -> None:
     asked.end(asked.receivers[0], Via.FILL)
     asked.versions.cancel()
     assert [request.state for request in asked.requests] == [RequestState.CLOSED] * 2
+
+
+# --- "manifest.cose" before "manifest" --------------------------------------------------
+
+SIGNED, PLAIN = b"manifest.cose", b"manifest"
+
+
+@pytest.mark.parametrize("by_fetch", [False, True])
+def test_only_what_does_not_exist_leads_from_the_signed_to_the_plain_manifest(by_fetch) -> None:
+    asked = Asked(signed=True)
+    if by_fetch:
+        asked.end(asked.receivers[0], Via.FILL)
+    asked.receivers[-1].request_failed(ABSENT)
+    assert asked.names == [SIGNED] * (1 + by_fetch) + [PLAIN] and asked.error is None
+    assert {each.state for each in asked.requests[:-1]} == {RequestState.CLOSED}
+    # what is said of the other track now is of no account
+    for receiver in asked.receivers[:-1]:
+        receiver.request_failed(RequestError(RequestErrorCode.UNAUTHORIZED))
+        receiver.subscription_done(PublishDoneCode.TRACK_ENDED, "")
+        receiver.object_received(version(b"late"))
+        asked.end(receiver)
+    assert asked.error is None and len(asked.names) == 2 + by_fetch and not asked.came
+    asked.receivers[-1].object_received(version(b"plain"))
+    assert asked.came == [(b"plain", "manifest", 128)]
+
+
+@pytest.mark.parametrize("code", sorted(set(RequestErrorCode) - {RequestErrorCode.DOES_NOT_EXIST}))
+def test_no_other_refusal_leads_to_the_plain_manifest(code) -> None:
+    asked = Asked(signed=True)
+    while not asked.over and len(asked.receivers) < 9:
+        for receiver in asked.receivers[-2:]:
+            receiver.request_failed(RequestError(code))
+    assert set(asked.names) == {SIGNED}
+    assert isinstance(asked.error, PublisherLost | NotAuthorized)
+
+
+def test_neither_silence_nor_an_end_leads_to_the_plain_manifest() -> None:
+    asked = Asked(signed=True)
+    asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
+    while not asked.over:
+        asked.end(asked.receivers[-1])
+    assert set(asked.names) == {SIGNED} and isinstance(asked.error, PublisherLost)
+
+
+def test_once_a_signed_manifest_has_come_the_plain_one_is_never_asked_for() -> None:
+    asked = Asked(signed=True)
+    asked.assembly.manifest = object()
+    asked.receivers[0].request_failed(ABSENT)
+    assert set(asked.names) == {SIGNED}
+
+
+def test_who_requires_producers_never_asks_for_the_plain_manifest() -> None:
+    asked = Asked(Producers([ProducerKey.generate().public]), signed=True)
+    asked.receivers[0].request_failed(ABSENT)
+    assert asked.names == [SIGNED]
+    assert isinstance(asked.error, VerificationFailed) and "not signed" in str(asked.error)
+
+
+def test_the_priority_of_a_manifest_is_its_own_or_the_one_of_the_track() -> None:
+    asked = Asked(signed=True)
+    properties = (KeyValue(PropertyType.DEFAULT_PUBLISHER_PRIORITY, 9),)
+    asked.receivers[0].subscribe_accepted(SimpleNamespace(properties=properties, largest=None))
+    asked.receivers[0].object_received(version(b"a"))
+    asked.receivers[0].object_received(version(b"b", 3))
+    assert [(payload, priority) for payload, _, priority in asked.came] == [(b"a", 9), (b"b", 3)]
+
+
+def version(payload: bytes, priority: int | None = None) -> ReceivedObject:
+    return ReceivedObject(Location(0, 0), 0, priority, ObjectStatus.NORMAL, payload)

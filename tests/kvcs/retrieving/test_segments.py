@@ -19,18 +19,14 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
-    same,
 )
-from tests.kvcs.support_segments import in_codec, segmented, with_component
+from tests.kvcs.support_segments import in_codec, segmented, whole, with_component
 
 CACHE = kv()
 
 
 def check(layers, blocks=BLOCKS) -> None:
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), CACHE[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
+    whole(layers, CACHE, blocks)
 
 
 @pytest.mark.parametrize("mode", ["live", "fetch"])
@@ -115,3 +111,12 @@ async def test_a_track_of_a_component_we_do_not_know_is_passed_over() -> None:
         consumer = link.consumer()
         check(await collect(consumer))
         assert not consumer.stats.discarded
+
+
+async def test_the_publication_with_most_of_our_blocks_is_taken_however_short_its_first_segment():
+    one, grows = produced(tokens=TOKENS[: 3 * BLOCK], cache=CACHE), segmented((1, 1, 2, 1), CACHE)
+    async with Link(publisher(one, grows)) as link:
+        consumer = link.consumer()
+        check(await collect(consumer))
+        assert consumer.stats.publication == grows.namespace.publication_id.hex()
+        await link.assert_clean()

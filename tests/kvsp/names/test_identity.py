@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import stat
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsp.names import ijson
-from kvsp.names.codes import Codec, DecodeErrorName, ElementType
+from kvsp.names.codes import CipherSuite, Codec, DecodeErrorName, ElementType
+from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError, ScopeFileError
 from kvsp.names.identity import (
     Descriptor,
@@ -492,19 +494,86 @@ def test_members_of_a_scope_file_that_start_with_x_are_for_others() -> None:
     assert Scope.from_json(text) == SEED_SCOPE
 
 
+KEY = {"key_id": 0, "cipher_suite": 4, "key": "cd" * 32}
+WRONG_KEYS = {
+    "no array": None,
+    "no object": ["cd" * 32],
+    "another member": [{**KEY, "kid": 1}],
+    "a member lacks": [{"key_id": 0, "key": "cd" * 32}],
+    "a negative id": [{**KEY, "key_id": -1}],
+    "an id of text": [{**KEY, "key_id": "0"}],
+    "a suite whose tag is too short": [{**KEY, "cipher_suite": 3}],
+    "an unknown suite": [{**KEY, "cipher_suite": 0xF000}],
+    "a suite that is a Boolean": [{**KEY, "cipher_suite": True}],
+    "a short key": [{**KEY, "key": "cd" * 16}],
+    "upper case": [{**KEY, "key": "CD" * 32}],
+    "an id twice": [KEY, {**KEY, "key": "ce" * 32}],
+}
+
+
+@pytest.mark.parametrize("sealing", [False, True])
+@pytest.mark.parametrize("case", WRONG_KEYS)
+def test_content_keys_that_are_wrong_are_refused_and_never_shown(
+    tmp_path: Path, case: str, sealing: bool
+) -> None:
+    path = scope_file(tmp_path, content_keys=WRONG_KEYS[case])
+    with pytest.raises(ScopeFileError, match="content_keys") as caught:
+        Scope.load(path, sealing=sealing)
+    assert str(path) in str(caught.value) and not re.search("(?i)abab|cdcd", str(caught.value))
+
+
 @pytest.mark.parametrize(
-    "members",
-    [{"content_keys": [{"kid": 1}]}, {"content_keys": None}, {"content_key": "00"}, {"seal": True}],
+    "members", [{"content_keys": [KEY]}, {"content_key": "00"}, {"seal": True}]
 )
 def test_a_scope_file_that_asks_for_protection_we_lack_is_refused_and_never_ignored(
     tmp_path: Path, members: dict[str, Any]
 ) -> None:
-    path = tmp_path / "scope.json"
-    path.write_text(json.dumps({"scope_key": "ab" * 32, **members}))
-    path.chmod(0o600)
+    path = scope_file(tmp_path, **members)
     with pytest.raises(ScopeFileError, match="content_keys") as caught:
         Scope.load(path)
-    assert str(path) in str(caught.value) and "abab" not in str(caught.value)
+    assert str(path) in str(caught.value) and not re.search("abab|cdcd", str(caught.value))
+
+
+def test_content_keys_are_read_by_who_seals_and_never_shown(tmp_path: Path) -> None:
+    scope = Scope.load(scope_file(tmp_path, content_keys=[KEY]), sealing=True)
+    assert scope.content_keys == (
+        ContentKey(0, CipherSuite.AES_128_GCM_SHA256_128, bytes.fromhex("cd" * 32)),
+    )
+    assert scope != Scope(bytes.fromhex("ab" * 32))
+    assert "cd" * 32 not in repr(scope.content_keys) + repr(scope)
+    scope.save(tmp_path / "copy.json")
+    assert Scope.load(tmp_path / "copy.json", sealing=True) == scope
+
+
+def test_rotation_adds_a_key_and_keeps_all_else(tmp_path: Path) -> None:
+    path = scope_file(tmp_path, **{"x-name": "ours"})
+    ids = [Scope.rotate(path).key_id for _ in range(3)]
+    assert ids == [0, 1 << 32, (1 << 32) + 1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    tree = json.loads(path.read_text())
+    assert tree["x-name"] == "ours" and tree["scope_key"] == "ab" * 32
+    keys = Scope.load(path, sealing=True).content_keys
+    assert [key.key_id for key in keys] == ids and len({key.key for key in keys}) == 3
+    tree["content_keys"].append({**KEY, "key_id": 300, "cipher_suite": 5})
+    path.write_text(json.dumps(tree))
+    assert Scope.rotate(path).key_id == (1 << 32) + 2
+    last = Scope.load(path, sealing=True).content_keys[-1]
+    assert last.cipher_suite is CipherSuite.AES_256_GCM_SHA512_128
+
+
+def test_a_file_that_cannot_be_rotated_is_as_it_was(tmp_path: Path) -> None:
+    path = scope_file(tmp_path, content_keys=[{**KEY, "cipher_suite": 9}])
+    before = path.read_bytes()
+    with pytest.raises(ScopeFileError):
+        Scope.rotate(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def scope_file(folder: Path, **members: Any) -> Path:
+    path = folder / "scope.json"
+    path.write_text(json.dumps({"scope_key": "ab" * 32, **members}))
+    path.chmod(0o600)
+    return path
 
 
 @given(st.binary(max_size=80))

@@ -384,6 +384,83 @@ def test_padding_goes_out_when_nothing_else_does_and_is_discarded():
     assert world.got.live() == [(0, 0)] and world.pair.client.closed is None
 
 
+# -- the peer's limit of streams ---------------------------------------------------------
+
+
+def pass_time(world, seconds):
+    for _ in range(round(seconds / 0.5)):
+        world.now = getattr(world, "now", 0.0) + 0.5
+        world.pair.server.tick(world.now)
+        world.run()
+
+
+def test_at_the_peers_limit_of_streams_the_one_of_the_lowest_priority_gives_way_and_goes_on_later():
+    world = World(max_streams=3)  # one of them is the control stream
+    world.store.append(0, 0, b"x", priority=9)
+    world.store.append(1, 0, b"x", priority=200)
+    world.run()
+    world.store.append(2, 0, b"x", priority=5)
+    world.run()
+    assert world.got.live() == locations((0, 0), (1, 0))
+    pass_time(world, 2)
+    assert world.got.live() == locations((0, 0), (1, 0), (2, 0))
+    assert world.got.ends == [(Via.SUBSCRIPTION, 1, StreamErrorCode.CANCELLED)]
+    assert world.pair.server.scheduler.counters.streams_given_up == 1
+    world.store.append(1, 1, b"x", priority=200)
+    finished(world.store, 0)
+    finished(world.store, 2)
+    world.run()
+    assert world.got.live()[-1] == Location(1, 1)
+    world.end()
+
+
+def test_an_object_whose_stream_gave_way_is_sent_again_whole():
+    world = World(max_streams=2)
+    large = world.store.begin(
+        Location(0, 0), subgroup=0, priority=200, properties=b"", length=100_000
+    )
+    world.store.grow(large, b"a" * 60_000)
+    world.run()
+    world.store.append(1, 0, b"x", priority=5)
+    pass_time(world, 2)
+    assert world.got.live() == locations((1, 0))
+    world.store.grow(large, b"a" * 40_000)
+    world.store.complete(large)
+    finished(world.store, 1)
+    world.run()
+    assert world.got.live() == locations((1, 0), (0, 0))
+    assert len(world.got.objects[-1].payload) == 100_000
+    world.end()
+
+
+@pytest.mark.parametrize("priority", [200, 201])
+def test_no_stream_gives_way_to_one_of_its_own_or_a_lower_priority(priority):
+    world = World(max_streams=2)
+    world.store.append(0, 0, b"x", priority=200)
+    world.run()
+    world.store.append(1, 0, b"x", priority=priority)
+    pass_time(world, 5)
+    assert world.got.live() == locations((0, 0)) and not world.got.ends
+    finished(world.store, 0)
+    world.run()
+    assert world.got.live() == locations((0, 0), (1, 0))
+    world.end()
+
+
+def test_while_the_peer_grants_streams_none_is_taken_from_another():
+    world = World(max_streams=3)
+    world.store.append(0, 0, b"x", priority=200)
+    world.run()
+    for group in range(1, 9):
+        world.store.append(group, 0, b"x", priority=5)
+        pass_time(world, 0.5)
+        finished(world.store, group)
+        pass_time(world, 0.5)
+    assert not [end for end in world.got.ends if end[2] is not None]
+    assert world.pair.server.scheduler.counters.streams_given_up == 0
+    world.end()
+
+
 def test_a_subgroup_of_which_nothing_is_left_when_a_stream_is_free_is_told_by_a_reset():
     world = World(max_streams=2)  # one of them is the control stream
     world.put((0, 0), (1, 0))

@@ -10,12 +10,13 @@ one bottleneck; `change` in either alters the path while they run.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
 
 from moqt.quic.aio.transport import AioquicTransport
+from moqt.quic.congestion.careful_resume import PathMemory
 from tests.moqt.probe import Probe
 from tests.moqt.quic_pair import Recorder
 from tests.moqt.simulator import Host, Link, Path, Simulation
@@ -156,6 +157,8 @@ class Flow:
     """When the client is seen at another port, in seconds since it began ..."""
     roams: tuple[float, ...] = ()
     """... and when at another host, as one that leaves its Wi-Fi."""
+    known: PathMemory | None = None
+    """What the sender's process remembers. Flows that share it go to one server."""
 
     began: float | None = None
     """When its connection began, on the clock of the simulation."""
@@ -278,6 +281,9 @@ class Story:
         self._moving: list[tuple[float, Host, bool]] = []
         self._senders: dict[int, _Sender] = {}
         self._sample_at = self.began
+        self._servers: dict[int, Host] = {}
+        self._accepts: dict[str, Callable[[AioquicTransport], Recorder]] = {}
+        """What a server does with the connection that it accepts next."""
 
     def _start(self, flow: Flow) -> None:
         simulation, number = self.simulation, len(self._senders)
@@ -298,7 +304,14 @@ class Story:
             flow.sender = Probe(transport)
             return recorder
 
-        server = simulation.serve(f"server {number}", sends if flow.download else receives, **quic)
+        accepts = sends if flow.download else receives
+        server = None if flow.known is None else self._servers.get(id(flow.known))
+        if server is None:
+            served = f"server {number}"
+            server = self._servers[id(flow.known)] = simulation.serve(
+                served, lambda transport: self._accepts[served](transport), **quic
+            )
+        self._accepts[server.name] = accepts
         # The client's first datagram leaves in here: its paths are set by name before.
         name = f"client {number}"
         there, back = (self.down, self.up) if flow.download else (self.up, self.down)
@@ -306,7 +319,12 @@ class Story:
         simulation.paths[server.name, name] = back
         flow.began, flow.up, flow.down = simulation.now, self.up, self.down
         client = simulation.connect(
-            name, server, receives if flow.download else sends, wait=False, **quic
+            name,
+            server,
+            receives if flow.download else sends,
+            wait=False,
+            paths=flow.known,
+            **quic,
         )
         sender.host = server if flow.download else client
         self._moving += [(flow.began + at, client, False) for at in flow.moves]
@@ -340,6 +358,8 @@ class Story:
                     )
                     if flow.rate is not None or flow.pauses:
                         self._senders[id(flow)].host.end.transport.wake()
+                elif flow.known is not None and flow.ended is not None:
+                    self._senders[id(flow)].host.end.transport.close(0, "")
         return not self._waiting and all(flow.ended is not None for flow in self.flows)
 
     def run(self, until: float, changes: Mapping[float, Path] | None = None) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Any
 
 import pytest
 
+from moqt.quic.counters import Wait
 from moqt.quic.windows import (
     FIRST_WINDOW,
     INITIAL_SESSION_WINDOW,
+    NO_MARK,
     SessionWindow,
     WindowMemory,
     grown,
@@ -43,7 +46,7 @@ def fill(window: SessionWindow, rounds: int = 12) -> None:
 
 
 def test_a_window_holds_four_round_trips_of_what_comes() -> None:
-    window, mark, now = 1000, (0.0, 0), 100.0
+    window, mark, now = 1000, NO_MARK, 100.0
     window, mark = grown(window, 1000, mark, 250, TRIP, now)
     assert window == 1000, "a first quarter says nothing of how fast it was used up"
     window, mark = grown(window, 1250, mark, 500, TRIP, now + TRIP / 4)
@@ -52,7 +55,7 @@ def test_a_window_holds_four_round_trips_of_what_comes() -> None:
 
 
 def test_a_quarter_of_a_window_in_each_round_trip_leaves_it_as_it_is() -> None:
-    window, mark, now, consumed = 1000, (0.0, 0), 100.0, 0
+    window, mark, now, consumed = 1000, NO_MARK, 100.0, 0
     for _ in range(100):
         limit = consumed + window
         consumed += 250
@@ -62,7 +65,7 @@ def test_a_quarter_of_a_window_in_each_round_trip_leaves_it_as_it_is() -> None:
 
 
 def test_a_window_also_grows_by_what_comes_at_once_when_a_lost_packet_has_come() -> None:
-    window, _ = grown(1000, 1000, (0.0, 0), 1000, TRIP, 100.0)
+    window, _ = grown(1000, 1000, NO_MARK, 1000, TRIP, 100.0)
     assert window == 4 * 750
 
 
@@ -129,6 +132,48 @@ def test_a_gigabit_a_second_over_100_ms_is_filled_by_one_stream() -> None:
     random.seed(1)
     flow = transfer(None, path(), until=3)
     assert flow.goodput_between(1.9, 3) >= 0.9 * 125e6
+    assert waited(flow, Wait.FLOW_CONTROL) <= 0.4, "but while STARTUP overshoots"
+
+
+def waited(flow: Flow, wait: Wait) -> float:
+    """Seconds that a flow's sender waited for something."""
+    return flow.sender.transport.waits.seconds[wait]
+
+
+@pytest.mark.parametrize(
+    ("settings", "wait"),
+    [
+        ({"stream_window": 64 << 10}, Wait.FLOW_CONTROL),
+        ({"session_window": 64 << 10, "stream_window": 64 << 10}, Wait.FLOW_CONTROL),
+        ({"congestion": "bbr"}, Wait.PACING),
+        ({"congestion": "reno", "max_datagram_size": 1200}, Wait.CONGESTION_WINDOW),
+        ({"rate": 1e5}, Wait.APPLICATION),
+    ],
+    ids=["stream's credit", "session's credit", "pacing", "window", "application"],
+)
+def test_a_sender_says_what_it_waits_for(settings: dict[str, Any], wait: Wait) -> None:
+    random.seed(1)
+    flow = transfer(None, path(bandwidth=1.25e6, queue=1_000_000), until=5, **settings)
+    seconds = flow.sender.transport.waits.seconds
+    assert sum(seconds.values()) == pytest.approx(5, abs=0.1)
+    assert max(seconds, key=lambda each: seconds[each]) is wait
+
+
+def test_a_writer_that_keeps_to_the_credit_of_a_stream_waits_for_it_too() -> None:
+    pair = Pair(server=quic_config(stream_window=64 << 10, session_window=128 << 10))
+    client = pair.client.live
+    stream = client.open_stream(bidirectional=False)
+    assert stream is not None
+
+    def write() -> None:
+        client.send(stream, bytes(client.send_room(stream)))
+
+    pair.server.record.on_data = lambda *_: pair.server.live.pause_receiving(stream)
+    pair.client.record.on_ready = write
+    pair.run(limit=1.0)
+    before = client.waits.seconds[Wait.FLOW_CONTROL]
+    pair.run(limit=20.0)
+    assert client.waits.seconds[Wait.FLOW_CONTROL] - before >= 9
 
 
 def test_a_lost_packet_among_ten_thousand_small_ones_under_way_is_waited_for() -> None:

@@ -14,7 +14,7 @@ from moqt.session.prefixes import Prefixes
 from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import RequestError
-from moqt.values.messages import Parameters, PublishNamespace, RequestErrorMessage
+from moqt.values.messages import KeyValue, Parameters, PublishNamespace, RequestErrorMessage
 from moqt.values.names import FullTrackName, is_prefix
 from moqt.wire.codec import codec_for
 from tests.moqt.loose import Lone
@@ -196,6 +196,37 @@ def test_the_octets_of_requests_that_are_open_are_billed_and_those_beyond_are_re
     pair.client.close()
     pair.run()
     assert pair.server.remembered().request_octets == 0
+
+
+class Waits(SessionHandler):
+    """Answers no PUBLISH."""
+
+    def publish_received(self, request):
+        pass
+
+
+def test_track_properties_of_open_requests_are_billed_at_what_they_cost_here():
+    """Two octets on the wire make a value of a hundred."""
+    properties = tuple(KeyValue(0x10000 + 2 * n, 1000 + n) for n in range(1000))
+    pair = Pair(server=Waits(), server_config=SessionConfig(max_request_octets=1 << 20))
+    ended = []
+
+    def publish(number):
+        store = TrackStore(FullTrackName((b"demo",), b"%d" % number), properties)
+        pair.client.publish(store, Parameters(forward=0), on_ended=ended.append)
+        pair.run()
+
+    publish(0)
+    tracemalloc.start()
+    before, billed = tracemalloc.get_traced_memory()[0], pair.server.remembered().request_octets
+    for number in range(1, 6):
+        publish(number)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert not ended and grown <= pair.server.remembered().request_octets - billed
+    for number in range(6, 10):
+        publish(number)
+    assert [error.code for error in ended] == [RequestErrorCode.EXCESSIVE_LOAD] * 2
 
 
 @pytest.mark.parametrize("size", [1, 100])

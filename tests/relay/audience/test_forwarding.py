@@ -141,7 +141,7 @@ def test_upstream_it_asks_for_the_next_object_without_filters_and_without_a_fill
     publisher = star.publisher(store)
     star.subscriber(
         Parameters(
-            location_filter=LocationFilter.groups(5, 9),
+            location_filter=LocationFilter.relative_start(1),
             subscriber_priority=3,
             object_delivery_timeout=100,
             subgroup_delivery_timeout=200,
@@ -485,7 +485,7 @@ def test_delivery_timeouts_and_priorities_of_subscribers_stay_between_them_and_t
         subscriber_priority=3,
         group_order=GroupOrder.DESCENDING,
         include_properties=0,
-        location_filter=LocationFilter.groups(5, 9),
+        location_filter=LocationFilter.relative_start(1),
     )
     star.subscriber(asked)
     (request,) = publisher.handler.subscribes

@@ -240,3 +240,17 @@ def test_a_publication_that_comes_again_does_not_end_who_is_still_brought_all_of
     assert collector.payloads == everything(3, size=2000) and not collector.repeated
     assert collector.done == PublishDoneCode.TRACK_ENDED
     assert all(error is None for _, error in collector.streams)
+
+
+def test_a_track_that_is_complete_has_ended_when_the_first_publisher_says_so():
+    star, stores = Star(), [track(), track()]
+    _, second = (star.publisher(store) for store in stores)
+    _, collector = star.subscriber(LIVE)
+    star.delay(second)
+    for store in stores:
+        for o in range(4):
+            publish(store, 0, o)
+        end_track(store, 1)
+    star.run()
+    assert collector.payloads == everything(1)
+    assert collector.done == PublishDoneCode.TRACK_ENDED

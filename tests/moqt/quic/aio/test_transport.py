@@ -14,7 +14,7 @@ import pytest
 from moqt.quic.aio import sending as aioquic_connection
 from moqt.quic.config import QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
-from tests.moqt.quic_pair import Pair, Recorder, Side, Source, quic_config
+from tests.moqt.quic_pair import Pair, Path, Recorder, Side, Simulation, Source, quic_config
 
 MIB = 1 << 20
 
@@ -246,6 +246,24 @@ def test_keys_are_updated_before_their_limit(monkeypatch: pytest.MonkeyPatch) ->
     transfer(pair, 4 * MIB)
     assert pair.client.probe.connection.key_updates >= 3
     assert not pair.client.record.closed and not pair.server.record.closed
+
+
+def test_keys_are_not_updated_again_before_a_packet_under_them_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(RFC 9001 section 6.1)"""
+    pair = Pair(quic_config(max_datagram_size=1200))
+    transfer(pair, MIB)
+    monkeypatch.setattr(aioquic_connection, "KEY_UPDATE_PACKETS", 2)
+    pair.drop = lambda side, data: side is pair.server
+    payload, stream_id = os.urandom(MIB), open_uni(pair)
+    pair.client.record.on_ready = Source(pair.client.live, stream_id, payload)
+    pair.run(limit=3.0)
+    assert pair.client.probe.connection.key_updates == 1
+    pair.drop = None
+    assert pair.run(lambda: stream_id in pair.server.record.finished)
+    assert bytes(pair.server.record.data[stream_id]) == payload
+    assert pair.client.probe.connection.key_updates > 1
 
 
 # ---------------------------------------------------------------------------- flow control
@@ -917,3 +935,36 @@ def test_recorder_is_a_handler() -> None:
     handler: TransportHandler = Recorder(pair.client.live)
     transport: Transport = pair.client.live
     assert handler and transport
+
+
+class Greeter(Recorder):
+    """Says something as soon as there is a connection, and more when it is asked for more."""
+
+    def connection_established(self, alpn: str) -> None:
+        super().connection_established(alpn)
+        self.say(b"first words")
+        self.on_ready = lambda: self.say(b"more")
+
+    def say(self, words: bytes) -> None:
+        self.on_ready = None
+        stream = self.transport.open_stream(bidirectional=False, urgent=True)
+        assert stream is not None
+        self.transport.send(stream, words, True)
+
+
+def test_a_server_says_its_first_words_with_its_handshake_and_no_more_before_that_is_over() -> None:
+    simulation = Simulation(path=Path(latency=0.05))
+    server = simulation.serve("server", Greeter)
+    began = simulation.now
+    heard: list[Recorder] = []
+
+    def listens(transport: Transport) -> Recorder:
+        heard.append(Recorder(transport))
+        return heard[0]
+
+    simulation.connect("client", server, listens, wait=False)
+    assert simulation.run(lambda: bool(heard[0].data), limit=1.0)
+    assert simulation.now - began == pytest.approx(0.1)
+    assert heard[0].data == {3: b"first words"}
+    assert simulation.run(lambda: len(heard[0].data) == 2, limit=1.0)
+    assert simulation.now - began == pytest.approx(0.2)

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from moqt.quic.congestion.careful_resume import PathMemory
 from tests.moqt.quic.links import Flow, Path, compete, transfer
 
 RATE = 1.25e6
@@ -148,3 +149,55 @@ def test_a_window_that_may_leave_at_once_and_is_filled_grows(algorithm: str) -> 
 def test_a_round_trip_of_reordering_does_not_stop_any(algorithm: str) -> None:
     flow = transfer(None, path(reorder=0.3, reorder_by=0.02), congestion=algorithm, until=6)
     assert share(flow, 2, 6) >= 0.6
+
+
+# ---- careful resume: a transfer after another one to the same address
+
+LAYER = 4_000_000
+"""Octets of a cache's first layer."""
+
+
+def after_another(
+    algorithm: str, rate: float, later: Path, *, known_to: PathMemory | None = None
+) -> Flow:
+    """The second of two transfers over a path of `rate` that is `later` by then.
+
+    `known_to`: what the second one's process remembers, if that is another.
+    """
+    known = PathMemory()
+    octets = int(3 * rate)
+    _, second = compete(
+        Flow(congestion=algorithm, octets=octets, known=known),
+        Flow(
+            congestion=algorithm,
+            octets=LAYER,
+            known=known if known_to is None else known_to,
+            start=6,
+        ),
+        up=path(bandwidth=rate, queue=int(rate / 10)),
+        changes={5.9: later},
+        until=24,
+    )
+    assert second.seconds is not None
+    return second
+
+
+@pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
+def test_the_first_layer_of_a_second_transfer_comes_at_near_full_speed(algorithm: str) -> None:
+    rate = 50e6
+    later = path(bandwidth=rate, queue=int(rate / 10))
+    again = after_another(algorithm, rate, later)
+    # The handshake is confirmed after two round trips; then half of the path's 50 MB/s.
+    assert again.seconds is not None and again.seconds <= 0.5
+    assert again.declared_lost == 0
+    anew = after_another(algorithm, rate, later, known_to=PathMemory())
+    assert anew.seconds is not None and anew.seconds >= 0.9
+
+
+@pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
+def test_a_path_that_has_become_ten_times_narrower_is_retreated_from(algorithm: str) -> None:
+    later = path(bandwidth=RATE, queue=BDP)
+    again = after_another(algorithm, 10 * RATE, later)
+    # Half of what the path held was sent at once, four times what it holds now: no more is lost.
+    assert sum(again.lost_notes) <= 6 * BDP
+    assert again.goodput >= 0.7 * RATE

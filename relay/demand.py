@@ -1,0 +1,203 @@
+"""What is asked of a track's publishers for those downstream: FORWARD, filters, new groups.
+
+A subscription that is paused or narrowed leaves out what nobody is to get; who comes to want
+more waits until the publisher has answered that it brings it, and what the Largest Object is.
+Sans-IO.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Protocol
+
+from moqt.requests import IncomingSubscribe, PublisherSide
+from moqt.session import Session
+from moqt.track.filters import RangeFilters
+from moqt.track.store import TrackStore
+from moqt.values.messages import LocationFilter, RequestUpdate
+from relay.audience.downstream import Downstream, TrackRequest, after, live
+from relay.config import Clock, RelayConfig
+from relay.sources.subscriptions import UpstreamSubscription
+from relay.sources.wanted import EVERYTHING, Wanted
+
+
+class Demanded(Protocol):
+    """The track that is in demand."""
+
+    store: TrackStore
+    config: RelayConfig
+    clock: Clock
+    subscriptions: dict[UpstreamSubscription, None]
+    downstream: Downstream
+
+
+class Demand:
+    """Directs the subscriptions to the publishers of one track."""
+
+    def __init__(self, track: Demanded) -> None:
+        self._track = track
+        self._downstream = track.downstream
+        self.patience: float | None = None
+        """How long who waits for upstream's Largest Object waits for it."""
+        self._unwanted_since: float | None = None
+        self._new_group_asked: tuple[int, int] | None = None
+        """NEW_GROUP_REQUEST that is outstanding, and the current group when it was made."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether upstream is paused or narrowed, and knows better what the Largest Object is."""
+        established = False
+        for each in self._track.subscriptions:
+            if each.current:
+                return False
+            established |= each.established
+        return established
+
+    @property
+    def forward(self) -> bool:
+        """FORWARD of a SUBSCRIBE of ours: fetches alone leave it running, too."""
+        return self._downstream.wants or not self._downstream.subscribes
+
+    # -- more ------------------------------------------------------------------------------
+
+    def catch_up(self, request: TrackRequest | None = None) -> None:
+        """Have upstream bring what `request` wants, too, or at least say what the Largest Object
+        is; without a request, what those want who wait."""
+        if self.patience is None:
+            self.patience = self._track.clock.now + self._track.config.upstream_timeout
+        if request is not None and not live(request):
+            more = []
+        elif isinstance(request, IncomingSubscribe):
+            more = [self._wanted(request.filter, request.range_filters)]
+        else:
+            more = [self._wanted(r.filter, r.range_filters) for r in self._waiting()]
+            more += [self._wanted(*after(*each)) for each in self._downstream.deferred.items()]
+        self._more(more)
+
+    def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
+        """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
+        asked = update.parameters
+        forward = asked.forward
+        if forward is None and (
+            asked.location_filter is not None
+            or asked.range_filters
+            or asked.fill_parameters is not None
+        ):
+            forward = int(request.delivery is not None and not request.delivery.paused)
+        if forward != 1 or not self.stale:
+            return True
+        self._downstream.deferred[request] = update
+        if self.patience is None:
+            self.patience = self._track.clock.now + self._track.config.upstream_timeout
+        self._more([self._wanted(*after(request, update))])
+        return request not in self._downstream.deferred
+
+    def widen(self, subscription: UpstreamSubscription) -> None:
+        """It is established: have it bring what those want, too, who came since it was asked."""
+        more = [self._wanted(r.filter, r.range_filters) for r in self._waiting()]
+        subscription.ask(reduce(or_, more, subscription.asked))
+
+    def _waiting(self) -> list[IncomingSubscribe]:
+        waiting = self._downstream.waiting
+        return [r for r in waiting if isinstance(r, IncomingSubscribe) and live(r)]
+
+    def _more(self, more: list[Wanted]) -> None:
+        """Ask for that, too; or else for what the Largest Object is."""
+        wants = self._downstream.wants
+        if wants:
+            self._direct(True)
+        for subscription in tuple(self._track.subscriptions):
+            if subscription.established and not subscription.settle():
+                widened = subscription.ask(reduce(or_, more, subscription.asked))
+                if not widened and (subscription.flows or not wants):
+                    subscription.refresh()
+
+    # -- as much as is wanted --------------------------------------------------------------
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What those downstream want of what is published, all in all; None: nobody does."""
+        wanted: Wanted | None = None
+        seen = set()
+        for filters in self._downstream.listening():
+            if filters not in seen:
+                seen.add(filters)
+                each = self._wanted(*filters)
+                wanted = each if wanted is None else wanted | each
+                if wanted == EVERYTHING:
+                    break
+        return wanted
+
+    def _wanted(self, chosen: LocationFilter | None, filters: RangeFilters) -> Wanted:
+        return Wanted.by(chosen, filters, self._track.store.largest)
+
+    def adjust(self) -> None:
+        """Resume upstream at once when it is wanted; pause it when it has not been for long.
+
+        A publication that nobody has asked for yet is paused at once.
+        """
+        self._direct(self._downstream.wants)
+
+    def tick(self) -> None:
+        """Time has passed: `adjust`, and ask for less where more has not been wanted for long."""
+        self.adjust()
+        flowing = [each for each in self._track.subscriptions if each.flows]
+        wanted = self.wanted if flowing else None
+        if wanted is None:
+            return
+        for subscription in flowing:
+            if wanted == subscription.asked:
+                subscription.surplus_since = None
+            elif wanted | subscription.asked != subscription.asked:
+                subscription.ask(wanted | subscription.asked)
+            elif subscription.surplus_since is None:
+                subscription.surplus_since = self._track.clock.now
+            elif self._track.clock.now - subscription.surplus_since >= self._track.config.linger:
+                subscription.surplus_since = None
+                subscription.ask(wanted)
+
+    def _direct(self, wanted: bool) -> None:
+        """`adjust`, knowing whether it is `wanted`."""
+        now = self._track.clock.now
+        if wanted:
+            self._unwanted_since = None
+        elif self._unwanted_since is None:
+            self._unwanted_since = now
+        rested = not wanted and now - (self._unwanted_since or 0.0) >= self._track.config.linger
+        sessions: set[Session] = set()
+        for subscription in tuple(self._track.subscriptions):
+            if not subscription.established:
+                continue
+            if subscription.session in sessions:
+                subscription.forward(False)  # the same Objects come on another of its subscriptions
+            elif wanted or (not subscription.published and self.forward):
+                subscription.used = True
+                subscription.forward(True)
+            elif rested or not subscription.used:
+                subscription.forward(False)
+            sessions.add(subscription.session)
+
+    # -- NEW_GROUP_REQUEST -----------------------------------------------------------------
+
+    @property
+    def _group(self) -> int:
+        largest = self._track.store.largest
+        return largest.group if largest is not None else -1
+
+    def new_group(self) -> int | None:
+        """The NEW_GROUP_REQUEST that a SUBSCRIBE of ours carries."""
+        value = self._downstream.new_group
+        if value is not None:
+            self._new_group_asked = (value, self._group)
+        return value
+
+    def ask_new_group(self, store: TrackStore, value: int) -> None:
+        """Pass a downstream NEW_GROUP_REQUEST on, unless one as large is outstanding."""
+        asked = self._new_group_asked
+        if asked is not None and asked[1] == self._group and value <= asked[0]:
+            return
+        self._new_group_asked = (value, self._group)
+        for subscription in tuple(self._track.subscriptions):
+            if subscription.established:
+                subscription.ask_new_group(value)
