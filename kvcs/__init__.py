@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         MemoryDestination,
     )
     from kvcs.retrieving.layers import Layer
-    from kvcs.retrieving.retrieval import Mode
-    from kvcs.retrieving.stats import Stats
+    from kvcs.retrieving.stats import Mode, Stats
     from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.names.codes import Codec
@@ -71,7 +70,7 @@ _WHERE = {
     "Layer": "kvcs.retrieving.layers",
     "MemoryDestination": "kvcs.retrieving.destinations",
     "MisuseError": "kvcs.names.errors",
-    "Mode": "kvcs.retrieving.retrieval",
+    "Mode": "kvcs.retrieving.stats",
     "NotAuthorized": "kvcs.names.errors",
     "NotFound": "kvcs.names.errors",
     "NothingToPublish": "kvcs.names.errors",

@@ -60,9 +60,16 @@ class Sessions:
     _own: str | None = None
 
     def __init__(
-        self, given: MoqtSession | None, fallback: Fallback | None, changed: Callable[[], None]
+        self,
+        given: MoqtSession | None,
+        fallback: Fallback | None,
+        changed: Callable[[], None],
+        others: Sequence[Awaitable[MoqtSession]] = (),
     ) -> None:
-        """Raises ValueError when there is no way to any relay."""
+        """`others` open further connections to our own relay, once that is dialled.
+
+        Raises ValueError when there is no way to any relay.
+        """
         self._given = given
         self._relay = fallback.relay if fallback is not None else None
         self._own = None if self._relay is None else self._relay.rstrip("/")
@@ -71,6 +78,8 @@ class Sessions:
         relays = fallback.relays if fallback is not None else ()
         self.relays = tuple(url for url in dict.fromkeys(relays) if self.reaches(url))
         self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
+        self._others = others
+        self._further: list[asyncio.Task[MoqtSession]] = []
         if given is None and (self._relay is None or self._connect is None):
             raise ValueError("without a session the consumer needs a fallback that connects")
 
@@ -84,7 +93,16 @@ class Sessions:
         if task is None:
             task = self._dialled[url] = asyncio.ensure_future(self._open(url))
             task.add_done_callback(lambda _: self._changed())
+        if url is None and not self._further:
+            self._further = [asyncio.ensure_future(other) for other in self._others]
+            for further in self._further:
+                further.add_done_callback(lambda _: self._changed())
         return task
+
+    @property
+    def further(self) -> list[MoqtSession]:
+        """The further sessions to our own relay that there are by now."""
+        return [task.result() for task in self._further if _failure(task) is None and task.done()]
 
     async def _open(self, url: str | None) -> MoqtSession:
         if url is None and self._given is not None:
@@ -109,14 +127,16 @@ class Sessions:
     def failure(self) -> str | None:
         """Why there is no session to our own relay, when opening one has failed."""
         task = self._dialled.get(None)
-        if task is None or not task.done() or task.cancelled():
-            return None
-        error = task.exception()
-        return None if error is None else str(error) or type(error).__name__
+        return None if task is None else _failure(task)
+
+    @property
+    def further_failure(self) -> str | None:
+        """Why a further session could not be opened."""
+        return next(filter(None, map(_failure, self._further)), None)
 
     async def close(self) -> None:
         """Close the sessions that were opened here."""
-        tasks = list(self._dialled.values())
+        tasks = [*self._dialled.values(), *self._further]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -130,3 +150,11 @@ class Sessions:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await asyncio.gather(*(session.wait_closed() for session in ours))
+
+
+def _failure(task: asyncio.Task[MoqtSession]) -> str | None:
+    """Why opening a session has failed; None when it has not."""
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    return None if error is None else str(error) or type(error).__name__

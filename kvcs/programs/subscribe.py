@@ -52,8 +52,7 @@ from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import FileDestination
 from kvcs.retrieving.layers import Layer
-from kvcs.retrieving.retrieval import Mode
-from kvcs.retrieving.stats import NOT_NEEDED, Stats
+from kvcs.retrieving.stats import NOT_NEEDED, Mode, Stats
 from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
@@ -73,6 +72,8 @@ EXAMPLE: Final = (
     "--compat compat.json --tokens tokens.json --out received.safetensors"
 )
 CONNECT_TIMEOUT: Final = 10.0
+MAX_CONNECTIONS: Final = 16
+"""More than fill any path whose policers count by flow, and than a relay should have to keep."""
 GROWTH: Final = 1.25
 """How many times the tokens of the last file a new one has at the least, while it grows."""
 
@@ -140,6 +141,15 @@ def command(
         bool,
         typer.Option("--lossy", help="Take a lossy encoding, too: smaller, and not the same."),
     ] = False,
+    connections: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_CONNECTIONS,
+            help="Connections that a complete cache comes over, split by layers.",
+        ),
+    ] = 1,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 60,
@@ -295,6 +305,7 @@ def command(
                     codecs=codecs,
                     allow_lossy=lossy,
                     producers=accepted,
+                    others=[relay_session(url) for _ in range(connections - 1)],
                 )
                 consumer.stats = stats
                 grow = None
@@ -324,6 +335,9 @@ def command(
             note(PROGRAM, f"by MOQT alone: {stats.note}")
         if stats.relay_error is not None:
             note(PROGRAM, f"without the relay {url}: {stats.relay_error}")
+        if stats.connections_error is not None:
+            came = len(stats.layers_by_connection) or 1
+            note(PROGRAM, f"{came} of {connections} connections: {stats.connections_error}")
         if blocks is not None and stats.blocks < blocks:
             note(PROGRAM, f"{stats.blocks} of the {blocks} blocks asked for were to be had")
         _report(stats, out, wanted, json, with_sources=kvsp is not None)

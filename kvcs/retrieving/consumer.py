@@ -15,7 +15,7 @@ is left, or none has come in time, everything is taken from holders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -39,12 +39,13 @@ from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
+from kvcs.retrieving.lanes.lanes import Lanes
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
 from kvcs.retrieving.recovery.awaited import awaited
 from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
 from kvcs.retrieving.recovery.recomputing import or_recomputed
-from kvcs.retrieving.retrieval import Mode, Retrieval
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.retrieval import Retrieval
+from kvcs.retrieving.stats import Mode, Stats
 from kvcs.trust.producers import Producers
 from kvcs.trust.terms import Terms
 from kvsp.names.codes import Codec
@@ -98,6 +99,7 @@ class Consumer:
         allow_lossy: bool = False,
         failures: Failures | None = None,
         producers: Producers | None = None,
+        others: Sequence[Awaitable[MoqtSession]] = (),
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
         With `follow` the retrieval goes on while the publication grows, until all complete blocks
@@ -115,7 +117,9 @@ class Consumer:
         with content keys in `scope` only what is sealed with one of them, and of holders what is
         listed. `codecs` and `allow_lossy` choose among several encodings (`Choice`). What
         `failures`, which a process shares, has seen to fail lately is tried last; it is that of the
-        Directory on the session, if there is one, unless it is given.
+        Directory on the session, if there is one, unless it is given. `others`
+        are further connections to the same relay, each a `moqt.connect(url)` that was not awaited:
+        the consumer opens and closes them, and splits what is complete over all by layers.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -163,7 +167,8 @@ class Consumer:
         self._event = asyncio.Event()
         if failures is None and session is not None:
             failures = failures_of(session.session)
-        self._sessions = Sessions(session, fallback, self._event.set)
+        self._sessions = Sessions(session, fallback, self._event.set, others)
+        self._connections = 1 + len(others)
         self._after = fallback.after if client is not None and fallback is not None else 0.0
         self._fallback = fallback
         self._path: HttpPath | None = None
@@ -239,6 +244,7 @@ class Consumer:
         finally:
             self.stats.seconds = self._now() - start
             self.stats.relay_error = self._sessions.failure
+            self.stats.connections_error = self._sessions.further_failure
             self.close()
             await self._sessions.close()
             if self._path is not None:
@@ -334,6 +340,13 @@ class Consumer:
                 self._candidates.failed(PublisherLost("no other publication has more"))
                 continue
             self._retrieval = retrieval
+            if self._connections > 1 and candidate.url is None:
+                retrieval.lanes = Lanes(
+                    retrieval,
+                    lambda: [each.session for each in self._sessions.further],
+                    connections=self._connections,
+                    changed=self._event.set,
+                )
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
             self.stats.codecs = sorted({track.codec for track in retrieval.assembly.tracks})

@@ -135,6 +135,11 @@ class LayerBuffer:
             return segment > self.segment and layer in self.layers
         return self._next <= layer < self.layers.stop
 
+    def is_filled(self, layer: int, segment: int = 0) -> bool:
+        """Whether all of `layer` of a segment has come, handed over or not."""
+        held = self._open.get((segment, layer))
+        return not self.needs(layer, segment) if held is None else held.complete
+
     def segment_of(self, block: int) -> int:
         """The segment that a block is in."""
         return bisect_right(self._starts, block) - 1

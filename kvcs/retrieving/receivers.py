@@ -6,7 +6,7 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS, Component
@@ -57,6 +57,8 @@ EARLY_OCTETS: Final = 4 << 20
 held, and is wasted when the publication is not the one that is retrieved,"""
 EARLY_OBJECTS: Final = 512
 """and Objects of each track."""
+SEGMENTS_AT_ONCE: Final = 16
+"""Segments whose tracks are asked for at a time, from the first that is not whole."""
 
 
 class DataNeeds(Protocol):
@@ -96,6 +98,22 @@ class DataNeeds(Protocol):
 
     def fetch_failed(self, receiver: FetchReceiver, error: MoqtError) -> None:
         """The FETCH was refused, or the session has ended."""
+
+
+class Spread(Protocol):
+    """What a retrieval needs of who asks for its data on several connections, and fails it when
+    that cannot go on."""
+
+    @property
+    def arrivals(self) -> int: ...
+
+    def begin(self, segment: int, layers: Sequence[int]) -> None: ...
+
+    def ask_again(self, layer: int, segment: int) -> None: ...
+
+    def poll(self, now: float) -> float | None: ...
+
+    def close(self) -> None: ...
 
 
 class TrackState:

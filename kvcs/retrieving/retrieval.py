@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Final
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
@@ -28,13 +27,15 @@ from kvcs.retrieving.receivers import (
     RECOVERY_DELAYS,
     RECOVERY_PAUSE,
     REOPEN_GRACE,
+    SEGMENTS_AT_ONCE,
     STALL,
     Early,
     FetchReceiver,
     LiveReceiver,
+    Spread,
     TrackState,
 )
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.stats import Mode, Stats
 from kvcs.trust.sealing import OVERHEAD_OCTETS
 from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
@@ -53,21 +54,8 @@ from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
-SEGMENTS_AT_ONCE: Final = 16
-"""Segments whose tracks are asked for at a time, from the first that is not whole."""
-
 _LOCAL_ERRORS: Final = (KvcsError, KvspError, ValueError, LookupError, OSError)
 """What assembling may raise; each ends the retrieval and is handed to the application."""
-
-
-class Mode(StrEnum):
-    """How a publication is retrieved."""
-
-    AUTO = "auto"
-    """By FETCH when the manifest marks it complete, else live."""
-    LIVE = "live"
-    """By subscriptions with fills, which also bring what is still to be produced."""
-    FETCH = "fetch"
 
 
 class Retrieval:
@@ -89,17 +77,23 @@ class Retrieval:
         require_listed: bool = False,
         changed: Callable[[], None] = lambda: None,
         hold: bool = False,
+        layers: range | None = None,
     ) -> None:
-        """With `hold` no more than `start` asks for is asked for before `go`."""
+        """With `hold` no more than `start` asks for is asked for before `go`. With `layers` it is
+        a part of another one: `ask_for` says what is asked for, and the arrays are not its own."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
         self.error: Exception | None = None
+        self.layers = assembly.layers if layers is None else layers
+        self.lanes: Spread | None = None
+        """Who asks for the data of complete segments, on several connections."""
+        self._is_part = layers is not None
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
         self._seen = -1
-        """`arrivals` when it was last looked at; silent since `_quiet`."""
-        self._quiet = 0.0
+        """`arrivals` when it was last looked at; silent since `quiet`."""
+        self.quiet = 0.0
         self._mode = mode
         self._require_listed = require_listed
         self._changed = changed
@@ -129,12 +123,20 @@ class Retrieval:
     @property
     def arrivals(self) -> int:
         """Answers, streams and parts of Objects that have come on data tracks."""
-        return self._arrived + sum(state.arrivals for state in self._tracks.values())
+        more = 0 if self.lanes is None else self.lanes.arrivals
+        return more + self._arrived + sum(state.arrivals for state in self._tracks.values())
 
     @property
     def manifest_arrivals(self) -> int:
         """Answers and parts of manifests that have come."""
         return self._versions.arrivals
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that was asked for is still to come."""
+        return not (self._new or self._waiting) and not any(
+            state.fetch is not None or state.suspects for state in self._tracks.values()
+        )
 
     @property
     def finished(self) -> bool:
@@ -169,10 +171,11 @@ class Retrieval:
             return None
         self._ask_for_data()
         self._open_requests(now)
+        due = None if self.lanes is None else self.lanes.poll(now)
         arrivals = self.arrivals
         if arrivals != self._seen:
-            self._seen, self._quiet = arrivals, now
-        times = [due for due, _ in self._waiting]
+            self._seen, self.quiet = arrivals, now
+        times = [due for due, _ in self._waiting] + ([] if due is None else [due])
         if self.assembly.growing and self._versions_over:
             self._end_growth()
         if self.assembly.whole:
@@ -204,6 +207,8 @@ class Retrieval:
 
     def ask_again(self, layer: int, segment: int) -> None:
         """Objects of `layer` of a segment that were to come another way will not."""
+        if self.lanes is not None:
+            self.lanes.ask_again(layer, segment)
         for state in self._tracks.values():
             if state.track.segment == segment:
                 self._suspect(state, (layer,))
@@ -213,6 +218,8 @@ class Retrieval:
         if self._closed:
             return
         self._closed = self.over = True
+        if self.lanes is not None:
+            self.lanes.close()
         self._new.clear()
         self._waiting.clear()
         for state in self._tracks.values():
@@ -220,7 +227,8 @@ class Retrieval:
         self._versions.cancel()
         if self._early is not None:
             self._early.cancel()
-        self.assembly.release()
+        if not self._is_part:
+            self.assembly.release()
 
     # -- requests ------------------------------------------------------------------------
 
@@ -275,6 +283,8 @@ class Retrieval:
         for track, refused in self.assembly.take_back():
             if track in self._tracks:
                 self._lost(self._tracks[track], refused)
+            else:
+                self.ask_again(refused.group, track.segment)
         if first and self.assembly.manifest is not None and not self._hold:
             self.go()
         self._changed()
@@ -289,7 +299,7 @@ class Retrieval:
     def _ask_for_data(self) -> None:
         """Ask for the tracks of the next segments, and for none of those that are whole."""
         assembly = self.assembly
-        if self._hold or not assembly.total:
+        if self._hold or self._is_part or not assembly.total:
             return
         while self._tracks and next(iter(self._tracks)).segment < assembly.segment:
             state = self._tracks.pop(next(iter(self._tracks)))
@@ -299,14 +309,23 @@ class Retrieval:
             segment, self._asked = self._asked, self._asked + 1
             if segment < assembly.segment:
                 continue
-            needed = [layer for layer in assembly.layers if assembly.needs(layer, segment)]
-            for track in assembly.segments[segment]:
-                self._ask_for(track, needed)
+            self.ask_for(segment)
         if self._early is not None:
             self._early.cancel()
             self._early = None
 
-    def _ask_for(self, track: DataTrack, needed: list[int]) -> None:
+    def ask_for(self, segment: int, *, again: bool = False) -> None:
+        """Ask for a segment; `again` for what somebody was asked for before and is missing."""
+        assembly, tracks = self.assembly, self.assembly.segments[segment]
+        needed = [layer for layer in self.layers if assembly.needs(layer, segment)]
+        whole = all(assembly.entry(track).complete for track in tracks)
+        if self.lanes is not None and whole and self._mode is not Mode.LIVE:
+            self.lanes.begin(segment, needed)
+            return
+        for track in tracks if needed else ():
+            self._ask_for(track, needed, again=again)
+
+    def _ask_for(self, track: DataTrack, needed: list[int], *, again: bool) -> None:
         assembly = self.assembly
         name = FullTrackName(assembly.namespace.fields, track.name)
         octets = PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track)
@@ -317,9 +336,10 @@ class Retrieval:
         if self._early is not None:
             self._early.begin(state, assembly.needed(track), self)
         complete = assembly.entry(track).complete
-        if self.stats.objects_resumed:
+        if again or self.stats.objects_resumed:
             # what exists and is missing, and no more of it, as after a loss
             state.ends, state.fill_over = assembly.needed(track) - 1, True
+            state.fetched = again
             self._suspect(state, needed)
         if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
             if state.ends is not None:
@@ -502,8 +522,8 @@ class Retrieval:
         self._suspect(state, (location.group,))
 
     def _suspect(self, state: TrackState, layers: Iterable[int]) -> None:
-        needs, segment = self.assembly.needs, state.track.segment
-        state.suspects.update(layer for layer in layers if needs(layer, segment))
+        needs, segment, ours = self.assembly.needs, state.track.segment, self.layers
+        state.suspects.update(n for n in layers if n in ours and needs(n, segment))
         self._changed()
 
     def _recover(self, state: TrackState, now: float) -> float | None:
@@ -511,8 +531,8 @@ class Retrieval:
         if state.delay:
             state.due, state.delay = max(state.due, now + state.delay), 0.0
         if state.early is not None:
-            if now < self._quiet + STALL:
-                return self._quiet + STALL
+            if now < self.quiet + STALL:
+                return self.quiet + STALL
             state.early.cancel()
         if state.fetch is not None or not state.suspects:
             return None
@@ -546,8 +566,8 @@ class Retrieval:
             owed = owed and (filling or self.assembly.entry(state.track).complete)
         if not owed:
             return None
-        if now < self._quiet + STALL:
-            return self._quiet + STALL
+        if now < self.quiet + STALL:
+            return self.quiet + STALL
         why = f"nothing came for {STALL:g} s"
         if fetch is not None:
             assert fetch.request is not None, "it was answered"
@@ -607,7 +627,11 @@ class Retrieval:
         return delay
 
     def relay_lost(self, error: SessionClosed) -> None:
-        self.fail(PublisherLost(f"the relay was lost: {error}"))
+        assembly = self.assembly
+        if self.lanes and not (self._tracks or assembly.growing) and assembly.complete:
+            self.versions_over()  # and other connections may bring the data
+        else:
+            self.fail(PublisherLost(f"the relay was lost: {error}"))
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be had of this publication on this session."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from kvcs.names.namespace import PublicationNamespace
@@ -19,6 +20,16 @@ OTHER_PRODUCTION: Final = "other-production"
 
 RESUMED: Final = "resumed"
 """The source of what was there already, from an earlier retrieval."""
+
+
+class Mode(StrEnum):
+    """How a publication is retrieved."""
+
+    AUTO = "auto"
+    """By FETCH when the manifest marks it complete, else live."""
+    LIVE = "live"
+    """By subscriptions with fills, which also bring what is still to be produced."""
+    FETCH = "fetch"
 
 
 @dataclass(slots=True)
@@ -80,6 +91,12 @@ class Stats:
 
     codecs: list[str] = field(default_factory=list)
     """The codecs that its Objects came in; empty when everything came from holders."""
+    layers_by_connection: list[int] = field(default_factory=list)
+    """Layers that each of several connections brought, the first one's first; empty where one
+    had all."""
+
+    connections_error: str | None = None
+    """Why there are fewer connections than asked for."""
 
     mode: str | None = None
     """`live` or `fetch`; None when no publication was asked for data."""
@@ -189,6 +206,8 @@ class Stats:
             "publication": self.publication,
             "source": self.source,
             "packet_octets": self.packet_octets,
+            "layers_by_connection": self.layers_by_connection,
+            "connections_error": self.connections_error,
             "mode": self.mode,
             "codecs": self.codecs,
             "sources": self.sources,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Process, Relay, eventually, relay
+from tests.e2e.support import Process, Relay, eventually, make_cache, relay
 
 PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
 """What a connection begins with, by its congestion control."""
@@ -56,6 +56,31 @@ def test_the_bench_of_paths_measures_a_path(tmp_path):
     assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
     assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
     assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)
+
+
+def test_four_connections_share_what_a_policer_gives_each_flow(tmp_path):
+    cache = make_cache(tmp_path / "cache", layers=32, kv_heads=8, head_dim=64, tokens=64)
+    with relay(tmp_path) as hub:
+        hub.produce(cache).say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "20ms", "--police", "1MB/s+32KiB:each") as network:
+            consumer = hub.subscribe(
+                cache, tmp_path / "out", "--timeout", "50", "--connections", "4", "--json"
+            )
+            told = json.loads(consumer.finish().stdout)
+        cache.check(tmp_path / "out")
+        assert sum(told["layers_by_connection"]) == 32
+        assert min(told["layers_by_connection"]) >= 4
+        assert told["publications_tried"] == 1 and told["connections_error"] is None
+        octets = network.json()["octets_by_client"]
+        assert len(octets) == 4
+        # So it takes less than two fifths of the time of one, of which this is the rate.
+        assert max(octets) <= 0.4 * sum(octets)
+
+
+@pytest.mark.parametrize("connections", ["0", "17"])
+def test_connections_are_from_one_to_sixteen(connections, cache, hub, tmp_path):
+    ended = hub.subscribe(cache, tmp_path / "out", "--connections", connections).finish(2)
+    assert "--connections" in ended.stderr
 
 
 @pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])

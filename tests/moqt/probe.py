@@ -240,6 +240,14 @@ class Probe:
         )
 
 
+def announce(monkeypatch: pytest.MonkeyPatch, octets: bytes) -> None:
+    """Connections have `octets` behind their other transport parameters."""
+    serialize = Connection._serialize_transport_parameters
+    monkeypatch.setattr(
+        Connection, "_serialize_transport_parameters", lambda self: serialize(self) + octets
+    )
+
+
 def pieces(receiver: StreamReceiver) -> list[tuple[int, bytes]]:
     """What a receiver holds for gaps to close: offsets and octets."""
     return list(zip(receiver._starts, receiver._pieces, strict=True))

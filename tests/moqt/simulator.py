@@ -291,7 +291,7 @@ class Simulation:
             fate = "nobody there"
         else:
             link = self.link(source, host)
-            arrivals = link.offer(len(data), self.now)
+            arrivals = link.offer(len(data), self.now, source.name)
             fate = link.fate
         self.trace.append((self.now, source.name, host.name, len(data), fate))
         self.lost += fate != Fate.SENT

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,10 @@ JITTER_SPAN = 0.02
 
 SLOT = 0.001
 """Seconds that a datagram of a burst of losses stands for, where no bandwidth tells them."""
+
+
+FLOWS = 4096
+"""Flows that a policer tells apart; the one that was silent longest is forgotten."""
 
 
 class Fate(StrEnum):
@@ -48,6 +53,8 @@ class Path:
     """Octets a second beyond which datagrams are dropped instead of queued (a token bucket)."""
     police_burst: int = 64 << 10
     """Octets that the bucket of `police` holds."""
+    police_each: bool = False
+    """Whether each flow has a bucket of its own."""
     loss: float = 0.0
     burst: float = 0.0
     """Probability that a burst of losses begins (the model of Gilbert)."""
@@ -109,8 +116,8 @@ class Link:
         """When the bottleneck has sent all that waits."""
         self._arrival = now
         """When the last datagram arrives that was not reordered."""
-        self._tokens = float(path.police_burst)
-        self._tokens_at = now
+        self._buckets: dict[Hashable, tuple[float, float]] = {}
+        """Tokens and since when, of each flow or of all, by the time of the last datagram."""
         self._in_burst = False
         self._burst_at = now
         """When the last datagram met the burst."""
@@ -125,24 +132,25 @@ class Link:
     def change(self, path: Path, now: float) -> None:
         """From now on the link is like `path`; what waits still waits, at the new bandwidth."""
         waiting = self.waiting(now)
-        self.path = path
         self._free = now + (waiting / path.bandwidth if path.bandwidth else 0.0)
         self._jitter_until = now
-        self._tokens = min(self._tokens, path.police_burst)
+        if path.police_each is not self.path.police_each:
+            self._buckets.clear()
+        self.path = path
 
     def waiting(self, now: float) -> float:
         """Octets in the queue."""
         bandwidth = self.path.bandwidth
         return 0.0 if bandwidth is None else max(0.0, self._free - now) * bandwidth
 
-    def offer(self, octets: int, now: float) -> tuple[float, ...]:
+    def offer(self, octets: int, now: float, flow: Hashable = None) -> tuple[float, ...]:
         """When a datagram of so many octets arrives: never, once, or twice. `fate` says why.
 
-        `now` never goes back.
+        `now` never goes back. `flow` is whose it is, for policers that tell flows apart.
         """
         path = self.path
         self.offered += 1
-        self.fate = self._fate(path, octets, now)
+        self.fate = self._fate(path, octets, now, flow)
         if self.fate is not Fate.SENT:
             self.dropped[self.fate] += 1
             return ()
@@ -169,18 +177,23 @@ class Link:
             return arrival, arrival + path.latency
         return (arrival,)
 
-    def _fate(self, path: Path, octets: int, now: float) -> Fate:
+    def _has_token(self, path: Path, rate: float, octets: int, now: float, flow: Hashable) -> bool:
+        key = flow if path.police_each else None
+        tokens, at = self._buckets.pop(key, (float(path.police_burst), now))
+        tokens = min(tokens + (now - at) * rate, path.police_burst)
+        if len(self._buckets) >= FLOWS:
+            del self._buckets[next(iter(self._buckets))]
+        passes = tokens >= octets
+        self._buckets[key] = (tokens - octets if passes else tokens), now
+        return passes
+
+    def _fate(self, path: Path, octets: int, now: float, flow: Hashable) -> Fate:
         if octets > path.mtu:
             return Fate.TOO_LONG
         if path.blackouts and any(a <= now - self._began < b for a, b in path.blackouts):
             return Fate.BLACKOUT
-        if path.police is not None:
-            earned = (now - self._tokens_at) * path.police
-            self._tokens = min(self._tokens + earned, path.police_burst)
-            self._tokens_at = now
-            if self._tokens < octets:
-                return Fate.POLICED
-            self._tokens -= octets
+        if path.police is not None and not self._has_token(path, path.police, octets, now, flow):
+            return Fate.POLICED
         if path.loss and self._random.random() < path.loss:
             return Fate.LOST
         if path.burst:

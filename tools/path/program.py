@@ -83,10 +83,13 @@ def burst(text: str) -> tuple[float, float]:
     return chance(begins), float(length or 10)
 
 
-def police(text: str) -> tuple[float, int]:
-    """`5MB/s+64KiB`: rate and bucket of a policer."""
-    limit, _, bucket = text.partition("+")
-    return rate(limit), size(bucket or "64KiB")
+def police(text: str) -> tuple[float, int, bool]:
+    """`5MB/s+64KiB`: rate and bucket of a policer; of each flow's with `:each` behind."""
+    limits, _, each = text.partition(":")
+    if each not in ("", "each"):
+        raise argparse.ArgumentTypeError(f"{text!r}: after the colon stands each, or nothing")
+    limit, _, bucket = limits.partition("+")
+    return rate(limit), size(bucket or "64KiB"), bool(each)
 
 
 def blackouts(text: str) -> tuple[tuple[float, float], ...]:
@@ -108,7 +111,11 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], str]] = {
     "jitter": (duration, ("jitter",), "at most so much more, another each 20 ms; keeps the order"),
     "rate": (rate, ("bandwidth",), "of the bottleneck, as 20MB/s or 50Mbit/s"),
     "queue": (queue, ("queue",), "before the bottleneck, as 64KiB, or 300ms of its rate"),
-    "police": (police, ("police", "police_burst"), "drop beyond RATE[+BUCKET], as 5MB/s+64KiB"),
+    "police": (
+        police,
+        ("police", "police_burst", "police_each"),
+        "drop beyond RATE[+BUCKET][:each], as 5MB/s+64KiB; for each client by itself",
+    ),
     "loss": (chance, ("loss",), "of single datagrams, as 1%% or 0.01"),
     "burst": (burst, ("burst", "burst_length"), "losses in a row: CHANCE[xLENGTH], as 0.1%%x20"),
     "reorder": (chance, ("reorder",), "how many are late and overtaken, as 10%%"),

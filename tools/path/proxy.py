@@ -62,6 +62,8 @@ class _Flow:
     client: Address
     end: _End
     rebind_at: float
+    octets: int = 0
+    """That went down to it."""
 
 
 @dataclass(eq=False)
@@ -219,9 +221,9 @@ class Proxy:
     def _offer(
         self, link: Link, flow: _Flow, upward: bool, datagrams: list[bytes], now: float
     ) -> None:
-        heap, offer, order = self._heap, link.offer, self._order
+        heap, offer, order, before = self._heap, link.offer, self._order, link.octets
         for data in datagrams:
-            for at in offer(len(data), now):
+            for at in offer(len(data), now, flow):
                 if self._octets + len(data) > UNDER_WAY:
                     flow.route.overflown["too much under way"] += 1
                     continue
@@ -229,6 +231,8 @@ class Proxy:
                 order += 1
                 heapq.heappush(heap, (at, order, flow, upward, data))
         self._order = order
+        if not upward:
+            flow.octets += link.octets - before
 
     def _open(self, route: Route, client: Address, now: float) -> _Flow:
         if len(route.flows) >= FLOWS:
@@ -295,6 +299,7 @@ class Proxy:
                     "up": _told(route.up),
                     "down": _told(route.down),
                     "clients": len(route.flows),
+                    "octets_by_client": [flow.octets for flow in route.flows.values()],
                     "rebound": route.rebound,
                     "late_max_ms": round(1000 * self.late_max, 3),
                     "proxy_dropped": dict(route.overflown)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from aioquic import tls
-from aioquic._buffer import Buffer
+from aioquic._buffer import Buffer, BufferReadError
 from aioquic.quic import events
 from aioquic.quic.connection import (
     QuicConnectionError,
@@ -30,22 +31,25 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, StreamFinishedError
 from cryptography.exceptions import InvalidTag
 
+from moqt.quic.acks.frequency import (
+    ACK_FREQUENCY,
+    IMMEDIATE_ACK,
+    MIN_ACK_DELAY,
+    OUR_MIN_DELAY,
+    AckRequests,
+    AckRule,
+    Request,
+)
 from moqt.quic.aio.credit import CLOSED_STATES, StreamTable
 from moqt.quic.aio.handshake import PlainContext, explain, versions
 from moqt.quic.aio.streams import Stream
-from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address
+from moqt.quic.congestion.reordering import PACKET_THRESHOLD
+from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address, varint
 from moqt.quic.packets.protection import header_masks
 from moqt.quic.packets.received import ReceivedPackets
 from moqt.quic.packets.reset import is_reset
 
 log = logging.getLogger(__name__)
-
-ACK_EVERY = 32
-"""Packets after which an ACK no longer waits for the ACK timer."""
-
-EAGER_PACKETS = 256
-"""The first packets of a peer are acknowledged by twos (RFC 9000 section 13.2.2): its window is
-still smaller than `ACK_EVERY`, and each time it would wait for the timer."""
 
 
 def _varint(octets: bytes, pos: int) -> tuple[int, int]:
@@ -73,6 +77,72 @@ class ReceivingConnection(StreamTable):
     """The table of streams, and what fills it."""
 
     closed_by_peer = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ack_rule = AckRule()
+        self.ack_requests = AckRequests()
+        self._ack_at_once = False  # IMMEDIATE_ACK came
+        handlers: Any = self.__dict__["_QuicConnection__frame_handlers"]  # aioquic knows no others
+        one_rtt = frozenset({tls.Epoch.ONE_RTT})
+        handlers[ACK_FREQUENCY] = self._handle_ack_frequency_frame, one_rtt
+        handlers[IMMEDIATE_ACK] = self._handle_immediate_ack_frame, one_rtt
+
+    # ---- how often packets are acknowledged
+
+    def _serialize_transport_parameters(self) -> bytes:
+        parameters: bytes = super()._serialize_transport_parameters()
+        value = varint(int(OUR_MIN_DELAY * 1e6))
+        return parameters + varint(MIN_ACK_DELAY) + varint(len(value)) + value
+
+    def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
+        super()._parse_transport_parameters(data, from_session_ticket)
+        if from_session_ticket:
+            return  # it is not remembered (section 3)
+        buf = Buffer(data=data)
+        while not buf.eof():
+            kind, length = buf.pull_uint_var(), buf.pull_uint_var()
+            value = buf.pull_bytes(length)
+            if kind == MIN_ACK_DELAY:
+                self._take_min_ack_delay(value)
+
+    def _take_min_ack_delay(self, value: bytes) -> None:
+        try:
+            buf = Buffer(data=value)
+            least = buf.pull_uint_var() / 1e6
+        except BufferReadError:
+            least = inf
+        if least > self.recovery.max_ack_delay or not buf.eof():
+            raise QuicConnectionError(
+                QuicErrorCode.TRANSPORT_PARAMETER_ERROR,
+                QuicFrameType.CRYPTO,
+                "min_ack_delay is malformed, or more than max_ack_delay",
+            )
+        self.ack_requests.least = least
+
+    def _handle_ack_frequency_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        sequence = buf.pull_uint_var()
+        request = Request(buf.pull_uint_var(), buf.pull_uint_var(), buf.pull_uint_var())
+        if context.quic_logger_frames is not None:
+            context.quic_logger_frames.append(
+                {"frame_type": "ack_frequency", "sequence_number": sequence, **request._asdict()}
+            )
+        try:
+            if self.ack_rule.take(sequence, request):
+                self._ack_delay = request.delay / 1e6
+        except ValueError as error:
+            raise QuicConnectionError(
+                QuicErrorCode.PROTOCOL_VIOLATION, frame_type, str(error)
+            ) from None
+
+    def _handle_immediate_ack_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        if context.quic_logger_frames is not None:
+            context.quic_logger_frames.append({"frame_type": "immediate_ack"})
+        self._ack_at_once = True
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -131,11 +201,14 @@ class ReceivingConnection(StreamTable):
                 self.path_changes += 1
             self._unacknowledged += 1
             index += 1
-        if self._unacknowledged >= 2 and not self.over:
+        if self._unacknowledged and not self.over:
             space = self._spaces[tls.Epoch.ONE_RTT]
-            eager = space.largest_received_packet < EAGER_PACKETS
-            if space.ack_at is not None and (eager or self._unacknowledged >= ACK_EVERY):
+            if space.ack_at is not None and (
+                self._ack_at_once
+                or self.ack_rule.is_due(self._unacknowledged, space.largest_received_packet)
+            ):
                 space.ack_at = now
+            self._ack_at_once = False
 
     def _receive_short(
         self, datagrams: Sequence[bytes], index: int, path: QuicNetworkPath, now: float
@@ -260,7 +333,7 @@ class ReceivingConnection(StreamTable):
             if accepted and not self.over:
                 self._close_at = now + self._idle_timeout()
                 self._ack_eliciting_sent_since_receipt = False
-        if gap and space.ack_at is not None:
+        if space.ack_at is not None and self.ack_rule.reports(gap, space.ack_queue):
             # RFC 9000 section 13.2.1: report reordering and loss at once.
             space.ack_at = now
         return index
@@ -431,6 +504,14 @@ class ReceivingConnection(StreamTable):
                 QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "ACK of a packet that was not sent"
             )
         super()._handle_ack_frame(context, frame_type, buf)
+        if self.ack_requests.least is not None:
+            recovery = self.recovery
+            self.ack_requests.look(
+                recovery.congestion_window // self._max_datagram_size,
+                recovery.trip,
+                recovery.sees_reordering,
+                PACKET_THRESHOLD,
+            )
 
     def _handle_reset_stream_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer

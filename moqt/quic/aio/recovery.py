@@ -44,7 +44,7 @@ arrived. Where it is not, a packet is cut in two."""
 SHORTEST_TRIP = 1e-6
 """Seconds: a clock may stand still over a round trip in one process."""
 
-LONGEST_BACKOFF = 2.0
+LONGEST_BACKOFF = 1.0
 """Seconds that probes of a silent path are apart at most, if two time-outs are not longer."""
 
 PERSISTENT_CONGESTION = 3
@@ -144,6 +144,10 @@ class Recovery:
     def trip(self) -> float:
         """The round trip, smoothed, in seconds; 0 before the first was measured."""
         return self._rtt_smoothed
+
+    @property
+    def sees_reordering(self) -> bool:
+        return self._reordering.seen
 
     def take_news(self) -> tuple[int, int]:
         """Packets found lost, and packets that came after that, since the last call."""

@@ -26,9 +26,14 @@ from aioquic import tls
 from aioquic.quic.connection import QuicNetworkPath
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicFrameType, QuicPacketType
-from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.quic.packet_builder import (
+    QuicDeliveryState,
+    QuicPacketBuilder,
+    QuicPacketBuilderStop,
+)
 from aioquic.quic.recovery import QuicPacketSpace
 
+from moqt.quic.acks.frequency import ACK_FREQUENCY, IMMEDIATE_ACK
 from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
@@ -180,6 +185,33 @@ class Connection(ProbingConnection):
         super()._write_ack_frame(builder, space, now)
         if space.is_application_data:
             self._unacknowledged = 0
+            self.ack_rule.acked = space.ack_queue[-1].stop - 1
+
+    def _write_ack_frequency_frame(self, builder: QuicPacketBuilder) -> None:
+        """Ask the peer to acknowledge more or less often."""
+        requests, recovery = self.ack_requests, self.recovery
+        buf = builder.start_frame(
+            ACK_FREQUENCY,
+            capacity=2 + 4 * 8,
+            handler=self._on_ack_frequency_delivery,
+            handler_args=(requests.sequence, requests.wish.delay / 1e6),
+        )
+        for value in (requests.sent(), *requests.wish):
+            buf.push_uint_var(value)
+        # Until it is acknowledged, the peer may do as before (section 7).
+        recovery.max_ack_delay = max(recovery.max_ack_delay, requests.wish.delay / 1e6)
+        if self.trace is not None and builder.quic_logger_frames is not None:
+            builder.quic_logger_frames.append(
+                {"frame_type": "ack_frequency", **requests.wish._asdict()}
+            )
+
+    def _on_ack_frequency_delivery(
+        self, delivery: QuicDeliveryState, sequence: int, delay: float
+    ) -> None:
+        arrived = delivery is QuicDeliveryState.ACKED
+        self.ack_requests.settled(sequence, arrived)
+        if arrived:
+            self.recovery.max_ack_delay = delay
 
     def _control_is_pending(
         self, space: QuicPacketSpace, network_path: QuicNetworkPath, now: float
@@ -196,6 +228,7 @@ class Connection(ProbingConnection):
             or self._datagrams_pending
             or self._ping_pending
             or self._probe_pending
+            or self.ack_requests.pending
             or self._handshake_done_pending
             or self._retire_connection_ids
             or network_path.remote_challenges
@@ -279,8 +312,12 @@ class Connection(ProbingConnection):
                 self._write_ping_frame(builder, self._ping_pending)
                 self._ping_pending.clear()
             if self._probe_pending:
+                if self.ack_requests.least is not None:
+                    builder.start_frame(IMMEDIATE_ACK)
                 self._write_ping_frame(builder, comment="probe")
                 self._probe_pending = False
+            if self.ack_requests.pending and self._handshake_confirmed:
+                self._write_ack_frequency_frame(builder)
             if not crypto_stream.sender.buffer_is_empty:
                 self._write_crypto_frame(builder=builder, space=space, stream=crypto_stream)
             self._write_stream_frames(builder, self._message_queues)

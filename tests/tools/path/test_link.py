@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.path.link import Fate, Link, Path
+from tools.path.link import FLOWS, Fate, Link, Path
 
 OFFERS = st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 9000)), min_size=1, max_size=80).map(
     lambda steps: [(sum(gap for gap, _ in steps[: n + 1]), s[1]) for n, s in enumerate(steps)]
@@ -133,6 +134,18 @@ def test_losses_in_bursts_come_in_a_row_and_last_as_long_as_they_should():
     assert 14 < sum(bursts) / len(bursts) < 26
 
 
+def test_a_burst_of_losses_is_over_in_its_time_also_when_nobody_sends_in_it():
+    path = Path(bandwidth=1e6, burst=0.01, burst_length=20)
+    after = []
+    for seed in range(200):
+        link = Link(path, now=0.0, seed=seed)
+        now = 0.0
+        while link.offer(1000, now):
+            now += 0.001
+        after.append(bool(link.offer(1000, now + 0.2)))  # ten times as long as a burst
+    assert sum(after) >= 190
+
+
 def test_a_policer_lets_a_burst_pass_then_its_rate_and_delays_nothing():
     link = Link(Path(latency=0.1, police=10_000, police_burst=5000), now=0.0)
     arrivals = offered(link, steady(1000, 100, 100_000))  # for one second
@@ -145,6 +158,23 @@ def test_a_policer_lets_a_burst_pass_then_its_rate_and_delays_nothing():
 def test_a_policer_that_was_idle_lets_no_more_pass_than_its_burst():
     link = Link(Path(police=10_000, police_burst=5000), now=0.0)
     assert sum(bool(link.offer(100, 100.0)) for _ in range(100)) == 50
+
+
+def test_a_policer_that_tells_flows_apart_lets_each_pass_at_its_rate():
+    link = Link(Path(police=10_000, police_burst=5000, police_each=True), now=0.0)
+    passed = Counter()
+    for n in range(1000):
+        passed["alone"] += bool(link.offer(100, n / 1000, "alone"))
+        passed["beside"] += n >= 500 and bool(link.offer(100, n / 1000, "beside"))
+    assert passed["alone"] == pytest.approx(150, abs=2)
+    assert passed["beside"] == pytest.approx(100, abs=2)
+
+
+def test_a_policer_remembers_no_more_flows_than_it_may():
+    link = Link(Path(police=10_000, police_burst=100, police_each=True), now=0.0)
+    assert all(link.offer(100, 0.0, flow) for flow in range(FLOWS + 1))
+    assert not link.offer(100, 0.0, FLOWS)
+    assert link.offer(100, 0.0, 0), "that was forgotten"
 
 
 def test_nothing_passes_in_a_blackout():

@@ -54,6 +54,12 @@ def test_every_vice_has_an_option():
     )
 
 
+def test_a_policer_may_be_for_each_client_by_itself():
+    assert both("--police 5MB/s:each")[1] == Path(latency=0.0, police=5e6, police_each=True)
+    with pytest.raises(SystemExit):
+        both("--police 5MB/s:all")
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_can_be_taken_and_changed(name):
     assert both(f"--profile {name}") == PROFILES[name]

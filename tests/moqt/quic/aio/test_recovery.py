@@ -201,20 +201,20 @@ def test_what_went_over_another_path_says_nothing_of_the_new_one(algorithm: str)
 def test_each_probe_timeout_in_a_row_waits_twice_as_long() -> None:
     sender = Sender()
     sender.send(1.0, 4)
-    sender.ack(1.1, 0)
+    sender.ack(1.02, 0)
     waits = [sender.wait() - 1.0 for _ in range(3)]
     assert waits[1] == pytest.approx(2 * waits[0])
     assert waits[2] == pytest.approx(4 * waits[0])
 
 
-def test_however_long_the_silence_the_next_probe_is_two_seconds_away_at_most() -> None:
+def test_however_long_the_silence_the_next_probe_is_a_second_away_at_most() -> None:
     sender = Sender()
     sender.send(1.0, 9)
     sender.ack(1.1, 0)
     for _ in range(8):
         at = sender.wait()
         sender.send(at)
-    assert sender.timer is not None and sender.timer - at == pytest.approx(2.0)
+    assert sender.timer is not None and sender.timer - at == pytest.approx(1.0)
 
 
 def test_probes_of_a_path_with_a_long_round_trip_stay_two_timeouts_apart() -> None:
