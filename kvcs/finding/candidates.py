@@ -22,6 +22,7 @@ from kvcs.keeping.failures import Failures
 from kvcs.names.errors import NotFound, RetrievalError, tells_more
 from kvcs.names.namespace import PublicationNamespace
 from kvsp.names.codes import Codec
+from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 
 if TYPE_CHECKING:
@@ -92,6 +93,15 @@ def named_by(found: LookupResponse) -> list[Candidate]:
         Candidate(url, PublicationNamespace.from_text(text), len(records), tuple(records))
         for (url, text), records in most_first
     ]
+
+
+def check_publications(
+    publications: Sequence[PublicationNamespace], scope: Scope, descriptor: Descriptor
+) -> None:
+    """Raises ValueError when one cannot be of this scope and model."""
+    ours = (scope.scope_id, descriptor.compat_id)
+    if any((each.scope_id, each.compat_id) != ours for each in publications):
+        raise ValueError("a publication is of another scope or Compatibility ID")
 
 
 class Candidates:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moqt.aio import MoqtSession
+from moqt.session import Session
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
     from kvsp.blocks.layout import Tensor
@@ -99,10 +100,10 @@ class Sessions:
                 further.add_done_callback(lambda _: self._changed())
         return task
 
-    @property
-    def further(self) -> list[MoqtSession]:
+    def further(self) -> list[Session]:
         """The further sessions to our own relay that there are by now."""
-        return [task.result() for task in self._further if _failure(task) is None and task.done()]
+        over = [task for task in self._further if task.done() and not task.cancelled()]
+        return [task.result().session for task in over if task.exception() is None]
 
     async def _open(self, url: str | None) -> MoqtSession:
         if url is None and self._given is not None:

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode
+from kvcs.finding.candidates import Candidate, Candidates, DiscoveryMode, check_publications
 from kvcs.finding.listing import failures_of
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
@@ -40,7 +40,7 @@ from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.lanes.lanes import Lanes
-from kvcs.retrieving.layers import Kept, Layer, LayerBuffer
+from kvcs.retrieving.layers import Kept, Layer, LayerBuffer, wanted_layers
 from kvcs.retrieving.recovery.awaited import awaited
 from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
 from kvcs.retrieving.recovery.recomputing import or_recomputed
@@ -126,22 +126,12 @@ class Consumer:
         publication of another scope or Compatibility ID, or neither a session nor a way to
         open one.
         """
-        layers = range(descriptor.layers) if layers is None else layers
-        if layers.step != 1 or not layers or layers.start < 0 or layers.stop > descriptor.layers:
-            raise ValueError(
-                f"layers {layers.start}-{layers.stop - 1} are not within "
-                f"0-{descriptor.layers - 1}, the layers of the model"
-            )
+        layers = wanted_layers(layers, descriptor)
         if blocks is not None and blocks < 1:
             raise ValueError("at least one block is needed")
         if timeout <= 0 or (grace or 0) < 0 or probes < 1 or patience <= 0:
             raise ValueError("timeout, probes and patience are positive, grace is not negative")
-        for publication in publications or ():
-            if (publication.scope_id, publication.compat_id) != (
-                scope.scope_id,
-                descriptor.compat_id,
-            ):
-                raise ValueError("a publication is of another scope or Compatibility ID")
+        check_publications(publications or (), scope, descriptor)
         discovery = DiscoveryMode(discovery)
         client = fallback.client if fallback is not None else None
         if discovery is DiscoveryMode.INDEX and client is None and publications is None:
@@ -175,14 +165,8 @@ class Consumer:
         if client is not None:
             from kvcs.retrieving.fallback import HttpPath
 
-            self._path = HttpPath(
-                client,
-                self._scope_id,
-                descriptor,
-                self._keys[:blocks],
-                layers,
-                changed=self._event.set,
-            )
+            changed, keys = self._event.set, self._keys[:blocks]
+            self._path = HttpPath(client, self._scope_id, descriptor, keys, layers, changed=changed)
         self._candidates = Candidates(
             self._sessions,
             self._scope_id,
@@ -341,12 +325,9 @@ class Consumer:
                 continue
             self._retrieval = retrieval
             if self._connections > 1 and candidate.url is None:
-                retrieval.lanes = Lanes(
-                    retrieval,
-                    lambda: [each.session for each in self._sessions.further],
-                    connections=self._connections,
-                    changed=self._event.set,
-                )
+                further, changed = self._sessions.further, self._event.set
+                most = self._connections
+                retrieval.lanes = Lanes(retrieval, further, connections=most, changed=changed)
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
             self.stats.codecs = sorted({track.codec for track in retrieval.assembly.tracks})

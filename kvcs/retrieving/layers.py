@@ -65,6 +65,17 @@ class Verdict(Enum):
     """Not needed, or there already."""
 
 
+def wanted_layers(layers: range | None, descriptor: Descriptor) -> range:
+    """All layers when none are named. Raises ValueError for some that the model lacks."""
+    layers = range(descriptor.layers) if layers is None else layers
+    if layers.step != 1 or not layers or layers.start < 0 or layers.stop > descriptor.layers:
+        raise ValueError(
+            f"layers {layers.start}-{layers.stop - 1} are not within "
+            f"0-{descriptor.layers - 1}, the layers of the model"
+        )
+    return layers
+
+
 class LayerBuffer:
     """Layers that are filled block by block and handed over in order, through `ready`: every
     layer of a segment, then those of the next one.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS, Component
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack, raw_octets, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.sealing import OVERHEAD_OCTETS, TrackOpener
 from kvsp.names.codes import Codec, DecodeErrorName
@@ -25,7 +25,7 @@ from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import GroupOrder, PublishDoneCode, StreamErrorCode, code_name
 from moqt.values.errors import MoqtError, escaped
-from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
 
@@ -215,6 +215,50 @@ class TrackState:
         if self.largest is not None and location <= self.largest:
             return not self.fill_over
         return location.group not in self.brought and location.group not in self.broken
+
+    def owes(self, complete: bool) -> bool:
+        """Whether those who were asked bring nothing of what there is: all, when `complete`."""
+        if self.fetch is not None:
+            return self.fetch.answered and not self.fetch.opened
+        if not self.subscribed or self.silent is not None or not self.answered:
+            return False
+        return complete or not (self.fill_over or self.fill_open)
+
+    def why_missing(self, complete: bool, *, by_fetch: bool) -> str:
+        """Why an Object of it cannot be had, in words."""
+        if complete:
+            why = "no publisher is left to bring what the relay does not have"
+        elif by_fetch:
+            why = "it is still being produced: retrieve it live"
+        else:
+            why = "its publisher stopped or was lost before it was complete"
+        return f"{why} ({self.cause})"
+
+    def subscription(self, filters: tuple[RangeFilter, ...]) -> Parameters:
+        """Of a SUBSCRIBE for what is to come, with a fill of what there is, unless some of it is
+        held: that is fetched."""
+        first = Parameters(location_filter=LocationFilter.absolute_start(*self.first))
+        return Parameters(
+            location_filter=LocationFilter.next_object(),
+            fill_parameters=first if self.ends is None else None,
+            group_order=GroupOrder.ASCENDING,
+            range_filters=filters,
+            subscriber_priority=subscriber_priority(self.track),
+        )
+
+    def fetching(
+        self, start: Location, end: Location, needed: int, filters: tuple[RangeFilter, ...]
+    ) -> Parameters:
+        """Of a FETCH from `start` to `end`; of each Group so many Objects are `needed`."""
+        whole_groups = start.object == 0 and end.object == needed - 1
+        return Parameters(
+            location_filter=LocationFilter.groups(start.group, end.group)
+            if whole_groups
+            else LocationFilter.range(start, end),
+            group_order=GroupOrder.ASCENDING,
+            range_filters=filters,
+            subscriber_priority=subscriber_priority(self.track),
+        )
 
     def uncovered(
         self, missing: Callable[[DataTrack, int], list[int]]

@@ -17,7 +17,7 @@ from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.manifest_text import Text
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
-from kvcs.names.tracks import DataTrack, subscriber_priority
+from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
 from kvcs.retrieving.manifest_track import ManifestVersions
@@ -45,12 +45,11 @@ from moqt.requests import RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import (
-    GroupOrder,
     ParameterType,
     RequestErrorCode,
 )
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
-from moqt.values.messages import LocationFilter, Parameters, RangeFilter
+from moqt.values.messages import RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader
 
@@ -256,12 +255,8 @@ class Retrieval:
 
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
-        blocks = self.assembly.needed(track)
-        if (
-            blocks == self.assembly.entry(track).blocks
-            or self._filters_refused
-            or not self.session.peer_max_filter_ranges
-        ):
+        blocks, takes = self.assembly.needed(track), self.session.peer_max_filter_ranges
+        if self._filters_refused or not takes or blocks == self.assembly.entry(track).blocks:
             return ()
         return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((0, blocks - 1),)),)
 
@@ -361,25 +356,13 @@ class Retrieval:
 
     def _subscribe(self, state: TrackState, delay: float = 0.0) -> None:
         state.subscribed = True
-        first = Parameters(location_filter=LocationFilter.absolute_start(*state.first))
-        fill = first if state.ends is None else None
 
         def make() -> None:
             if state.track.segment < self.assembly.segment:
                 return
-            state.requests.append(
-                self.session.subscribe(
-                    state.name,
-                    LiveReceiver(self, state),
-                    Parameters(
-                        location_filter=LocationFilter.next_object(),
-                        fill_parameters=fill,
-                        group_order=GroupOrder.ASCENDING,
-                        range_filters=self._filters(state.track),
-                        subscriber_priority=subscriber_priority(state.track),
-                    ),
-                )
-            )
+            parameters = state.subscription(self._filters(state.track))
+            receiver = LiveReceiver(self, state)
+            state.requests.append(self.session.subscribe(state.name, receiver, parameters))
 
         self.later(delay, make)
 
@@ -387,24 +370,14 @@ class Retrieval:
         self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
     ) -> None:
         receiver = state.fetch = FetchReceiver(self, state, start, end, again=again)
-        whole_groups = start.object == 0 and end.object == self.assembly.needed(state.track) - 1
+        needed = self.assembly.needed(state.track)
 
         def make() -> None:
             if state.fetch is not receiver or state.track.segment < self.assembly.segment:
                 return
             state.requests = [r for r in state.requests if r.state is not RequestState.CLOSED]
-            receiver.request = self.session.fetch(
-                state.name,
-                receiver,
-                Parameters(
-                    location_filter=LocationFilter.groups(start.group, end.group)
-                    if whole_groups
-                    else LocationFilter.range(start, end),
-                    group_order=GroupOrder.ASCENDING,
-                    range_filters=self._filters(state.track),
-                    subscriber_priority=subscriber_priority(state.track),
-                ),
-            )
+            parameters = state.fetching(start, end, needed, self._filters(state.track))
+            receiver.request = self.session.fetch(state.name, receiver, parameters)
             state.requests.append(receiver.request)
 
         self.later(delay, make)
@@ -558,13 +531,7 @@ class Retrieval:
     def _notice_silence(self, state: TrackState, now: float) -> float | None:
         """Ask again for what exists and does not come; returns when to look again."""
         fetch = state.fetch
-        if fetch is not None:
-            owed = fetch.answered and not fetch.opened
-        else:
-            filling = state.answered and not state.fill_over and not state.fill_open
-            owed = state.subscribed and state.silent is None and state.answered
-            owed = owed and (filling or self.assembly.entry(state.track).complete)
-        if not owed:
+        if not state.owes(self.assembly.entry(state.track).complete):
             return None
         if now < self.quiet + STALL:
             return self.quiet + STALL
@@ -587,18 +554,10 @@ class Retrieval:
         if self.assembly.bad:
             self.fail(VerificationFailed(self.assembly.describe_bad()))
             return
-        if self.assembly.entry(state.track).complete:
-            why = "no publisher is left to bring what the relay does not have"
-        elif self._mode is Mode.FETCH:
-            why = "it is still being produced: retrieve it live"
-        else:
-            why = "its publisher stopped or was lost before it was complete"
-        self.fail(
-            PublisherLost(
-                f"{self._publication}: {state.track} has no layer {missing.group}, "
-                f"block {missing.object}: {why} ({state.cause})"
-            )
-        )
+        complete = self.assembly.entry(state.track).complete
+        why = state.why_missing(complete, by_fetch=self._mode is Mode.FETCH)
+        where = f"{state.track} has no layer {missing.group}, block {missing.object}"
+        self.fail(PublisherLost(f"{self._publication}: {where}: {why}"))
 
     # -- ends ----------------------------------------------------------------------------
 
