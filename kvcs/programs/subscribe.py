@@ -202,6 +202,7 @@ def command(
     """The help is given to the decorator: it holds the exit codes."""
     stats = Stats(source=url)
     bound = min(timeout, recompute_within or timeout)
+    holds: list[float | None] = []
 
     def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
@@ -258,6 +259,7 @@ def command(
             return connect(relay, quic=quic, session=config, timeout=within)
 
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(lambda: holds.append(longest_hold()))
             client = await stack.enter_async_context(access.client())
             fallback = Fallback(
                 client,
@@ -350,7 +352,7 @@ def command(
                     "error": explained(error, token_file),
                     "exit_code": int(exit_code(error)),
                     **stats.as_dict(),
-                    "loop_hold_seconds": longest_hold(),
+                    "loop_hold_seconds": holds[-1] if holds else None,
                 }
             )
 

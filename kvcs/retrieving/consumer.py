@@ -159,6 +159,9 @@ class Consumer:
             failures = failures_of(session.session)
         self._sessions = Sessions(session, fallback, self._event.set, others)
         self._connections = 1 + len(others)
+        held = destination.publication if isinstance(destination, Resumable) else None
+        # further connections are to have their share, and what is held is not asked for
+        self._early = not others and held is None
         self._after = fallback.after if client is not None and fallback is not None else 0.0
         self._fallback = fallback
         self._path: HttpPath | None = None
@@ -179,20 +182,17 @@ class Consumer:
             min_blocks=min_blocks,
             grace=grace,
             probes=probes,
-            preferred=destination.publication if isinstance(destination, Resumable) else None,
+            preferred=held,
             failures=failures,
         )
         self._contest: Contest | None = None
         self._retrieval: Retrieval | None = None
         self._buffer: LayerBuffer | None = None
         self._kept: Kept | None = None
-        self._given = 0
-        """Blocks of segments that were given whole, and are as their manifest lists them."""
-        self._hasty = not self._terms.strict
-        """Whether to do without a publication when none comes in time."""
+        self._given = 0  # blocks of segments that were given whole, as their manifest lists them
+        self._hasty = not self._terms.strict  # to do without one that does not come in time
         self._started = False
-        self._since = self._arrived = 0.0
-        self._deadline = 0.0
+        self._since = self._arrived = self._deadline = 0.0
 
     @property
     def octets_held(self) -> int:
@@ -369,6 +369,7 @@ class Consumer:
             wanted=min(len(self._keys), self._blocks or len(self._keys)),
             patience=self._patience,
             settle_by=self._since + (self._after or self._patience),
+            early=self._early,
         )
         try:
             while True:

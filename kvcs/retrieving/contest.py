@@ -97,12 +97,14 @@ class Contest:
         wanted: int,
         patience: float,
         settle_by: float,
+        early: bool,
     ) -> None:
         """`make` makes the retrieval of a candidate, held before its data. `wanted` is how many
         blocks are of use. A manifest of which nothing has come for `patience` seconds, or that
         is not whole after `DRIPS` times as long, is waited for no longer when there are others.
         What is known at `settle_by` is tried then, although the search for better ones may go
-        on.
+        on. `early`: of the first that is looked at, the beginning of a layer is asked for with its
+        manifest.
         """
         self.winner: Entrant | None = None
         self.error: Exception | None = None
@@ -111,6 +113,7 @@ class Contest:
         self._wanted = wanted
         self._patience = patience
         self._settle_by = settle_by
+        self._early = early
         self._entrants: list[Entrant] = []
         self._seats = SEATS
         self._entered = 0
@@ -170,7 +173,7 @@ class Contest:
                 return None
             entrant.heard = now
             entrant.retrieval = self._make(entrant.candidate, session)
-            entrant.retrieval.start(early=entrant is self._entrants[0])
+            entrant.retrieval.start(early=self._early and entrant is self._entrants[0])
         due = entrant.retrieval.poll(now)
         entrant.look(now)
         failure = entrant.retrieval.error

@@ -324,8 +324,8 @@ async def test_a_counting_publisher_knows_which_requests_are_active():
         async for layer in consumer.layers():
             assert np.asarray(layer.k).shape[0] == len(TOKENS)
         await link.settle()
-        # two tracks, the manifest, and the signed one that there is not
-        assert handler.requests == 4
+        # two tracks, their beginnings before that, the manifest, and the signed one there is not
+        assert handler.requests == 6
         assert handler.active == 0
 
 

@@ -88,6 +88,7 @@ class Asking:
             wanted=len(KEYS),
             patience=PATIENCE,
             settle_by=now + PATIENCE,
+            early=False,
         )
 
     def _make(self, candidate, session) -> Asked:
