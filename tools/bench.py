@@ -146,6 +146,7 @@ async def role_consume(options: argparse.Namespace) -> None:
             tokens,
             timeout=options.limit,
             destination=ArrayDestination(arrays),
+            others=[moqt.connect(options.url, quic=quic) for _ in range(options.connections - 1)],
         ) as consumer:
             failed = ""
             try:
@@ -208,6 +209,7 @@ def role(options: argparse.Namespace, name: str, url: str = "") -> Iterator[Role
     command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
     command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
     command += ["--certs", str(options.certs), "--limit", str(options.limit)]
+    command += ["--connections", str(getattr(options, "connections", 1))]
     started = Role(command)
     try:
         yield started
@@ -346,6 +348,7 @@ def main() -> None:
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, default=600, help=argparse.SUPPRESS)
+    parser.add_argument("--connections", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.role:

@@ -36,6 +36,8 @@ from tools.path.proxy import Proxy, Route
 
 LONG = 0.05
 """Seconds one way of the paths of 100 ms."""
+POLICED = Path(latency=0.025, police=5e6, police_burst=256 << 10, police_each=True)
+"""Each flow has 5 MB/s of its own."""
 NARROW = Path(latency=LONG, bandwidth=20e6, queue=4_000_000, loss=0.01)
 PATHS: dict[str, tuple[Path, Path]] = {
     "no delay": (Path(latency=0.0),) * 2,
@@ -45,8 +47,12 @@ PATHS: dict[str, tuple[Path, Path]] = {
     "20 ms, 2 %": (Path(latency=0.01, loss=0.02),) * 2,
     "20 ms, reordering": (Path(latency=0.01, reorder=0.3, reorder_by=0.01),) * 2,
     "20 MB/s, 100 ms, 1 %": (NARROW,) * 2,
+    "5 MB/s a flow": (POLICED,) * 2,
+    "5 MB/s a flow, by 4": (POLICED,) * 2,
     **PROFILES,
 }
+CONNECTIONS = {"5 MB/s a flow, by 4": 4}
+"""Of our consumer, where it has more than one; the other columns have one."""
 """Up from the consumer and down to it."""
 COLUMNS = ("kvcs", "raw", "aiomoqt")
 LEAST_PEER_SECONDS = 3
@@ -162,6 +168,7 @@ def attempt(run: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, An
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One row: the medians of `--repeat` runs of each column, one after the other."""
     up, down = PATHS[name]
+    options.connections = CONNECTIONS.get(name, 1)
     runs: dict[str, list[dict[str, Any]]] = {column: [] for column in COLUMNS}
     for seed in range(1, options.repeat + 1):
         kvcs = attempt(run_kvcs, options, up, down, seed)
