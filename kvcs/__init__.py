@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kvcs.retrieving.stats import Mode, Stats
     from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
+    from kvsp.blocks.layout import to_layout_1
     from kvsp.names.codes import Codec
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -92,6 +93,7 @@ _WHERE = {
     "load_descriptor": "kvsp.blocks.kv_files",
     "load_tokens": "kvsp.blocks.kv_files",
     "publish": "kvcs.publishing.publication",
+    "to_layout_1": "kvsp.blocks.layout",
 }
 
 
@@ -144,4 +146,5 @@ __all__ = [
     "load_descriptor",
     "load_tokens",
     "publish",
+    "to_layout_1",
 ]

@@ -160,8 +160,7 @@ class Consumer:
         self._sessions = Sessions(session, fallback, self._event.set, others)
         self._connections = 1 + len(others)
         held = destination.publication if isinstance(destination, Resumable) else None
-        # further connections are to have their share, and what is held is not asked for
-        self._early = not others and held is None
+        self._early = not others and held is None  # they have their share, what is held is held
         self._after = fallback.after if client is not None and fallback is not None else 0.0
         self._fallback = fallback
         self._path: HttpPath | None = None
@@ -592,7 +591,7 @@ class Consumer:
                 self._candidates,
                 quiet=None if self._retrieval is None else self._now() - self._arrived,
                 over_http=self._buffer is not None,
-                asked=self._contest.asked if self._contest is not None else 0,
+                asked=0 if (contest := self._contest) is None else contest.asked,
                 looked_up=self._path is None or self._path.looked_up,
             ),
         )

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+import kvcs
 from kvcs.names.codes import Component
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest import check_progress
@@ -283,3 +284,13 @@ async def test_a_publication_whose_namespace_is_refused_is_not_served():
         with pytest.raises(RequestError):
             await publish(link.session, produced())
         assert not handler.tracks
+
+
+def test_the_function_that_makes_an_array_contiguous_is_named_and_exported():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    k, v = kv()[0]
+    turned = k.transpose(1, 0, 2).copy().transpose(1, 0, 2)
+    with pytest.raises(MisuseError, match="to_layout_1"):
+        publication.put_layer(0, turned, v)
+    publication.put_layer(0, kvcs.to_layout_1(turned), v)
+    assert publication.next_object == (1, 0)
