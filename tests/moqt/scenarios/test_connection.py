@@ -112,7 +112,7 @@ def test_a_goaway_drains_what_runs_and_refuses_what_comes():
 @pytest.mark.parametrize("alpn", [("moqt-22",), ("h3",)])
 def test_a_goaway_overtakes_the_objects_that_wait_for_a_full_link(alpn):
     bandwidth = 100_000
-    path = Path(latency=0.02, bandwidth=bandwidth, queue=16 << 10)
+    path = Path(latency=0.02, bandwidth=bandwidth, queue=16 << 10, mtu=1452)
     simulation, server, client = served(track(50, 2, size=20_000), path=path, alpn=alpn)
     client.session.fetch(NAME, Collector())
     simulation.advance(2)
