@@ -198,6 +198,7 @@ def test_the_first_layer_of_a_second_transfer_comes_at_near_full_speed(algorithm
 def test_a_path_that_has_become_ten_times_narrower_is_retreated_from(algorithm: str) -> None:
     later = path(bandwidth=RATE, queue=BDP)
     again = after_another(algorithm, 10 * RATE, later)
-    # Half of what the path held was sent at once, four times what it holds now: no more is lost.
-    assert sum(again.lost_notes) <= 6 * BDP
+    # Half of what the path held was sent at once, five times what it holds now, and as much as
+    # it holds until that was noticed: no more is lost, the first search for its end included.
+    assert sum(again.lost_notes) <= 7 * BDP
     assert again.goodput >= 0.7 * RATE
