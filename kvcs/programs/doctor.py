@@ -37,6 +37,7 @@ from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.terms import Terms
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
 from kvsp.cli.plain import PlainCommand, Version, run_app
@@ -135,7 +136,8 @@ def command(
         prompt = None
         if scope_key_file is not None and compat is not None and tokens is not None:
             with inputs():
-                scope, descriptor = Scope.load(scope_key_file), readable_descriptor(compat)
+                scope = Scope.load(scope_key_file, sealing=True)
+                descriptor = readable_descriptor(compat)
                 ids = load_tokens(tokens)
                 keys = block_keys(scope, descriptor, ids)
             prompt = _Prompt(scope, descriptor, len(ids), keys)
@@ -308,6 +310,7 @@ async def _ask_manifest(
         range(descriptor.layers),
         MemoryDestination(descriptor),
         stats,
+        terms=Terms(prompt.scope.content_keys),
     )
     retrieval = Retrieval(session.session, assembly, stats, changed=changed.set, hold=True)
     what = f"publication {namespace.publication_id.hex()}"
