@@ -69,6 +69,11 @@ MOST_ASKED: Final = 8
 SMALL_PACKETS: Final = 1252
 """Octets of UDP payload that every path carries; no more than that costs throughput."""
 
+PROBED: Final = 1.0
+"""Seconds after which no answer to larger packets says that they do not pass,"""
+LOOKS: Final = 50
+"""and how often it is looked in that time."""
+
 WARN_DAYS: Final = 7
 
 app = typer.Typer(name=PROGRAM, add_completion=True, pretty_exceptions_enable=False)
@@ -181,7 +186,7 @@ async def _examine(
         _look_at_certificate(session, datetime.now(UTC), findings)
         if prompt is not None:
             await _examine_scope(session, prompt, findings, token_file)
-        _look_at_packets(session, findings)
+        await _look_at_packets(session, findings)
     finally:
         session.close()
         await session.wait_closed()
@@ -210,7 +215,12 @@ def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
     return []
 
 
-def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
+async def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
+    # the session is there before it is known what the path carries
+    for _ in range(LOOKS):
+        if session.packet_sizes[0] > SMALL_PACKETS:
+            break
+        await asyncio.sleep(PROBED / LOOKS)
     ours, _ = session.packet_sizes
     small = ours <= SMALL_PACKETS
     text = f"the path carries packets of {ours} octets of UDP payload"
