@@ -321,6 +321,8 @@ class LiveReceiver(DataReceiver):
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.state.arrivals += 1
+        if self.state.opener is not None:
+            self.state.opener.track_properties(request.properties)
         self.retrieval.live_accepted(self.state, request.largest)
 
     def stream_opened(self, stream: IncomingStream) -> None:
