@@ -97,6 +97,10 @@ class ResumeFile:
         self._tokens = 0
         self._origin: Origin | None = None
         self._held: dict[tuple[int, int, int], bytes] = {}
+        self._taken_up = False
+        """Whether what is written from `begin` on is noted."""
+        self._overwritten = False
+        """Whether something was written and not noted: what is held may be there no more."""
         self._noted = False
 
     @property
@@ -122,6 +126,7 @@ class ResumeFile:
 
     def begin(self, tokens: int, layers: range) -> None:
         """Raises FileError when there is no room for the file."""
+        self._taken_up = False
         if self._writer is not None and tokens == self._tokens and layers == self._layers:
             return
         if self._held:
@@ -136,13 +141,15 @@ class ResumeFile:
     def arrays(self, layer: int) -> tuple[Tensor, Tensor]:
         if self._writer is None:
             raise ValueError("the file was not begun")
+        self._overwritten |= not self._taken_up
         return self._writer.k(layer), self._writer.v(layer)
 
     def take_up(self, origin: Origin) -> Mapping[tuple[int, int, int], bytes]:
         """The Data Digests of the Objects held that may be combined with those of `origin`, by
         `key_of`; Objects of it are noted from now on."""
+        self._taken_up = True
         if self._origin is not None and self._origin.goes_with(origin):
-            return self._held
+            return {} if self._overwritten else self._held
         if self._held:
             self.said = (
                 f"{self.partial}: it is of publication {self._origin and self._origin.publication}"
@@ -170,6 +177,7 @@ class ResumeFile:
         assert self._log is not None
         key = key_of(track, layer, block)
         os.write(self._log, _RECORD.pack(*key, track.component, digest, raw))
+        self._held.pop(key, None)  # what was there is so no more
         self._noted = True
 
     def commit(self, tokens: int | None = None) -> None:
@@ -215,6 +223,7 @@ class ResumeFile:
             self._writer = None
         self.partial.unlink(missing_ok=True)
         self._held, self._origin, self._noted = {}, None, False
+        self._overwritten = False
 
     def _open(self) -> KvFileWriter:
         return KvFileWriter(

@@ -37,6 +37,7 @@ from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.terms import Terms
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
 from kvsp.cli.plain import PlainCommand, Version, run_app
@@ -67,6 +68,11 @@ MOST_ASKED: Final = 8
 
 SMALL_PACKETS: Final = 1252
 """Octets of UDP payload that every path carries; no more than that costs throughput."""
+
+PROBED: Final = 1.0
+"""Seconds after which no answer to larger packets says that they do not pass,"""
+LOOKS: Final = 50
+"""and how often it is looked in that time."""
 
 WARN_DAYS: Final = 7
 
@@ -135,7 +141,8 @@ def command(
         prompt = None
         if scope_key_file is not None and compat is not None and tokens is not None:
             with inputs():
-                scope, descriptor = Scope.load(scope_key_file), readable_descriptor(compat)
+                scope = Scope.load(scope_key_file, sealing=True)
+                descriptor = readable_descriptor(compat)
                 ids = load_tokens(tokens)
                 keys = block_keys(scope, descriptor, ids)
             prompt = _Prompt(scope, descriptor, len(ids), keys)
@@ -179,7 +186,7 @@ async def _examine(
         _look_at_certificate(session, datetime.now(UTC), findings)
         if prompt is not None:
             await _examine_scope(session, prompt, findings, token_file)
-        _look_at_packets(session, findings)
+        await _look_at_packets(session, findings)
     finally:
         session.close()
         await session.wait_closed()
@@ -208,7 +215,12 @@ def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
     return []
 
 
-def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
+async def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
+    # the session is there before it is known what the path carries
+    for _ in range(LOOKS):
+        if session.packet_sizes[0] > SMALL_PACKETS:
+            break
+        await asyncio.sleep(PROBED / LOOKS)
     ours, _ = session.packet_sizes
     small = ours <= SMALL_PACKETS
     text = f"the path carries packets of {ours} octets of UDP payload"
@@ -308,6 +320,7 @@ async def _ask_manifest(
         range(descriptor.layers),
         MemoryDestination(descriptor),
         stats,
+        terms=Terms(prompt.scope.content_keys),
     )
     retrieval = Retrieval(session.session, assembly, stats, changed=changed.set, hold=True)
     what = f"publication {namespace.publication_id.hex()}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol, Typ
 
 import typer
 
-from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.encoding import Encoding
 from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
@@ -51,6 +50,7 @@ from kvcs.publishing.publication import (
     Publication,
     Publishable,
     check_manifest_size,
+    max_segments,
     publish,
 )
 from kvcs.publishing.stepwise import aput_layer
@@ -245,7 +245,7 @@ def command(
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = [Encoding.parse(name) for name in codec or ("raw",)]
-            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens)
+            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, max_segments(encodings))
             publication = Publication(
                 scope,
                 descriptor,
@@ -556,8 +556,8 @@ class _Program(Serving):
             await asyncio.sleep(self._settings.live_delay)
 
 
-def _chunks(ids: list[int], tokens: int | None, block_tokens: int) -> list[list[int]]:
-    """The tokens of each pass. Raises InputError when they cannot be segments."""
+def _chunks(ids: list[int], tokens: int | None, block_tokens: int, most: int) -> list[list[int]]:
+    """The tokens of each pass, `most` at most. Raises InputError when they cannot be segments."""
     if tokens is None or tokens >= len(ids):
         return [ids]
     if tokens < block_tokens:
@@ -565,11 +565,11 @@ def _chunks(ids: list[int], tokens: int | None, block_tokens: int) -> list[list[
             f"--chunk-tokens {tokens}: a chunk fills at least one block of {block_tokens} tokens"
         )
     chunks = [ids[at : at + tokens] for at in range(0, len(ids), tokens)]
-    if len(chunks) > MAX_SEGMENTS:
-        least = -(-len(ids) // MAX_SEGMENTS)
+    if len(chunks) > most:
+        least = -(-len(ids) // most)
         raise InputError(
             f"--chunk-tokens {tokens}: {len(ids)} tokens are {len(chunks)} chunks, and a "
-            f"publication has at most {MAX_SEGMENTS} segments: give {least} or more"
+            f"publication has at most {most} segments: give {least} or more"
         )
     return chunks
 

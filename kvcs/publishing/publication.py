@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, Component, ManifestTrack
+from kvcs.names.codes import (
+    MAX_LISTED_TRACKS,
+    MAX_MANIFEST_OCTETS,
+    MAX_SEGMENTS,
+    Component,
+    ManifestTrack,
+)
 from kvcs.names.encoding import Encoding, encode_data
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
@@ -280,7 +286,7 @@ class Publication:
 
         Raises MisuseError when the publication is not `growing` or has ended, and before the last
         layer of the segment; DecodeError `bad-token`; KvcsError when there would be more than
-        `MAX_SEGMENTS` segments or the manifest too large. Nothing has changed then.
+        `max_segments` segments or the manifest too large. Nothing has changed then.
         """
         self._check_between("extended")
         check_tokens(tokens)
@@ -289,9 +295,9 @@ class Publication:
         if not keys:
             self._rest = following
             return 0
-        if self.segment + 1 == MAX_SEGMENTS:
+        if (most := max_segments(self.encodings)) <= self.segment + 1:
             raise KvcsError(
-                f"the publication has {MAX_SEGMENTS} segments, and no more are allowed: "
+                f"the publication has {most} segments, and no more are allowed: "
                 "finish it, or extend it by more tokens at a time"
             )
         self._begin(keys, following)
@@ -560,6 +566,11 @@ def _end_track(store: TrackStore, group: int) -> None:
     store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
     store.finish_subgroup(group, 0)
     store.finish(PublishDoneCode.TRACK_ENDED)
+
+
+def max_segments(encodings: Sequence[Encoding]) -> int:
+    """Segments that a publication may have: a manifest lists tracks of each in every encoding."""
+    return min(MAX_SEGMENTS, MAX_LISTED_TRACKS // sum(len(each.components) for each in encodings))
 
 
 def check_manifest_size(

@@ -158,11 +158,12 @@ class Assembly(LayerBuffer):
 
     @property
     def vouched(self) -> int:
-        """Leading blocks of whole segments of which the manifest says nothing else any more."""
-        for segment, span in enumerate(self._spans[: self.segment]):
+        """Leading blocks of segments taken whole of which the manifest says nothing else more."""
+        whole = self.ready[0].segment if self.ready else self.segment
+        for segment, span in enumerate(self._spans[:whole]):
             if any(self._facts[t].came and not self._final(t) for t in self.segments[segment]):
                 return span.start
-        return self._spans[self.segment - 1].stop if self.segment else 0
+        return self._spans[whole - 1].stop if whole else 0
 
     @property
     def manifest_refused(self) -> bool:
@@ -350,9 +351,8 @@ class Assembly(LayerBuffer):
         combined, and neither are Objects and such a block.
         """
         self.promised.discard((layer, block))
-        if self.manifest is None or layer not in self.layers or block >= self.total:
-            return Verdict.EXTRA
-        if not self._may_be_given(layer, block):
+        wanted = self.manifest is not None and layer in self.layers and block < self.total
+        if not wanted or not self._may_be_given(layer, block):
             return Verdict.EXTRA
         if block >= self.blocks:
             return super().block_received(block, layer, k, v, source)
@@ -372,11 +372,10 @@ class Assembly(LayerBuffer):
         if self._proof_of(layer, block) is not None:
             return Verdict.EXTRA  # not before it is known to be of the same production
         verdict = super().block_received(block, layer, k, v, source)
-        if verdict is Verdict.NEW:
-            for track, digest in digests.items():
-                facts = self._facts[track]
-                if facts.digest(layer, block - facts.first) is None:
-                    facts.remember(layer, block - facts.first, digest)
+        for track, digest in digests.items() if verdict is Verdict.NEW else ():
+            facts = self._facts[track]
+            if facts.digest(layer, block - facts.first) is None:
+                facts.remember(layer, block - facts.first, digest)
         return verdict
 
     def release(self) -> None:
@@ -401,6 +400,7 @@ class Assembly(LayerBuffer):
         total = self.blocks if listed_only else max(self.blocks, min(over_http, most))
         spans = [self._facts[tracks[0]].span for tracks in self.segments]
         spans[-1] = range(spans[-1].start, total)
+        origin = Origin.of(self.namespace, self.manifest.deterministic)
         if kept is not None and self._continues(kept, spans):
             self._go_on(spans, kept.segment, kept.next_layer)
             for track, known in kept.digests.items():
@@ -409,10 +409,11 @@ class Assembly(LayerBuffer):
                     for layer, digests in known.came.items()
                     if (track.segment, layer) < (kept.segment, kept.next_layer)
                 )
+            self._take_up(origin, {})
             self._confirm()
         else:
             self.begin(spans, most if self.growing else None)
-            self._take_up(Origin.of(self.namespace, self.manifest.deterministic), self._facts)
+            self._take_up(origin, self._facts)
             self._hand_over()
 
     def _continues(self, kept: Kept, spans: list[range]) -> bool:

@@ -257,6 +257,8 @@ class ManifestReceiver(ObjectReceiver):
         self.fetched = fetched
         self.max_object_octets = versions.max_octets + ENVELOPE_OCTETS
         self._priority = DEFAULT_PRIORITY
+        self._to_the_end = False
+        """No version follows those of the FETCH, if it brings them all."""
 
     @property
     def _in_use(self) -> bool:
@@ -267,7 +269,7 @@ class ManifestReceiver(ObjectReceiver):
 
     def fetch_accepted(self, request: AcceptedFetch) -> None:
         self._accepted(request.properties)
-        self.versions.ended |= self._in_use and request.end_of_track
+        self._to_the_end = request.end_of_track
 
     def _accepted(self, properties: Properties) -> None:
         self.versions.arrivals += 1
@@ -320,6 +322,7 @@ class ManifestReceiver(ObjectReceiver):
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         if self._in_use and (self.fetched or stream.via is Via.FILL):
+            self.versions.ended |= self._to_the_end and error is None
             self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
 
     def subscription_done(self, code: int, reason: str) -> None:

@@ -321,6 +321,8 @@ class LiveReceiver(DataReceiver):
 
     def subscribe_accepted(self, request: AcceptedSubscribe) -> None:
         self.state.arrivals += 1
+        if self.state.opener is not None:
+            self.state.opener.track_properties(request.properties)
         self.retrieval.live_accepted(self.state, request.largest)
 
     def stream_opened(self, stream: IncomingStream) -> None:
@@ -426,15 +428,19 @@ class Early:
     def ask(self) -> None:
         """Make the requests. Raises moqt RequestError, SessionClosed as `Session.fetch`."""
         for request in self._requests.values():
-            request.ask(self._session)
+            if not request.made:
+                request.ask(self._session)
 
     def begin(self, state: TrackState, blocks: int, retrieval: DataNeeds) -> None:
         """The manifest is there, and `blocks` of the track are needed from `state.first` on: hand
         over what came, and what comes. What is to be asked for now begins at `state.first`."""
         request = self._requests.pop(state.track, None)
-        if request is None or state.first != request.start:
+        if request is None:
             return
-        request.begin(state, blocks, retrieval)
+        if state.first == request.start and request.made:
+            request.begin(state, blocks, retrieval)
+        else:
+            request.cancel()
 
     def cancel(self) -> None:
         """Cancel what no track has begun with; harmless when repeated."""
@@ -457,6 +463,11 @@ class EarlyFetch(ObjectReceiver):
         self._held: list[tuple[ObjectHeader, list[Buffer]]] = []
         self._state: TrackState | None = None
         self._retrieval: DataNeeds | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether the request was made; until then it may wait for a stream."""
+        return self._request is not None
 
     def ask(self, session: Session) -> None:
         """Make the request. Raises as `Session.fetch`."""

@@ -206,11 +206,11 @@ class Retrieval:
 
     def ask_again(self, layer: int, segment: int) -> None:
         """Objects of `layer` of a segment that were to come another way will not."""
-        if self.lanes is not None:
+        states = [state for state in self._tracks.values() if state.track.segment == segment]
+        for state in states:
+            self._suspect(state, (layer,))
+        if not states and self.lanes is not None:
             self.lanes.ask_again(layer, segment)
-        for state in self._tracks.values():
-            if state.track.segment == segment:
-                self._suspect(state, (layer,))
 
     def close(self) -> None:
         """Cancel every request and release every array; harmless when repeated."""

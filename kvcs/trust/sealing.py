@@ -27,6 +27,7 @@ from kvsp.names.content_keys import ContentKey, ContentKeys
 from kvsp.names.errors import DecodeError
 from moqt.values.codes import DEFAULT_PRIORITY, PropertyType
 from moqt.values.errors import SessionError
+from moqt.values.messages import Properties, property_value
 from moqt.values.names import FullTrackName
 from moqt.wire.primitives import encode_namespace, encode_octets, iter_key_values
 from moqt.wire.vi64 import Truncated, decode_vi64, encode_vi64
@@ -180,6 +181,12 @@ class TrackOpener:
         self._read: dict[bytes, tuple[bytes, TrackKey]] = {}
         self.default_priority = DEFAULT_PRIORITY
         """Publisher Priority of Objects that do not say theirs."""
+
+    def track_properties(self, properties: Properties) -> None:
+        """The Track Properties, which have that priority where it is another one."""
+        value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
+        if isinstance(value, int):
+            self.default_priority = value
 
     def open(
         self,

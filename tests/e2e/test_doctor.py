@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -78,6 +79,22 @@ def test_what_is_published_is_said_and_why_a_longer_prefix_is_not(tmp_path, cach
         other = cache.variant("model", model="another")
         found = doctor(hub, *other.identity(), code=3)
         assert "2 of 1 other descriptor" in found["published"][0][1]
+
+
+def test_a_sealed_scope_is_examined_as_its_members_see_it(tmp_path):
+    scope = tmp_path / "scope.json"
+    arguments = ("scope", scope, "--content-key")
+    Process(tmp_path, "keygen", BIN / "kvcs-keygen", *arguments).finish()
+    sealed = make_cache(tmp_path / "sealed", scope=scope)
+    with relay(tmp_path / "hub") as hub:
+        hub.publish(sealed).wait_for("publishing")
+        found = doctor(hub, *sealed.identity())
+        assert "8 of our blocks, complete" in found["publication"][0][1]
+
+        tree = json.loads(scope.read_text())
+        sealed.scope.write_text(json.dumps({"scope_key": tree["scope_key"]}))
+        ((level, text),) = doctor(hub, *sealed.identity(), code=4)["publication"]
+        assert level == "failed" and "sealed with content key 0" in text
 
 
 def test_one_that_is_only_announced_is_named(tmp_path, cache):

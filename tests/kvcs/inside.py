@@ -6,6 +6,7 @@ import pytest
 
 from kvcs.names.manifest_text import ManifestReader
 from kvcs.retrieving.consumer import Consumer
+from kvcs.retrieving.retrieval import Retrieval
 
 
 def asks_over_http(consumer: Consumer) -> bool:
@@ -26,3 +27,9 @@ def looks_at_manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(ManifestReader, "_look", counted)
     return looks
+
+
+def retrieval_of(consumer: Consumer) -> Retrieval:
+    """That of the publication that a consumer retrieves now."""
+    assert consumer._retrieval is not None, "it has none"
+    return consumer._retrieval

@@ -232,3 +232,19 @@ def test_the_longest_name_has_its_files_beside_it_too(tmp_path):
         assert len(os.listdir(tmp_path)) == 2
         file.commit()
     assert os.listdir(tmp_path) == [name]
+
+
+def test_what_is_written_again_is_not_taken_up_again(tmp_path):
+    left(tmp_path, (0, 0), (0, 1))
+    with resume_file(tmp_path) as file:
+        file.load()
+        file.begin(len(TOKENS), range(LAYERS))
+        assert key_of(K, 0, 0) in file.take_up(ORIGIN)
+        write(file, (0, 0))
+        file.begin(len(TOKENS), range(LAYERS))
+        assert set(file.take_up(ORIGIN)) == {key_of(K, 0, 1), key_of(V, 0, 1)}
+        file.begin(len(TOKENS), range(LAYERS))
+        file.arrays(0)  # whoever writes without taking up notes nothing
+        file.begin(len(TOKENS), range(LAYERS))
+        assert not file.take_up(ORIGIN)
+    assert taken(tmp_path)[0] == {(0, 0), (0, 1)}

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from kvcs.names import codes
+from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.names.manifest import Manifest, check_progress, keys_digest
 from kvcs.publishing import publication as publications
 from kvcs.publishing.publication import Publication, publish, unpublish
+from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
@@ -153,6 +155,17 @@ def test_more_segments_than_a_publication_may_have_are_refused_by_both_sides(mon
     monkeypatch.setattr("kvcs.names.manifest.MAX_SEGMENTS", 2)
     with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read"):
         Manifest.parse(whole)
+
+
+def test_the_more_encodings_the_fewer_segments_so_that_a_manifest_can_list_all_tracks(monkeypatch):
+    monkeypatch.setattr(publications, "MAX_LISTED_TRACKS", 7)
+    monkeypatch.setattr("kvcs.names.manifest.MAX_LISTED_TRACKS", 7)
+    encodings = [Codec.RAW, Encoding(Codec.RAW, joint=True)]
+    publication = grown((1, 1), CACHE, finish=False, encodings=encodings)
+    with pytest.raises(KvcsError, match="has 2 segments, and no more are allowed"):
+        publication.extend(TOKENS[2 * BLOCK : 3 * BLOCK])
+    publication.finish()
+    assert len(manifests(publication)[-1].segments) == 2
 
 
 def test_an_abandoned_publication_leaves_its_whole_segments_ended():

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from kvcs.names.codes import Component
 from kvcs.names.errors import VerificationFailed
+from kvcs.names.tracks import DataTrack
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving import receivers
+from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
+from kvcs.retrieving.stats import Stats
+from kvsp.names.identity import block_keys
+from moqt.publisher import Publisher
+from moqt.requests import RequestState
 from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import RequestError
+from moqt.values.names import FullTrackName
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -210,3 +220,59 @@ async def test_a_peer_that_refuses_it_is_asked_again_when_the_manifest_is_there(
         assert all(same(each.k, cache[each.index][0]) for each in layers)
         assert consumer.stats.objects_verified == OBJECTS and consumer.stats.duplicates == 0
         await link.assert_clean()
+
+
+async def test_it_ends_with_the_retrieval_when_another_publication_gave_layer_0_before() -> None:
+    first, second = (produced(cache=kv(), deterministic=True) for _ in range(2))
+
+    class Hanging(Split):
+        def fetch_received(self, request) -> None:
+            self.fetches.append(request)
+            of_second = [each for each in self.fetches if each.name.namespace == second_fields]
+            if request.name.namespace != second_fields or len(of_second) > 2:
+                Publisher.fetch_received(self, request)
+
+    second_fields = second.namespace.fields
+    handler = Hanging(first, second)
+    for store in first.tracks[1:]:
+        handler.remove_track(store.name)
+        handler.add_track(altered(store, lambda at, data: data if at.group < 3 else None))
+    async with Link(handler) as link:
+        consumer = link.consumer(publications=[first.namespace, second.namespace])
+        assert [each.index for each in await collect(consumer)] == list(range(LAYERS))
+        assert consumer.stats.publication == second.namespace.publication_id.hex()
+        await link.assert_clean()
+
+
+async def test_what_waits_for_a_stream_is_asked_for_once_and_not_beside_the_data() -> None:
+    publication = produced()
+    assembly = Assembly(
+        publication.namespace,
+        DESCRIPTOR,
+        block_keys(SCOPE, DESCRIPTOR, TOKENS),
+        range(LAYERS),
+        MemoryDestination(DESCRIPTOR),
+        Stats(),
+    )
+    asked: list = []
+
+    class Session:
+        streams = 1
+
+        def fetch(self, name, receiver, parameters):
+            if len(asked) == self.streams:
+                raise RequestError(RequestErrorCode.EXCESSIVE_LOAD, "no stream")
+            asked.append(name)
+            return SimpleNamespace(state=RequestState.PENDING, cancel=lambda: None)
+
+    session = Session()
+    early = receivers.Early(session, assembly)
+    with pytest.raises(RequestError):
+        early.ask()
+    v = DataTrack(Component.V, "raw", 0)
+    state = receivers.TrackState(v, FullTrackName(publication.namespace.fields, v.name), 0, 100)
+    early.begin(state, BLOCKS, retrieval=None)
+    assert state.early is None and state.first == (0, 0)  # as if there were none
+    session.streams = 9
+    early.ask()
+    assert [name.name for name in asked] == [b"k.raw.s0"]

@@ -105,6 +105,18 @@ def test_when_the_subscription_ends_a_complete_manifest_is_the_last(complete: bo
     assert (asked.no_more, asked.fetches, asked.error) == (complete, not complete, None)
 
 
+def test_a_fetch_up_to_the_end_shows_it_only_when_it_was_not_cut_short() -> None:
+    asked = Asked()
+    asked.assembly.manifest, asked.assembly.complete, asked.assembly.growing = object(), True, True
+    asked.receivers[0].subscription_done(PublishDoneCode.GOING_AWAY, "")
+    to_the_end = SimpleNamespace(end_of_track=True, properties=())
+    for error, over in ((1, False), (None, True)):
+        fetch = asked.receivers[-1]
+        fetch.fetch_accepted(to_the_end)
+        fetch.stream_ended(IncomingStream(0, Via.FETCH), error)
+        assert asked.versions.ended is asked.no_more is over
+
+
 def test_a_subgroup_stream_of_the_subscription_may_end_without_a_version() -> None:
     asked = Asked()
     asked.end(asked.receivers[0], Via.SUBSCRIPTION)

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from kvcs.names.codes import Component
 from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.receivers import FetchReceiver, LiveReceiver, TrackState
+from kvcs.trust.sealing import TrackOpener, TrackSealer
+from kvsp.names.content_keys import ContentKey
 from moqt.receiving.receiver import IncomingStream, Via
-from moqt.values.codes import ObjectStatus, PublishDoneCode, StreamErrorCode
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, StreamErrorCode
+from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
 
 TRACK = DataTrack(Component.K, "raw", 0)
@@ -55,6 +58,17 @@ def test_up_to_the_largest_object_it_is_the_fills_part_and_after_it_the_subscrip
     assert not track.is_coming(Location(4, 2)) and track.is_coming(Location(5, 0))
     track.lost.add(Location(5, 0))
     assert not track.is_coming(Location(5, 0)) and track.is_coming(Location(5, 1))
+
+
+def test_sealed_objects_without_a_priority_have_the_one_of_their_track() -> None:
+    key, track = ContentKey.generate(), state()
+    sealer = TrackSealer(key, track.name)
+    sealed = sealer.seal(2, 0, 7, [b"octets"])
+    track.opener = TrackOpener((key,), track.name)
+    receiver = LiveReceiver(Heard(), track)
+    seven = (KeyValue(PropertyType.DEFAULT_PUBLISHER_PRIORITY, 7),)
+    receiver.subscribe_accepted(SimpleNamespace(largest=None, properties=seven))
+    assert track.opener.open(2, 0, None, sealer.properties, [sealed]) == b"octets"
 
 
 def test_a_fill_that_has_nothing_to_bring_is_over() -> None:

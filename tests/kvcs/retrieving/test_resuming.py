@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from kvcs.finding.relays import Fallback
 from kvcs.keeping.resume_file import ResumeFile
 from kvsp.blocks.kv_files import KvFile
 from tests.kvcs.support import (
@@ -20,6 +23,7 @@ from tests.kvcs.support import (
     publisher,
     same,
 )
+from tests.kvcs.support_fallback import FakeClient
 
 CACHE = kv()
 OBJECTS = 2 * LAYERS * BLOCKS
@@ -152,3 +156,58 @@ async def test_the_result_says_which_layers_were_there(tmp_path):
         whole = {(b, n) for b in range(first, last + 1) for n in range(low, high + 1)}
         assert (span["source"] == "resumed") == bool(whole & there)
         assert whole <= there or not whole & there
+
+
+async def test_what_holders_wrote_over_is_not_what_was_there(tmp_path):
+    publication = produced(cache=CACHE)
+    await cut_short(tmp_path / "out", publisher(publication), 20)
+    kept: list = []
+    gone = asyncio.Event()
+
+    class Late(Split):
+        def subscribe_received(self, request) -> None:
+            if gone.is_set():
+                super().subscribe_received(request)
+            else:
+                kept.append(request)
+
+    def gives(block: int, layer: int) -> bool:
+        if layer < 2:
+            return True
+        gone.set()
+        return False
+
+    handler = Late(publication)
+    with destination(tmp_path / "out") as out:
+        out.load()
+        async with Link(handler) as link:
+
+            def answer(_) -> None:
+                while gone.is_set() and kept:
+                    handler.subscribe_received(kept.pop())
+
+            link.on_pump = answer
+            client = FakeClient(cache=kv(seed=7), gives=gives)
+            stats = await link.consumer(
+                destination=out,
+                publications=[publication.namespace],
+                fallback=Fallback(client, after=0.05, relay="moqt://relay.example"),
+            ).retrieve()
+            await link.assert_clean()
+        out.commit()
+    assert client.asked[0, 0] == 1 and stats.source == "moqt://relay.example"
+    check(tmp_path / "out")
+
+
+async def test_what_another_publication_goes_on_with_is_noted_too(tmp_path):
+    first, second = (produced(cache=CACHE, deterministic=True) for _ in range(2))
+    handler = Split(first, second)
+    for store in first.tracks[1:]:
+        handler.remove_track(store.name)
+        handler.add_track(altered(store, lambda at, data: data if at.group < 3 else None))
+    held = 2 * 3 * BLOCKS + 10
+    named = [first.namespace, second.namespace]
+    await cut_short(tmp_path / "out", handler, held, publications=named)
+    stats, _ = await resumed(tmp_path / "out", publisher(second))
+    assert (stats.objects_resumed, stats.objects_verified) == (held, OBJECTS - held)
+    check(tmp_path / "out")

@@ -120,3 +120,15 @@ async def test_the_publication_with_most_of_our_blocks_is_taken_however_short_it
         check(await collect(consumer))
         assert consumer.stats.publication == grows.namespace.publication_id.hex()
         await link.assert_clean()
+
+
+async def test_layers_that_were_not_handed_over_do_not_count_as_given() -> None:
+    bad, good = segmented((3, 2), CACHE), produced(tokens=TOKENS[: 3 * BLOCK], cache=CACHE)
+    served = publisher(bad, good)
+    wrong = [(layer, block) for layer in range(3) for block in range(2)]
+    served.add_track(altered(bad.tracks[3], corrupted(*wrong)))
+    async with Link(served) as link:
+        consumer = link.consumer(publications=[bad.namespace, good.namespace])
+        layers = await collect(consumer)
+        check([each for each in layers if each.publication == good.namespace.publication_id], 3)
+        assert consumer.stats.whole_blocks == 3

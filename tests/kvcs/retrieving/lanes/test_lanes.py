@@ -12,6 +12,7 @@ from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.lanes import lanes as of_lanes
 from moqt.values.errors import ConnectError
+from tests.kvcs.inside import retrieval_of
 from tests.kvcs.support import (
     BLOCKS,
     DESCRIPTOR,
@@ -187,4 +188,21 @@ async def test_what_is_still_in_production_comes_over_the_first() -> None:
         assert len(await task) == LAYERS
         assert consumer.stats.mode == "live"
         assert not any(consumer.stats.layers_by_connection)
+        assert site.fetched()[1] == 0
+
+
+async def test_what_holders_do_not_bring_of_one_in_production_is_no_task_for_others() -> None:
+    growing = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    cache = kv()
+    async with Site(growing, 2) as site:
+        consumer = site.consumer(described=DESCRIPTOR)
+        task = asyncio.ensure_future(collect(consumer))
+        growing.put_layer(0, *cache[0])
+        while not consumer.stats.layers:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        retrieval_of(consumer).ask_again(3, 0)
+        await asyncio.sleep(0.6)  # longer than all attempts to fetch what is not there
+        for layer, (k, v) in list(enumerate(cache))[1:]:
+            growing.put_layer(layer, k, v)
+        assert len(await task) == LAYERS
         assert site.fetched()[1] == 0
