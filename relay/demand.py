@@ -120,10 +120,12 @@ class Demand:
         """What those downstream want of what is published, all in all; None: nobody does."""
         wanted: Wanted | None = None
         seen = set()
-        for filters in self._downstream.listening():
-            if filters not in seen:
-                seen.add(filters)
-                each = self._wanted(*filters)
+        for chosen, filters in self._downstream.listening():
+            if wanted is not None and not wanted.filters:
+                filters = ()  # somebody wants all, and each one's cost more than to see that
+            if (chosen, filters) not in seen:
+                seen.add((chosen, filters))
+                each = self._wanted(chosen, filters)
                 wanted = each if wanted is None else wanted | each
                 if wanted == EVERYTHING:
                     break

@@ -13,7 +13,7 @@ from moqt.values.codes import ObjectStatus, ParameterType, RequestErrorCode
 from moqt.values.config import SessionConfig
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import MAX_LOCATION, Location
-from relay.sources.wanted import EVERYTHING, Wanted
+from relay.sources.wanted import EVERYTHING, MOST_RANGES, Wanted
 from tests.relay.chain import Chain
 from tests.relay.star import (
     JOIN,
@@ -111,6 +111,16 @@ def test_what_is_wanted_has_one_location_filter_and_no_more_ranges_than_the_peer
     assert Wanted.by(LocationFilter.absolute_start(5), (), Location(5, 0)) == EVERYTHING
     scattered = Wanted.by(None, (objects((0, 0), (2, 2), (4, 4)),), None)
     assert scattered.in_ranges(3) == scattered and scattered.in_ranges(2) == EVERYTHING
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_what_many_want_is_kept_within_a_bound_that_does_not_grow_with_them(kinds):
+    together, most = Wanted.by(NEXT, (objects((0, 0)), subgroups((0, 0))), None), 0
+    for number in range(0, 400, 2):
+        filters = (objects((number, number)), subgroups((number, number)))[:kinds]
+        together |= Wanted.by(NEXT, filters, None)
+        most = max(most, sum(len(each.ranges) for each in together.filters))
+    assert together == EVERYTHING and 0 < most <= MOST_RANGES
 
 
 # -- at the publisher ----------------------------------------------------------------------
