@@ -332,6 +332,33 @@ def test_who_is_paused_wants_nothing_and_is_waited_for_when_it_resumes():
     assert full.payloads == chosen(1, 2, 3)
 
 
+def test_what_a_filter_left_out_at_one_publisher_comes_from_another_that_is_behind():
+    star, first, second = Star(), track(), track()
+    star.publisher(first)
+    ahead = star.publisher(second)
+    star.subscriber(wants(objects((0, 0), (5, 5))))
+    for store in (first, second):
+        publish(store, 0, 0, objects=8)
+    star.run()
+    star.delay(ahead)
+    for o in range(1, 6):
+        publish(second, 0, o, objects=8)
+    star.run()
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.largest == Location(0, 0)
+    star.arrive(ahead)
+    for o in range(1, 8):
+        publish(first, 0, o, objects=8)
+        star.run()
+    for o in range(6, 8):
+        publish(second, 0, o, objects=8)
+    end_track(first, 1)
+    end_track(second, 1)
+    star.run()
+    star.pass_time(10)
+    assert late.payloads == chosen(1, *range(1, 8))
+
+
 # -- whoever comes and goes ----------------------------------------------------------------
 
 
