@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moqt.track.filters import either, matches, merge_update, update_to
 from moqt.values.codes import ObjectStatus, ParameterType, RequestErrorCode
 from moqt.values.config import SessionConfig
+from moqt.values.errors import RequestError
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import MAX_LOCATION, Location
 from relay.sources.wanted import EVERYTHING, MOST_RANGES, Wanted
@@ -309,6 +310,23 @@ def test_filters_of_ours_that_a_publisher_refuses_cost_the_subscriber_nothing():
         publish(store, 0, o)
     star.run()
     assert narrow.payloads == chosen(1, 0, 1)
+
+
+def test_a_publisher_that_has_refused_filters_of_ours_is_not_asked_to_take_them_later():
+    star, store = Star(linger=1), track()
+    publisher = star.publisher(store)
+
+    def refuse(parameters):
+        if parameters.range_filters:
+            raise RequestError(RequestErrorCode.INVALID_FILTER, "no filters")
+
+    publisher.client.rules.check_filters = refuse
+    _, narrow = star.subscriber(wants(objects((0, 1))))
+    star.pass_time(5)
+    for o in range(4):
+        publish(store, 0, o)
+    star.run()
+    assert narrow.done is None and narrow.payloads == chosen(1, 0, 1)
 
 
 def test_who_is_paused_wants_nothing_and_is_waited_for_when_it_resumes():
