@@ -105,10 +105,11 @@ class Demand:
     def _more(self, more: list[Wanted]) -> None:
         """Ask for that, too; or else for what the Largest Object is."""
         wants = self._downstream.wants
+        listens = self._downstream.listens  # to what is still to come after PUBLISH_DONE, too
         if wants:
             self._direct(True)
         for subscription in tuple(self._track.subscriptions):
-            if subscription.established and not subscription.settle():
+            if subscription.established and (listens or not subscription.settle()):
                 widened = subscription.ask(reduce(or_, more, subscription.asked))
                 if not widened and (subscription.flows or not wants):
                     subscription.refresh()

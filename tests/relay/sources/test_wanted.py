@@ -329,6 +329,36 @@ def test_a_publisher_that_has_refused_filters_of_ours_is_not_asked_to_take_them_
     assert narrow.done is None and narrow.payloads == chosen(1, 0, 1)
 
 
+def test_who_comes_at_the_end_of_a_track_takes_nothing_from_who_has_filters():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    _, narrow = star.subscriber(wants(objects((0, 1))))
+    streams = [4 * number + 2 for number in range(1, 8)]  # of data
+    late_data, take = [], publisher.server.stream_data
+
+    def slow(stream_id, data, fin):
+        if stream_id in streams:
+            late_data.append((stream_id, data, fin))
+        else:
+            take(stream_id, data, fin)
+
+    publisher.server.stream_data = slow
+    for o in range(4):
+        publish(store, 0, o, 1000)
+    end_track(store, 1)
+    star.run()
+    assert not narrow.payloads
+    _, late = star.subscriber(JOIN)
+    publisher.server.stream_data = take
+    for each in late_data:
+        take(*each)
+    star.run()
+    assert set(narrow.payloads) == {Location(0, 0), Location(0, 1)}
+    assert set(late.payloads) == {Location(0, o) for o in range(4)}
+    assert narrow.done == late.done == 0x2
+    assert {error for _, error in narrow.streams} == {None}
+
+
 def test_who_is_paused_wants_nothing_and_is_waited_for_when_it_resumes():
     star, store = Star(linger=1), track()
     publisher = star.publisher(store)
