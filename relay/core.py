@@ -430,8 +430,8 @@ class Relay(SessionHandler):
             code, reason = RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
         if code is RequestErrorCode.DOES_NOT_EXIST:
             if retry is not None:
-                asked = self.publishers(track.name.namespace)
-                self.refusals.absent.add(track.name, asked, self.clock.now + retry / 1000)
+                until = self.clock.now + retry / 1000
+                self.refusals.absent.add(track.name, track.denied, until)
             reason = NO_SUCH_TRACK
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):

@@ -105,10 +105,11 @@ class Demand:
     def _more(self, more: list[Wanted]) -> None:
         """Ask for that, too; or else for what the Largest Object is."""
         wants = self._downstream.wants
+        listens = self._downstream.listens  # to what is still to come after PUBLISH_DONE, too
         if wants:
             self._direct(True)
         for subscription in tuple(self._track.subscriptions):
-            if subscription.established and not subscription.settle():
+            if subscription.established and (listens or not subscription.settle()):
                 widened = subscription.ask(reduce(or_, more, subscription.asked))
                 if not widened and (subscription.flows or not wants):
                     subscription.refresh()
@@ -120,10 +121,12 @@ class Demand:
         """What those downstream want of what is published, all in all; None: nobody does."""
         wanted: Wanted | None = None
         seen = set()
-        for filters in self._downstream.listening():
-            if filters not in seen:
-                seen.add(filters)
-                each = self._wanted(*filters)
+        for chosen, filters in self._downstream.listening():
+            if wanted is not None and not wanted.filters:
+                filters = ()  # somebody wants all, and each one's cost more than to see that
+            if (chosen, filters) not in seen:
+                seen.add((chosen, filters))
+                each = self._wanted(chosen, filters)
                 wanted = each if wanted is None else wanted | each
                 if wanted == EVERYTHING:
                     break

@@ -98,6 +98,8 @@ class UpstreamTrack:
         """Complete and without a publisher: the relay is the publisher now."""
         self.over = False
         self._refusal: RequestError | None = None
+        self.denied: set[Session] = set()
+        """Who has said, since they were asked, that it does not exist."""
         self._lost: tuple[int, str] | None = None
         """How the last subscription ended, while another, or what was missed, may come."""
         self._end_unseen = False
@@ -158,6 +160,7 @@ class UpstreamTrack:
     def open(self, sessions: Iterable[Session]) -> None:
         """SUBSCRIBE to each of `sessions` that has no subscription yet."""
         self._refusal = None
+        self.denied.clear()
         new = [UpstreamSubscribe(self, each) for each in sessions if not self.publishes(each)]
         self.subscriptions.update(dict.fromkeys(new))
         for subscription in new:
@@ -306,7 +309,7 @@ class UpstreamTrack:
         if subscription not in self.subscriptions:
             return
         if not self._drop(subscription):
-            self._note_refusal(error)
+            self._note_refusal(subscription.session, error)
             if not self.subscriptions:
                 refusal = self._refusal or RequestError(RequestErrorCode.INTERNAL_ERROR)
                 self._refusal = None
@@ -404,16 +407,22 @@ class UpstreamTrack:
     def rejected(self, location: Location) -> None:
         self.ranges.rejected(location)
 
-    def _note_refusal(self, error: MoqtError) -> None:
-        """Of several refusals the one that says most is passed on."""
+    def _note_refusal(self, session: Session, error: MoqtError) -> None:
+        """Of several refusals the one that says most is passed on; of those that say that the
+        track does not exist, the one that says it for the shortest time."""
         if not isinstance(error, RequestError):
             error = RequestError(
                 RequestErrorCode.INTERNAL_ERROR,
                 "the publisher left before it answered",
                 retry_after_ms=self.config.retry_after_ms,
             )
-        kept = self._refusal
-        if kept is None or kept.code == RequestErrorCode.DOES_NOT_EXIST:
+        kept, absent = self._refusal, RequestErrorCode.DOES_NOT_EXIST
+        if error.code == absent:
+            self.denied.add(session)
+        if kept is None or (
+            kept.code == absent
+            and (error.code != absent or (error.retry_after_ms or 0) < (kept.retry_after_ms or 0))
+        ):
             self._refusal = error
 
     def close_upstream(self, *, publications: bool = True) -> None:

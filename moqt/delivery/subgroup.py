@@ -237,11 +237,7 @@ class SubgroupDelivery(StreamDelivery):
         """
         object_id, group = stored.location.object, self.log.group
         low = max(self.position, self.selection.before_start(group))
-        if (
-            object_id <= low + 1
-            or object_id == self.log.first_id
-            or (stored.follows is not None and stored.follows <= low)
-        ):
+        if object_id <= low + 1 or object_id == self.log.first_id or self._follows(stored, low):
             return True
         end = Location(group, object_id - 1)
         hole = self.store.first_unknown(Location(group, low + 1), end)
@@ -278,7 +274,7 @@ class SubgroupDelivery(StreamDelivery):
             or stored.location.object == (self.passed + 1)
         ):
             return True
-        if stored.follows is not None and stored.follows <= self.passed:
+        if self._follows(stored, self.passed):
             return True
         return (
             self.store.first_unknown(
@@ -287,6 +283,14 @@ class SubgroupDelivery(StreamDelivery):
             )
             is None
         )
+
+    def _follows(self, stored: StoredObject, passed: int) -> bool:
+        """Whether the stream that brought it says that nothing lies between `passed` and it. Where
+        filters upstream left Objects out, it says so to no one who wants them all."""
+        follows = stored.follows
+        if follows is None or follows > passed:
+            return False
+        return not self.log.sifted or bool(self.selection.filters)
 
     def _at_end(self) -> Progress:
         ids = self.log.ids

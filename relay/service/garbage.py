@@ -33,8 +33,8 @@ class Garbage:
         if sessions_ended >= self._sessions + SESSIONS:
             self._sessions = sessions_ended
             gc.unfreeze()
-            gc.collect()
         elif objects < self._objects + GROWTH:
             return
         self._objects = objects
+        gc.collect()  # of what is new alone: requests that are over refer to themselves
         gc.freeze()

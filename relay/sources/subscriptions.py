@@ -79,6 +79,8 @@ class UpstreamSubscription(UpstreamReceiver):
         """It brings what is published from there on."""
         self.asked = EVERYTHING
         """The filters in force, or asked for."""
+        self.unfiltered = False
+        """The publisher has refused filters of ours: it is asked for everything."""
         self.surplus_since: float | None = None
         """Since when more is asked for than is wanted."""
         self._widening = 0
@@ -147,7 +149,7 @@ class UpstreamSubscription(UpstreamReceiver):
     def ask(self, wanted: Wanted) -> bool:
         """Have the filters let through what is `wanted`; whether they have to change for that."""
         wanted = wanted.in_ranges(self.session.peer_max_filter_ranges)
-        if wanted == self.asked:
+        if wanted == self.asked or self.unfiltered:
             return False
         widens = wanted | self.asked != self.asked
         if not self.update(wanted.after(self.asked), self._widened if widens else _ignore):
@@ -346,10 +348,8 @@ class UpstreamSubscribe(UpstreamSubscription):
     def request_failed(self, error: MoqtError) -> None:
         refused = isinstance(error, RequestError) and error.code == RequestErrorCode.INVALID_FILTER
         if refused and self.asked != EVERYTHING and not self.established:
-            self.asked, self.sifted_to = (
-                EVERYTHING,
-                -1,
-            )  # the filters are an economy of ours: nobody asked for them
+            # the filters are an economy of ours: nobody asked for them
+            self.asked, self.sifted_to, self.unfiltered = EVERYTHING, -1, True
             again = self._subscribe()
             if again is None:
                 return

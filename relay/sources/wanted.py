@@ -16,6 +16,9 @@ _RELATIVE = (
 )
 """Filters that have no end, and no start beyond what is published next."""
 
+MOST_RANGES = 64
+"""Ranges of all filters together beyond which everything is asked for: otherwise each one's filters
+would cost as much as those of all the others."""
 
 START = Location(0, 0)
 
@@ -39,7 +42,7 @@ class Wanted:
             start, end = chosen.resolve(None)
             if largest is not None and start <= location_after(largest):
                 start = START
-        return cls(start, end, either(filters, filters))
+        return cls(start, end, either(filters, filters)).in_ranges(MOST_RANGES)
 
     def __or__(self, other: Wanted) -> Wanted:
         """What one of the two wants, and as little more as one Location filter can say."""
@@ -47,7 +50,7 @@ class Wanted:
             min(self.start, other.start),
             max(self.end, other.end),
             either(self.filters, other.filters),
-        )
+        ).in_ranges(MOST_RANGES)
 
     def in_ranges(self, limit: int) -> Wanted:
         """The same, or more when that takes more than `limit` ranges (MAX_FILTER_RANGES)."""

@@ -56,6 +56,34 @@ def test_another_publisher_may_have_the_track_all_the_same() -> None:
     assert (first.asked, second.asked) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "times", [(None, 60_000), (60_000, None), (1_000, 60_000), (60_000, 1_000)]
+)
+def test_of_several_publishers_the_one_that_says_it_for_the_shortest_time_counts(times) -> None:
+    star, publishers = Star(), [Asked(each) for each in times]
+    for publisher in publishers:
+        star.publisher(handler=publisher)
+    ask(star)
+    star.pass_time(2)
+    ask(star)
+    assert [publisher.asked for publisher in publishers] == [2, 2]
+
+
+def test_who_was_not_asked_has_said_nothing() -> None:
+    star, asked, other = Star(), Asked(60_000), Asked(60_000)
+    slow = star.publisher(handler=asked)
+    upstream = star.connect(other)
+    star.run()
+    star.relay.add_upstream(upstream.server)
+    star.delay(slow)
+    _, waiting = star.subscriber(LIVE, ABSENT)
+    slow.published.cancel()
+    star.arrive(slow)
+    assert waiting.failed is not None and other.asked == 0
+    ask(star)
+    assert other.asked == 1
+
+
 def test_who_waits_for_a_track_is_told_of_it_by_its_publisher() -> None:
     star, publisher = Star(), Asked(60_000)
     star.publisher(handler=publisher)

@@ -21,7 +21,7 @@ def test_what_is_cached_is_left_out_of_collections_as_the_cache_grows(calls) -> 
     garbage = Garbage()
     for objects in range(0, 10 * GROWTH + 1, GROWTH // 4):
         garbage.tick(objects, 0)
-    assert calls == ["freeze"] * 10
+    assert calls == ["collect", "freeze"] * 10
 
 
 def test_a_cache_that_was_emptied_and_grows_again_is_left_out_again(calls) -> None:
@@ -29,9 +29,9 @@ def test_a_cache_that_was_emptied_and_grows_again_is_left_out_again(calls) -> No
     garbage.tick(GROWTH, 0)
     garbage.tick(0, 0)
     garbage.tick(GROWTH - 1, 0)
-    assert calls == ["freeze"]
+    assert calls == ["collect", "freeze"]
     garbage.tick(GROWTH, 0)
-    assert calls == ["freeze"] * 2
+    assert calls == ["collect", "freeze"] * 2
 
 
 def test_the_remains_of_sessions_are_looked_for_once_in_many(calls) -> None:
@@ -55,3 +55,24 @@ def test_what_was_left_out_is_freed_when_it_is_evicted() -> None:
         assert Cached.gone == 3
     finally:
         gc.unfreeze()
+
+
+def test_what_is_garbage_already_is_not_kept_by_being_left_out() -> None:
+    class Request:
+        gone = 0
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            Request.gone += 1
+
+    gc.disable()
+    try:
+        Request()
+        Garbage().tick(GROWTH, 0)
+        gc.collect()
+        assert Request.gone == 1
+    finally:
+        gc.unfreeze()
+        gc.enable()

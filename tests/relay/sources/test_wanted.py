@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from moqt.track.filters import either, matches, merge_update, update_to
 from moqt.values.codes import ObjectStatus, ParameterType, RequestErrorCode
 from moqt.values.config import SessionConfig
+from moqt.values.errors import RequestError
 from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import MAX_LOCATION, Location
-from relay.sources.wanted import EVERYTHING, Wanted
+from relay.sources.wanted import EVERYTHING, MOST_RANGES, Wanted
 from tests.relay.chain import Chain
 from tests.relay.star import (
     JOIN,
@@ -111,6 +112,16 @@ def test_what_is_wanted_has_one_location_filter_and_no_more_ranges_than_the_peer
     assert Wanted.by(LocationFilter.absolute_start(5), (), Location(5, 0)) == EVERYTHING
     scattered = Wanted.by(None, (objects((0, 0), (2, 2), (4, 4)),), None)
     assert scattered.in_ranges(3) == scattered and scattered.in_ranges(2) == EVERYTHING
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_what_many_want_is_kept_within_a_bound_that_does_not_grow_with_them(kinds):
+    together, most = Wanted.by(NEXT, (objects((0, 0)), subgroups((0, 0))), None), 0
+    for number in range(0, 400, 2):
+        filters = (objects((number, number)), subgroups((number, number)))[:kinds]
+        together |= Wanted.by(NEXT, filters, None)
+        most = max(most, sum(len(each.ranges) for each in together.filters))
+    assert together == EVERYTHING and 0 < most <= MOST_RANGES
 
 
 # -- at the publisher ----------------------------------------------------------------------
@@ -301,6 +312,53 @@ def test_filters_of_ours_that_a_publisher_refuses_cost_the_subscriber_nothing():
     assert narrow.payloads == chosen(1, 0, 1)
 
 
+def test_a_publisher_that_has_refused_filters_of_ours_is_not_asked_to_take_them_later():
+    star, store = Star(linger=1), track()
+    publisher = star.publisher(store)
+
+    def refuse(parameters):
+        if parameters.range_filters:
+            raise RequestError(RequestErrorCode.INVALID_FILTER, "no filters")
+
+    publisher.client.rules.check_filters = refuse
+    _, narrow = star.subscriber(wants(objects((0, 1))))
+    star.pass_time(5)
+    for o in range(4):
+        publish(store, 0, o)
+    star.run()
+    assert narrow.done is None and narrow.payloads == chosen(1, 0, 1)
+
+
+def test_who_comes_at_the_end_of_a_track_takes_nothing_from_who_has_filters():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    _, narrow = star.subscriber(wants(objects((0, 1))))
+    streams = [4 * number + 2 for number in range(1, 8)]  # of data
+    late_data, take = [], publisher.server.stream_data
+
+    def slow(stream_id, data, fin):
+        if stream_id in streams:
+            late_data.append((stream_id, data, fin))
+        else:
+            take(stream_id, data, fin)
+
+    publisher.server.stream_data = slow
+    for o in range(4):
+        publish(store, 0, o, 1000)
+    end_track(store, 1)
+    star.run()
+    assert not narrow.payloads
+    _, late = star.subscriber(JOIN)
+    publisher.server.stream_data = take
+    for each in late_data:
+        take(*each)
+    star.run()
+    assert set(narrow.payloads) == {Location(0, 0), Location(0, 1)}
+    assert set(late.payloads) == {Location(0, o) for o in range(4)}
+    assert narrow.done == late.done == 0x2
+    assert {error for _, error in narrow.streams} == {None}
+
+
 def test_who_is_paused_wants_nothing_and_is_waited_for_when_it_resumes():
     star, store = Star(linger=1), track()
     publisher = star.publisher(store)
@@ -320,6 +378,33 @@ def test_who_is_paused_wants_nothing_and_is_waited_for_when_it_resumes():
         publish(store, 0, o)
     star.run()
     assert full.payloads == chosen(1, 2, 3)
+
+
+def test_what_a_filter_left_out_at_one_publisher_comes_from_another_that_is_behind():
+    star, first, second = Star(), track(), track()
+    star.publisher(first)
+    ahead = star.publisher(second)
+    star.subscriber(wants(objects((0, 0), (5, 5))))
+    for store in (first, second):
+        publish(store, 0, 0, objects=8)
+    star.run()
+    star.delay(ahead)
+    for o in range(1, 6):
+        publish(second, 0, o, objects=8)
+    star.run()
+    _, late = star.subscriber(LIVE)
+    assert late.accepted.largest == Location(0, 0)
+    star.arrive(ahead)
+    for o in range(1, 8):
+        publish(first, 0, o, objects=8)
+        star.run()
+    for o in range(6, 8):
+        publish(second, 0, o, objects=8)
+    end_track(first, 1)
+    end_track(second, 1)
+    star.run()
+    star.pass_time(10)
+    assert late.payloads == chosen(1, *range(1, 8))
 
 
 # -- whoever comes and goes ----------------------------------------------------------------
