@@ -250,10 +250,10 @@ class TrackState:
         self, start: Location, end: Location, needed: int, filters: tuple[RangeFilter, ...]
     ) -> Parameters:
         """Of a FETCH from `start` to `end`; of each Group so many Objects are `needed`."""
-        whole_groups = start.object == 0 and end.object == needed - 1
+        several = start.object == 0 or end.group > start.group
         return Parameters(
-            location_filter=LocationFilter.groups(start.group, end.group)
-            if whole_groups
+            location_filter=LocationFilter.through(start, end.group)
+            if several and end.object == needed - 1
             else LocationFilter.range(start, end),
             group_order=GroupOrder.ASCENDING,
             range_filters=filters,
@@ -492,7 +492,8 @@ class EarlyFetch(ObjectReceiver):
         else:
             state.early = self
         group = self.start.group
-        state.first = Location(group, covered) if covered < blocks else Location(group + 1, 0)
+        # with the end of the Group, which tells relays that they have all of it
+        state.first = Location(group, min(covered, blocks))
         held, self._held = self._held, []
         for header, parts in held:
             retrieval.object_received(state, header, parts)

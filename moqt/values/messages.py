@@ -80,7 +80,13 @@ class LocationFilter:
     @classmethod
     def groups(cls, first: int, last: int) -> LocationFilter:
         """All of groups `first` to `last`, inclusive (Absolute Start, Group End)."""
-        return cls(LocationFilterType.ABSOLUTE_START_GROUP_END, first, 0, last - first)
+        return cls.through(Location(first, 0), last)
+
+    @classmethod
+    def through(cls, start: Location, last: int) -> LocationFilter:
+        """From `start` through all of group `last` (Absolute Start, Group End)."""
+        kind = LocationFilterType.ABSOLUTE_START_GROUP_END
+        return cls(kind, start.group, start.object, last - start.group)
 
     @classmethod
     def range(cls, start: Location, end: Location) -> LocationFilter:
