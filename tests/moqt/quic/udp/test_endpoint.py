@@ -137,6 +137,26 @@ async def test_no_common_alpn_is_refused_with_a_reason(server: Server) -> None:
         await dial(server, quic_config(alpn=("other",)))
 
 
+async def test_a_close_right_after_the_handshake_is_told_to_the_handler_alone(
+    server: Server,
+) -> None:
+    class Leaving(Recorder):
+        def connection_established(self, alpn: str) -> None:
+            super().connection_established(alpn)
+            self.transport.close(0, "")
+
+    made: list[Leaving] = []
+
+    def make(transport: AioquicTransport) -> Leaving:
+        made.append(Leaving(transport))
+        return made[0]
+
+    client = await connect("127.0.0.1", server.endpoint.port, quic_config(), make)
+    await until(lambda: bool(made[0].closed))
+    assert made[0].closed == [(0, "", True)]
+    await client.close()
+
+
 async def test_nobody_listening_is_noticed_at_once(server: Server) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
