@@ -365,6 +365,8 @@ class Relay(SessionHandler):
         track.idle_since = None
         request.when_ended(lambda: self._released(track, request))
         self.track_busy(track)
+        if isinstance(request, IncomingSubscribe):
+            track.demand.listened()
 
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
         track.requests.pop(request, None)

@@ -142,6 +142,16 @@ class Demand:
         """
         self._direct(self._downstream.wants)
 
+    def listened(self) -> None:
+        """Somebody listens: what was asked for while nobody did has nobody who wants the rest."""
+        unasked = [each for each in self._track.subscriptions if each.unasked and each.flows]
+        wanted = self.wanted if unasked else None
+        if wanted is None:
+            return
+        for subscription in unasked:
+            subscription.unasked = False
+            subscription.ask(wanted)
+
     def tick(self) -> None:
         """Time has passed: `adjust`, and ask for less where more has not been wanted for long."""
         self.adjust()

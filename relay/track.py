@@ -170,8 +170,10 @@ class UpstreamTrack:
         patience = 0
         if subscription.session in self.home.upstreams:
             patience = min(self.downstream.rendezvous_ms, round(self.config.max_rendezvous * 1000))
+        wanted = self.demand.wanted
+        subscription.unasked = wanted is None
         error = subscription.open(
-            self.demand.wanted or EVERYTHING,
+            wanted or EVERYTHING,
             forward=self.demand.forward,
             new_group=self.demand.new_group(),
             rendezvous_ms=patience,

@@ -81,6 +81,8 @@ class UpstreamSubscription(UpstreamReceiver):
         """The filters in force, or asked for."""
         self.unfiltered = False
         """The publisher has refused filters of ours: it is asked for everything."""
+        self.unasked = False
+        """Everything was asked for while nobody listened yet: fetches alone had it made."""
         self.surplus_since: float | None = None
         """Since when more is asked for than is wanted."""
         self._widening = 0

@@ -140,6 +140,42 @@ def test_upstream_is_asked_for_what_its_subscribers_filters_let_through_and_no_m
     assert [error for _, error in collector.streams] == [None]
 
 
+def test_what_a_fetch_alone_had_asked_for_is_narrowed_as_soon_as_somebody_listens():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    publish(store, 0, 0)
+    pair = star.connect()
+    assert star.fetch(pair, (0, 0), (0, 1)).payloads == chosen(1, 0)
+    assert asked(publisher) == ()
+    collector = star.subscribe(pair, wants(objects((0, 1))))
+    assert asked(publisher) == (objects((0, 1)),)
+    for o in range(1, 4):
+        publish(store, 0, o)
+    star.run()
+    assert collector.payloads == chosen(1, 1)
+    assert star.relay.counters.objects_in == 2
+
+
+def test_who_listens_together_with_a_fetch_has_no_more_asked_for_than_all_listeners_want():
+    star, store = Star(), track()
+    publisher = star.publisher(store)
+    publish(store, 0, 0)
+    pair = star.connect()
+    requests = [Collector() for _ in range(3)]
+    pair.client.fetch(
+        NAME, requests[0], wants(location=LocationFilter.range(Location(0, 0), Location(0, 1)))
+    )
+    for collector, first in zip(requests[1:], (0, 2), strict=True):
+        pair.client.subscribe(NAME, collector, wants(objects((first, first))))
+    star.run()
+    assert asked(publisher) == (objects((0, 0), (2, 2)),)
+    for o in range(1, 4):
+        publish(store, 0, o)
+    star.run()
+    assert requests[2].payloads == chosen(1, 2)
+    assert star.relay.counters.objects_in == 2
+
+
 def test_a_second_filter_widens_what_is_asked_for_and_leaving_narrows_it_after_a_while():
     star, store = Star(linger=5), track()
     publisher = star.publisher(store)
