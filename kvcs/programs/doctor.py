@@ -19,11 +19,8 @@ from kvcs.names.namespace import PublicationNamespace, scope_prefix
 from kvcs.names.refusals import not_authorized
 from kvcs.programs.common import (
     Cafile,
-    Compat,
     Congestion,
-    ScopeKeyFile,
     TokenFile,
-    Tokens,
     Url,
     check_url,
     exit_code,
@@ -119,9 +116,16 @@ class _Prompt:
 )
 def command(
     url: Url,
-    scope_key_file: ScopeKeyFile | None = None,
-    compat: Compat | None = None,
-    tokens: Tokens | None = None,
+    scope_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scope file made by kvcs-keygen.")
+    ] = None,
+    compat: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compatibility Descriptor, JSON.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input."),
+    ] = None,
     cafile: Cafile = None,
     token_file: TokenFile = None,
     timeout: Annotated[
