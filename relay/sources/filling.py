@@ -221,14 +221,14 @@ class Filling:
         if header.subgroup is None:
             self.store.forget_group(header.group)
 
-    def feed_opened(self, key: tuple[int, int]) -> None:
-        """A live stream brings Objects of this Subgroup.
+    def feed_opened(self, key: tuple[int, int], priority: int | None) -> None:
+        """A live stream brings Objects of this Subgroup, of that priority.
 
         Its log is kept until `feed_closed`: what it knows of the final Object holds for this
         stream, too, even if the Object has to make room for those of this stream.
         """
         self._feeds[key] = self._feeds.get(key, 0) + 1
-        log = self.store.subgroup(*key)
+        log = self.store.subgroup(*key, priority)
         log.readers += 1
         log.broken = False
         log.done = log.finished

@@ -89,7 +89,7 @@ class UpstreamReceiver(Receiver):
             self.whole = False  # others like it may have been lost
         elif state.subgroup is None:
             state.subgroup = (header.group, header.subgroup)
-            self.filling.feed_opened(state.subgroup)
+            self.filling.feed_opened(state.subgroup, header.priority)
             if header.group <= self.sifted_to:
                 self._sift(state)
 

@@ -195,6 +195,21 @@ def test_a_request_that_waits_for_a_malformed_track_is_refused_as_such():
     assert collector.failed.code == RequestErrorCode.MALFORMED_TRACK
 
 
+def test_the_end_of_a_group_that_comes_before_its_objects_has_the_priority_of_their_subgroup():
+    star = Star()
+    store = track()
+    star.publisher(store)
+    store.append(0, 0, b"x", priority=3)
+    _, live = star.subscriber(LIVE)
+    store.mark_end(Location(0, 1), ObjectStatus.END_OF_GROUP, priority=3)
+    star.run()
+    assert [each.location for each in live.objects] == [Location(0, 1)]  # the Object is older
+    collector = star.fetch(star.connect())
+    assert star.relay.counters.malformed_tracks == 0
+    assert collector.payloads == {Location(0, 0): b"x"}
+    assert [each.priority for each in (*live.objects, *collector.normal)] == [3, 3]
+
+
 def test_identical_duplicates_are_no_contradiction():
     star = Star()
     stores = two_publishers(star)
