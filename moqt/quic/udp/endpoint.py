@@ -437,7 +437,7 @@ class Endpoint:
     async def _established(self, transport: AioquicTransport, within: float) -> None:
         """Wait for the handshake; raises QuicConnectError with the reason it failed.
 
-        A close after it is the handler's to tell: it may come before this has woken up.
+        A close of the handler's own after it, before this has woken up, is the handler's to tell.
         """
         if not transport.established and transport.closed is None:
             waiter = self._waiters[transport] = self._loop.create_future()
@@ -447,7 +447,7 @@ class Endpoint:
                 raise QuicConnectError(f"no answer within {within:g} s: {NO_ANSWER}") from None
             finally:
                 self._waiters.pop(transport, None)
-        if transport.closed is not None and not transport.established:
+        if transport.closed is not None and (not transport.established or transport.closed_by_peer):
             code, reason, application = transport.closed
             raise QuicConnectError(escaped(reason), code, application)
 
