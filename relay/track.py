@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
+from weakref import WeakSet
 
 from moqt.requests import IncomingFetch, OutgoingPublish
 from moqt.session import Session
@@ -98,7 +99,7 @@ class UpstreamTrack:
         """Complete and without a publisher: the relay is the publisher now."""
         self.over = False
         self._refusal: RequestError | None = None
-        self.denied: set[Session] = set()
+        self.denied: WeakSet[Session] = WeakSet()
         """Who has said, since they were asked, that it does not exist."""
         self._lost: tuple[int, str] | None = None
         """How the last subscription ended, while another, or what was missed, may come."""

@@ -94,7 +94,7 @@ ROWS = (
         "`requests_incoming`, `requests_outgoing`, `streams_read`", REFUSED,
         "OpenRequests.incoming OpenRequests.outgoing Session._streams RequestOctets._of "
         "IncomingPublishNamespace._when_ended Deadlines._heap UpstreamTrack.subscriptions "
-        "Downstream.requests",
+        "UpstreamTrack.denied Downstream.requests",
     ),
     _row(
         "names, filters, tokens, properties of requests", "session", "`max_request_octets`",

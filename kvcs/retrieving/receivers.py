@@ -431,14 +431,15 @@ class Early:
             if not request.made:
                 request.ask(self._session)
 
-    def begin(self, state: TrackState, blocks: int, retrieval: DataNeeds) -> None:
-        """The manifest is there, and `blocks` of the track are needed from `state.first` on: hand
-        over what came, and what comes. What is to be asked for now begins at `state.first`."""
+    def begin(self, state: TrackState, blocks: int, retrieval: DataNeeds, *, whole: bool) -> None:
+        """The manifest is there, and `blocks` of the track are needed from `state.first` on, all
+        that a Group has (`whole`) or not: hand over what came, and what comes. What is to be asked
+        for now begins at `state.first`."""
         request = self._requests.pop(state.track, None)
         if request is None:
             return
         if state.first == request.start and request.made:
-            request.begin(state, blocks, retrieval)
+            request.begin(state, blocks, retrieval, whole=whole)
         else:
             request.cancel()
 
@@ -481,7 +482,7 @@ class EarlyFetch(ObjectReceiver):
             ),
         )
 
-    def begin(self, state: TrackState, blocks: int, retrieval: DataNeeds) -> None:
+    def begin(self, state: TrackState, blocks: int, retrieval: DataNeeds, *, whole: bool) -> None:
         """See `Early.begin`."""
         self._state, self._retrieval = state, retrieval
         covered = self._blocks
@@ -492,8 +493,10 @@ class EarlyFetch(ObjectReceiver):
         else:
             state.early = self
         group = self.start.group
-        # with the end of the Group, which tells relays that they have all of it
-        state.first = Location(group, min(covered, blocks))
+        state.first = Location(group, covered) if covered < blocks else Location(group + 1, 0)
+        if whole and covered >= blocks:
+            # with the end of the Group, which tells relays that they have all of it
+            state.first = Location(group, blocks)
         held, self._held = self._held, []
         for header, parts in held:
             retrieval.object_received(state, header, parts)

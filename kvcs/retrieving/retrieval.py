@@ -329,7 +329,8 @@ class Retrieval:
             octets += OVERHEAD_OCTETS
         state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
         if self._early is not None:
-            self._early.begin(state, assembly.needed(track), self)
+            needs = assembly.needed(track)
+            self._early.begin(state, needs, self, whole=needs == assembly.entry(track).blocks)
         complete = assembly.entry(track).complete
         if again or self.stats.objects_resumed:
             # what exists and is missing, and no more of it, as after a loss

@@ -271,7 +271,7 @@ async def test_what_waits_for_a_stream_is_asked_for_once_and_not_beside_the_data
         early.ask()
     v = DataTrack(Component.V, "raw", 0)
     state = receivers.TrackState(v, FullTrackName(publication.namespace.fields, v.name), 0, 100)
-    early.begin(state, BLOCKS, retrieval=None)
+    early.begin(state, BLOCKS, retrieval=None, whole=True)
     assert state.early is None and state.first == (0, 0)  # as if there were none
     session.streams = 9
     early.ask()
