@@ -1,7 +1,8 @@
 """The tests of the packages on other Pythons, or with the lowest versions that are allowed.
 
 `python -m tools.pythons` runs them on each Python of the classifiers that is here, and says which
-are not; `--first` stops after the first of those named; `--e2e` adds the tests with processes.
+are not; `--first` stops after the first of those named; `--e2e` adds the tests with processes;
+`--brief` leaves out what simulates hours of networks or reads our own sources, the same on any.
 `--lowest` takes the lowest version of each direct dependency, on this Python, instead of the lock.
 Environments are made in `.pythons` and kept while what they are made from stays the same.
 """
@@ -23,6 +24,8 @@ from tools.lock import LOCK, ROOT, project, wanted
 
 FOLDER = ROOT / ".pythons"
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+ALIKE = ("tests/tools", "tests/moqt/quic/congestion", "tests/moqt/quic/test_random_paths.py")
+"""Tests that `--brief` leaves out."""
 
 
 def versions() -> list[str]:
@@ -84,7 +87,9 @@ def environment(name: str, python: Path, constraints: list[str] | None) -> Path:
     return made
 
 
-def run(name: str, python: Path, constraints: list[str] | None, *, e2e: bool) -> bool:
+def run(
+    name: str, python: Path, constraints: list[str] | None, *, e2e: bool, brief: bool = False
+) -> bool:
     """Make the environment and run the tests in it; prints a line that sums up."""
     began = time.monotonic()
     try:
@@ -95,7 +100,8 @@ def run(name: str, python: Path, constraints: list[str] | None, *, e2e: bool) ->
     # the programs that tests start are those of the same environment
     ours = {**os.environ, "PATH": f"{made.parent}{os.pathsep}{os.environ['PATH']}"}
     command = [str(made), "-m", "pytest", "-p", "no:cacheprovider", "-n"]
-    rounds = [["auto", "--ignore", "tests/e2e", "tests"], *([["2", "tests/e2e"]] if e2e else [])]
+    without = [f"--ignore={each}" for each in ("tests/e2e", *(ALIKE if brief else ()))]
+    rounds = [["auto", *without, "tests"], *([["2", "tests/e2e"]] if e2e else [])]
     codes = [subprocess.run([*command, *each], cwd=ROOT, env=ours).returncode for each in rounds]
     said = "failed" if any(codes) else "passed"
     print(f"{name}: {said} in {time.monotonic() - began:.0f} s ({python})", flush=True)
@@ -107,6 +113,7 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", help="such as 3.13; all of the classifiers if none")
     parser.add_argument("--first", action="store_true", help="only the first that is here")
     parser.add_argument("--e2e", action="store_true", help="the tests with processes too")
+    parser.add_argument("--brief", action="store_true", help="without what is the same on any")
     parser.add_argument("--lowest", action="store_true", help="the lowest direct versions")
     options = parser.parse_args()
     if options.lowest:
@@ -117,7 +124,7 @@ def main() -> int:
         if python is None:
             absent.append(version)
             continue
-        results.append(run(version, python, None, e2e=options.e2e))
+        results.append(run(version, python, None, e2e=options.e2e, brief=options.brief))
         if options.first:
             break
     if absent:

@@ -52,3 +52,7 @@ def test_the_python_that_runs_is_found_by_its_version() -> None:
     here = "{}.{}".format(*sys.version_info)
     assert pythons.find(here) is not None
     assert pythons.find("3.99") is None
+
+
+def test_what_a_brief_run_leaves_out_is_there() -> None:
+    assert all((pythons.ROOT / each).exists() for each in pythons.ALIKE)
