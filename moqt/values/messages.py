@@ -99,6 +99,14 @@ class LocationFilter:
             end.object,
         )
 
+    @classmethod
+    def between(cls, start: Location, end: Location) -> LocationFilter:
+        """What `resolve` gives as `start` and `end`, inclusive; a group is open to its last
+        possible Object ID."""
+        if end.object == MAX_VI64:
+            return cls.through(start, end.group)
+        return cls.range(start, end)
+
     def resolve(self, largest: Location | None) -> tuple[Location, Location]:
         """The inclusive (start, end) this selects when `largest` is the Largest Object.
 

@@ -11,7 +11,7 @@ from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
 from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.stored import Buffer, StoredObject
-from moqt.values.codes import MAX_VI64, EndOfRange, LocationFilterType, RequestErrorCode
+from moqt.values.codes import MAX_VI64, EndOfRange, RequestErrorCode
 from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.messages import LocationFilter, Parameters
@@ -113,8 +113,9 @@ class UpstreamFetch(UpstreamReceiver):
             self.attempt = Attempt()
             self.progress = self.track.clock.now
             try:
+                wanted = LocationFilter.between(self.next, self.end)
                 self.request = session.fetch(
-                    self.track.name, self, Parameters(location_filter=_range(self.next, self.end))
+                    self.track.name, self, Parameters(location_filter=wanted)
                 )
             except MoqtError:
                 continue
@@ -368,14 +369,3 @@ def _joins(count: int, last: Location, start: Location) -> bool:
     """Whether what begins at `start` is to be one with the range before, of `count`, that ends
     with `last`."""
     return count >= MAX_RANGES or location_after(last) == start
-
-
-def _range(start: Location, end: Location) -> LocationFilter:
-    if end.object == MAX_VI64:
-        return LocationFilter(
-            LocationFilterType.ABSOLUTE_START_GROUP_END,
-            start.group,
-            start.object,
-            end.group - start.group,
-        )
-    return LocationFilter.range(start, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moqt.track.filters import RangeFilters, either, update_to
-from moqt.values.codes import MAX_VI64, LocationFilterType
+from moqt.values.codes import LocationFilterType
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import MAX_LOCATION, Location, location_after
 
@@ -63,14 +63,7 @@ class Wanted:
         start, end = self.start, self.end
         if end == MAX_LOCATION:
             return LocationFilter.absolute_start(*start) if start > START else None
-        if end.object == MAX_VI64:
-            return LocationFilter(
-                LocationFilterType.ABSOLUTE_START_GROUP_END,
-                start.group,
-                start.object,
-                end.group - start.group,
-            )
-        return LocationFilter.range(start, end)
+        return LocationFilter.between(start, end)
 
     def after(self, asked: Wanted) -> Parameters:
         """The REQUEST_UPDATE that asks for this instead of what was `asked`."""
