@@ -61,6 +61,7 @@ class Wire:
     def resume_receiving(self, stream_id: int) -> None: ...
 
     packet_sizes = 0, 0
+    peer_certificate = None
 
     def wake(self) -> None: ...
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 from cryptography import x509
 
 from moqt.publisher import Publisher
-from moqt.quic.transport import Certified
 from moqt.receiving.receiver import Receiver
 from moqt.requests import (
     OutgoingFetch,
@@ -107,8 +106,7 @@ class MoqtSession:
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         """The certificate that the peer has shown, None without one."""
-        transport = self.session.transport
-        return transport.peer_certificate if isinstance(transport, Certified) else None
+        return self.session.transport.peer_certificate
 
     async def wait_established(self) -> None:
         """Both SETUPs have crossed. Raises SessionClosed when the session ended instead."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cryptography import x509
+
 from moqt.log.event_log import EventLog, wire
 from moqt.quic.transport import Transport
 from moqt.values.errors import SessionError
@@ -119,6 +121,10 @@ class LoggedTransport:
     @property
     def packet_sizes(self) -> tuple[int, int]:
         return self._transport.packet_sizes
+
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        return self._transport.peer_certificate
 
     def wake(self) -> None:
         self._transport.wake()

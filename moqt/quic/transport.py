@@ -8,7 +8,7 @@ Nothing outside `moqt.quic` knows which QUIC library is underneath.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from cryptography import x509
 
@@ -109,18 +109,13 @@ class Transport(Protocol):
         the path, and the most that one had that came."""
         ...
 
+    @property
+    def peer_certificate(self) -> x509.Certificate | None:
+        """The certificate that the peer has shown, None without one."""
+        ...
+
     def wake(self) -> None:
         """Something was queued outside a handler call: transmit soon."""
 
     def close(self, code: int, reason: str) -> None:
         """CONNECTION_CLOSE of application type with `code`."""
-
-
-@runtime_checkable
-class Certified(Protocol):
-    """A transport that knows whom it talks to."""
-
-    @property
-    def peer_certificate(self) -> x509.Certificate | None:
-        """The certificate that the peer has shown, None without one."""
-        ...

@@ -124,6 +124,7 @@ class MemoryTransport:
         return credited
 
     packet_sizes = 0, 0
+    peer_certificate = None
 
     def wake(self) -> None: ...
 

@@ -8,6 +8,7 @@ import json
 import socket
 
 import pytest
+from cryptography import x509
 
 import moqt
 from moqt.quic.certificates import make_self_signed
@@ -264,6 +265,21 @@ async def test_an_unread_subscription_over_webtransport_stops_the_publisher(cert
             await asyncio.sleep(0.3)
         assert 1 << 20 < held < 4 << 20
         assert len({o.location async for o in subscription if o.payload}) == 256
+
+
+@pytest.mark.parametrize("over", [str, over_webtransport])
+@pytest.mark.parametrize("logged", [False, True])
+async def test_a_session_has_the_certificate_that_its_peer_has_shown(
+    certificate, tmp_path, over, logged
+):
+    quic = moqt.QuicConfig(cafile=certificate[0], qlog_dir=tmp_path if logged else None)
+    async with (
+        serving(certificate, moqt.Publisher()) as (url, server),
+        moqt.connect(over(url), quic=quic) as session,
+    ):
+        shown = session.peer_certificate
+        assert shown == x509.load_pem_x509_certificate(certificate[0].read_bytes())
+        assert [each.peer_certificate for each in server.sessions] == [None]
 
 
 @pytest.mark.parametrize("over", [str, over_webtransport])

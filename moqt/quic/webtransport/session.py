@@ -18,7 +18,7 @@ from cryptography import x509
 
 from moqt.quic.counters import TransportCounters
 from moqt.quic.qlog import QlogWriter
-from moqt.quic.transport import Certified, Transport, TransportHandler
+from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.webtransport.codes import code_name, from_http_code, to_http_code
 from moqt.quic.webtransport.h3 import (
     MAX_FRAME,
@@ -206,8 +206,7 @@ class WebTransport:
 
     @property
     def peer_certificate(self) -> x509.Certificate | None:
-        below = self._transport
-        return below.peer_certificate if isinstance(below, Certified) else None
+        return self._transport.peer_certificate
 
     def wake(self) -> None:
         self._transport.wake()
