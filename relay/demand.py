@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
-from moqt.requests import IncomingSubscribe, PublisherSide
+from moqt.requests import PublisherSide
 from moqt.session import Session
 from moqt.track.filters import RangeFilters
 from moqt.track.store import TrackStore
@@ -64,15 +64,13 @@ class Demand:
     def catch_up(self, request: TrackRequest | None = None) -> None:
         """Have upstream bring what `request` wants, too, or at least say what the Largest Object
         is; without a request, what those want who wait."""
-        if self.patience is None:
-            self.patience = self._track.clock.now + self._track.config.upstream_timeout
-        if request is not None and not live(request):
-            more = []
-        elif isinstance(request, IncomingSubscribe):
+        if request is None:
+            more = self._waited_for()
+            more += [self._wanted(*after(*each)) for each in self._downstream.deferred.items()]
+        elif live(request):
             more = [self._wanted(request.filter, request.range_filters)]
         else:
-            more = [self._wanted(r.filter, r.range_filters) for r in self._waiting()]
-            more += [self._wanted(*after(*each)) for each in self._downstream.deferred.items()]
+            more = []
         self._more(more)
 
     def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
@@ -88,22 +86,22 @@ class Demand:
         if forward != 1 or not self.stale:
             return True
         self._downstream.deferred[request] = update
-        if self.patience is None:
-            self.patience = self._track.clock.now + self._track.config.upstream_timeout
         self._more([self._wanted(*after(request, update))])
         return request not in self._downstream.deferred
 
     def widen(self, subscription: UpstreamSubscription) -> None:
         """It is established: have it bring what those want, too, who came since it was asked."""
-        more = [self._wanted(r.filter, r.range_filters) for r in self._waiting()]
-        subscription.ask(reduce(or_, more, subscription.asked))
+        subscription.ask(reduce(or_, self._waited_for(), subscription.asked))
 
-    def _waiting(self) -> list[IncomingSubscribe]:
+    def _waited_for(self) -> list[Wanted]:
+        """What those want who wait to listen."""
         waiting = self._downstream.waiting
-        return [r for r in waiting if isinstance(r, IncomingSubscribe) and live(r)]
+        return [self._wanted(r.filter, r.range_filters) for r in waiting if live(r)]
 
     def _more(self, more: list[Wanted]) -> None:
-        """Ask for that, too; or else for what the Largest Object is."""
+        """Ask for that, too, or else for what the Largest Object is, and wait for the answer."""
+        if self.patience is None:
+            self.patience = self._track.clock.now + self._track.config.upstream_timeout
         wants = self._downstream.wants
         listens = self._downstream.listens  # to what is still to come after PUBLISH_DONE, too
         if wants:

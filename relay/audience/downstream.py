@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from moqt.requests import (
     IncomingFetch,
@@ -67,7 +68,7 @@ class Downstream:
             ):
                 yield request.filter, request.range_filters
         for waiting in self.waiting:
-            if isinstance(waiting, IncomingSubscribe) and live(waiting):
+            if live(waiting):
                 yield waiting.filter, waiting.range_filters
         for deferred, update in self.deferred.items():
             yield after(deferred, update)
@@ -138,6 +139,6 @@ def after(
     return chosen, merge_update(request.range_filters, asked.range_filters)
 
 
-def live(request: TrackRequest) -> bool:
+def live(request: TrackRequest) -> TypeGuard[IncomingSubscribe]:
     """Whether it asks for Objects as they are published."""
     return isinstance(request, IncomingSubscribe) and request.parameters.forward != 0
