@@ -41,11 +41,10 @@ class Downstream:
     @property
     def listens(self) -> bool:
         """Whether some subscription is not paused."""
-        for request in (*self.requests, *self.offers):
-            if isinstance(request, PublisherSide) and request.state is not RequestState.CLOSED:
-                delivery = request.delivery
-                if request.parameters.forward != 0 if delivery is None else not delivery.paused:
-                    return True
+        for request in self._open():
+            delivery = request.delivery
+            if request.parameters.forward != 0 if delivery is None else not delivery.paused:
+                return True
         return False
 
     @property
@@ -60,12 +59,8 @@ class Downstream:
 
     def listening(self) -> Iterator[tuple[LocationFilter | None, RangeFilters]]:
         """The filters of those who are to get Objects as they are published."""
-        for request in (*self.requests, *self.offers):
-            if (
-                isinstance(request, PublisherSide)
-                and request.state is not RequestState.CLOSED
-                and (request.delivery is None or not request.delivery.paused)
-            ):
+        for request in self._open():
+            if request.delivery is None or not request.delivery.paused:
                 yield request.filter, request.range_filters
         for waiting in self.waiting:
             if live(waiting):
@@ -93,11 +88,13 @@ class Downstream:
 
     def subscriptions(self) -> list[PublisherSide]:
         """The established ones."""
-        return [
-            request
-            for request in (*self.requests, *self.offers)
-            if isinstance(request, PublisherSide) and request.state is RequestState.ESTABLISHED
-        ]
+        return [each for each in self._open() if each.state is RequestState.ESTABLISHED]
+
+    def _open(self) -> Iterator[PublisherSide]:
+        """The subscriptions that are not over, those of ours that are not answered yet, too."""
+        for request in (*self.requests, *self.offers):
+            if isinstance(request, PublisherSide) and request.state is not RequestState.CLOSED:
+                yield request
 
     def let_go(self) -> None:
         """Apply the updates that waited for upstream."""
