@@ -199,10 +199,7 @@ class Selection:
         (MOQT "Closing Subgroup Streams": then it must not end with FIN)
         """
         at = bisect_right(log.ids, high) - 1
-        missing = log.ids[at] if at >= 0 else log.forgotten
-        return missing > low and self.is_owed(Location(log.group, missing))
-
-    def owes_old(self, group: int, low: int) -> bool:
-        """Whether Objects of the group beyond `low` may lack that are old and the filter's."""
-        there = self.last_there(group)
-        return there > low and self.is_owed(Location(group, there))
+        missing = [log.ids[at] if at >= 0 else log.forgotten]
+        if log.sifted:
+            missing.append(self.last_there(log.group))  # it may be an old one of the Subgroup
+        return any(last > low and self.is_owed(Location(log.group, last)) for last in missing)

@@ -132,9 +132,7 @@ class SubscriptionDelivery:
                 self._end(PublishDoneCode.TOO_FAR_BEHIND, "too many groups are waiting to be sent")
                 return
             delivery = self._subgroups[key] = SubgroupDelivery(self, selection, log, position)
-            if selection.owes(log, low, position) or (
-                log.sifted and selection.owes_old(log.group, low)
-            ):
+            if selection.owes(log, low, position):
                 delivery.incomplete = StreamErrorCode.CANCELLED
             if self.timed or log.timeouts is not None:
                 self._set_timeouts(delivery)
