@@ -331,9 +331,7 @@ class Bbr:
         """Whether the path carries what was remembered of it; at once, as too much is under way."""
         jump = self._jump
         jump.take(sample)
-        if jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING) and self.too_many(
-            jump.lost, jump.arrived + jump.lost
-        ):
+        if jump.on_trial and self.too_many(jump.lost, jump.arrived + jump.lost):
             jump.retreat(sample.now)
             self._pipe_was_full = True
             self._inflight_high = max(self._bdp(1.0), jump.arrived)

@@ -89,6 +89,11 @@ class Jump:
         self._began = self._since = 0.0  # the jump, and the phase
         self._delivered = 0
 
+    @property
+    def on_trial(self) -> bool:
+        """What is under way may be more than the path carries: not all of it has arrived."""
+        return self.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING)
+
     def begin(self, delivered: int, now: float) -> None:
         self.phase = ResumePhase.UNVALIDATED
         self._began = self._since = now

@@ -70,7 +70,7 @@ class Reno:
         """Whether the path carries what was remembered of it: any loss says that it does not."""
         jump = self._jump
         jump.take(sample)
-        if jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING) and jump.lost:
+        if jump.on_trial and jump.lost:
             jump.retreat(sample.now)
             self._recovery_since = sample.now
             self.threshold = max(int(jump.arrived * BETA), MINIMUM_WINDOW * self.size)
@@ -89,7 +89,7 @@ class Reno:
     def _pace(self, rtt: float) -> None:
         if rtt > 0:
             gain = SLOW_START_PACING_GAIN if self.in_slow_start else PACING_GAIN
-            if self._jump.phase in (ResumePhase.UNVALIDATED, ResumePhase.VALIDATING):
+            if self._jump.on_trial:
                 gain = 1.0
             self.pacing_rate = gain * self.window / rtt
             self.quantum = quantum(self.pacing_rate, self.size)
