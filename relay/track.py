@@ -333,15 +333,11 @@ class UpstreamTrack:
         self._end_unseen = subscription.narrowed or (
             subscription.paused and store.end_of_track is None
         )
-        if (
-            code == PublishDoneCode.TRACK_ENDED
-            and subscription.brought_all
-            and store.end_of_track is None
-        ):
-            store.set_end_of_track(
-                location_after(store.largest) if store.largest else Location(0, 0)
-            )
         if code == PublishDoneCode.TRACK_ENDED and subscription.brought_all:
+            if store.end_of_track is None:
+                store.set_end_of_track(
+                    location_after(store.largest) if store.largest else Location(0, 0)
+                )
             self.ranges.vouched(subscription.start)
         if code == PublishDoneCode.MALFORMED_TRACK:
             self.malformed(reason)
