@@ -135,9 +135,9 @@ class QuicContext:
             configuration=self._configure(self.config.server_name or server_name),
             config=self.config,
             memory=self.memory,
+            paths=self.paths,
             origin=origin_of(addr),
         )
-        connection.paths = self.paths
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
         connection.connect(addr, now)
@@ -195,9 +195,9 @@ class QuicContext:
             retry_source_connection_id=retried,
             reset_token=self.resets.token,
             memory=self.memory,
+            paths=self.paths,
             origin="" if addr is None else origin_of(addr),
         )
-        connection.paths = self.paths
         return AioquicTransport(connection, self.config, now=now)
 
 

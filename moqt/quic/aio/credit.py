@@ -61,14 +61,14 @@ class StreamTable(QuicConnection):
         *,
         configuration: QuicConfiguration,
         config: QuicConfig,
+        memory: WindowMemory,
+        origin: str,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
         reset_token: Callable[[bytes], bytes] | None = None,
-        memory: WindowMemory | None = None,
-        origin: str = "",
     ) -> None:
-        """`reset_token`: a server's, of each of its connection ids. `memory`: what the connections
-        of the process share, of which this one is counted to `origin`."""
+        """`memory`: what the connections of the process share, of which this one is counted to
+        `origin`. `reset_token`: a server's, of each of its connection ids."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
@@ -136,11 +136,9 @@ class StreamTable(QuicConnection):
         self.path_changes = 0
         self.now = 0.0
         """The time, which whoever drives the connection keeps."""
-        self.window = SessionWindow(
-            memory or WindowMemory(), origin, config.session_window, config.window_memory
-        )
-        self._local_max_data.value = self._local_max_data.sent = self.window.octets
-        self._max_held = config.max_reassembly or self.window.octets * 3 // 2
+        self.window = SessionWindow(memory, origin, config.session_window, config.window_memory)
+        self._grant_session()
+        self._local_max_data.sent = self._local_max_data.value
         trace = self._quic_logger
         self.trace = trace if isinstance(trace, StreamingTrace) else None
 

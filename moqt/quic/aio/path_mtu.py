@@ -38,8 +38,10 @@ def _not_known(addr: Address) -> int | None:
 class ProbingConnection(ReceivingConnection):
     """A connection whose packets are as large as its path carries."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, paths: PathMemory, **options: Any) -> None:
+        """`paths`: what the process remembers of those of connections that are over."""
         super().__init__(**options)
+        self._paths = paths
         self.mtu = PathMtu()
         self.interface_limit: Callable[[Address], int | None] = _not_known
         """The octets that the interface towards an address takes in one datagram, if known."""
@@ -49,8 +51,6 @@ class ProbingConnection(ReceivingConnection):
         """... and the host at the end of the one before."""
         self._peer_limit = MAX_DATAGRAM_SIZE
         self.recovery.narrow = self._narrow
-        self.paths = PathMemory()
-        """The process's, if whoever makes the connection gives one."""
 
     # ---- limits of both sides
 
@@ -76,7 +76,7 @@ class ProbingConnection(ReceivingConnection):
             return
         octets = state.window if state.bandwidth is None else int(state.bandwidth * state.rtt_min)
         at = self.recovery.delivery.last_at
-        self.paths.keep(self._searched.addr[0], Saved(octets, state.rtt_min, at))
+        self._paths.keep(self._searched.addr[0], Saved(octets, state.rtt_min, at))
 
     # ---- the search
 
@@ -92,7 +92,7 @@ class ProbingConnection(ReceivingConnection):
         if self._left not in (None, path.addr[0]):
             self.recovery.begin_path(now)  # another port alone is the same path (section 9.4)
         elif self._left is None:
-            saved = self.paths.claim(path.addr[0], now, self.config.remember_paths)
+            saved = self._paths.claim(path.addr[0], now, self.config.remember_paths)
             if saved is not None:
                 self.recovery.resume(saved, now)
         self._searched = path
