@@ -25,7 +25,13 @@ from kvsp.cli.common import ExitCode, InputError, note, stopping_signals
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
 from moqt.loop_hold import watched_loop
-from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import (
+    MAX_DATAGRAM_SIZE,
+    MIN_DATAGRAM_SIZE,
+    SESSION_WINDOW,
+    STREAM_WINDOW,
+    QuicConfig,
+)
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.quic.windows import FIRST_WINDOW
 from moqt.token_file import TokenFileError, bearer, read_token_file
@@ -86,7 +92,10 @@ EXIT_CODES_HELP: Final = (
 )
 
 IDLE_TIMEOUT: Final = 10.0
-"""Seconds of silence after which the relay counts as gone."""
+"""Seconds of silence after which the relay counts as gone: a publisher looks for it again."""
+
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds that connecting may take of a retrieval's."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -140,12 +149,31 @@ def check_not_input(out: Path, *read: Path | None) -> None:
             raise InputError(f"--out {out}: that is one of the files to read; choose another name")
 
 
-def check_logs(quic: QuicConfig) -> None:
-    """Raises InputError when the event log or the key log cannot be made."""
+def quic_config(
+    *,
+    cafile: Path | None,
+    mtu: int,
+    congestion: Algorithm,
+    qlog_dir: Path | None,
+    keylog_file: Path | None,
+    session_window: int = SESSION_WINDOW,
+) -> QuicConfig:
+    """What the options say of QUIC. Raises InputError when a log cannot be made."""
+    quic = QuicConfig(
+        cafile=cafile,
+        max_datagram_size=mtu,
+        congestion_control_algorithm=congestion,
+        stream_window=min(STREAM_WINDOW, session_window),
+        session_window=session_window,
+        idle_timeout=IDLE_TIMEOUT,
+        qlog_dir=qlog_dir,
+        keylog_file=keylog_file,
+    )
     try:
         quic.prepare_logs()
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror or error}") from None
+    return quic
 
 
 def session_config(token_file: Path | None) -> SessionConfig:
@@ -166,6 +194,12 @@ def explained(error: BaseException, token_file: Path | None) -> str:
     if token_file is None:
         return f"{text} (no token was shown: see --token-file)"
     return f"{text} (the token shown is that of {token_file})"
+
+
+def failure(error: BaseException, token_file: Path | None) -> dict[str, Any]:
+    """The result for machines of a program that ends with `error`."""
+    text = explained(error, token_file)
+    return {"ok": False, "error": text, "exit_code": int(exit_code(error))}
 
 
 def run(

@@ -355,43 +355,24 @@ async def _ask_manifest(
 
 async def _listed(session: MoqtSession, prefix: TrackNamespace) -> set[PublicationNamespace]:
     """The publications below a prefix. Raises RequestError or PublisherLost."""
-    loop = asyncio.get_running_loop()
-    changed, found = asyncio.Event(), set[PublicationNamespace]()
-    failures: list[MoqtError | None] = []
-
-    def namespace(fields: TrackNamespace, present: bool) -> None:
-        with contextlib.suppress(DecodeError):  # somebody who does not follow KVCS
-            (found.add if present else found.discard)(PublicationNamespace.from_fields(fields))
-        changed.set()
-
-    def ended(error: MoqtError | None) -> None:
-        failures.append(error)
-        changed.set()
-
-    request = session.session.subscribe_namespace(prefix, on_namespace=namespace, on_ended=ended)
-    answered: asyncio.Future[None] = loop.create_future()
-
-    def answer(error: MoqtError | None) -> None:
-        if not answered.done():
-            answered.set_result(None)
-
-    request.on_answer = answer
     try:
-        await answered
-        while not failures:
-            changed.clear()
-            try:
-                async with asyncio.timeout(GRACE):
-                    await changed.wait()
-            except TimeoutError:
-                return found
-        error = failures[0]
-        if isinstance(error, RequestError):
-            raise error
-        raise PublisherLost(str(error) if error is not None else "the relay ended the listing")
-    finally:
-        if not failures:
-            request.cancel()
+        async with await session.subscribe_namespace(prefix) as listing:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    async with asyncio.timeout(GRACE):
+                        await anext(listing)
+            fields = listing.namespaces
+    except RequestError:
+        raise
+    except MoqtError as error:
+        raise PublisherLost(str(error)) from error
+    except StopAsyncIteration:
+        raise PublisherLost("the relay ended the listing") from None
+    found = set()
+    for each in fields:
+        with contextlib.suppress(DecodeError):  # somebody who does not follow KVCS
+            found.add(PublicationNamespace.from_fields(each))
+    return found
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import stat
-import struct
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from kvcs.names.manifest import Manifest, SegmentEntry
 from kvcs.names.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.names.payload import data_digest, decode_header
 from kvcs.programs.common import inputs
-from kvsp.blocks.container import ENTRY_OCTETS, FIXED_OCTETS, layer_digest
+from kvsp.blocks.container import ENTRY, ENTRY_OCTETS, FIXED, FIXED_OCTETS, layer_digest
 from kvsp.blocks.container import decode as decode_container
 from kvsp.blocks.kv_files import MAX_HEADER_OCTETS, load_descriptor, parse_header
 from kvsp.cli.common import ExitCode, InputError, note, print_json
@@ -49,8 +48,6 @@ MAX_PIPE_OCTETS: Final = 1 << 30
 
 _KV_TENSOR: Final = re.compile(r"layers\.(0|[1-9][0-9]{0,9})\.(k|v)")
 _NAMESPACE_TEXT: Final = re.compile(rb"[A-Za-z0-9_-]{143}")
-_CONTAINER: Final = struct.Struct(">4sBBHIII")
-_LENGTHS: Final = struct.Struct(">QQ")
 _TEXT_OCTETS: Final = 4096
 """More than the text of a namespace, or the URI of a publication, has."""
 
@@ -176,7 +173,7 @@ def _container(data: memoryview, descriptor: Descriptor | None) -> _Members:
         raise DecodeError(
             DecodeErrorName.TRUNCATED, f"{len(data)} octets, but the header has {FIXED_OCTETS}"
         )
-    _, version, flags, codec, first, layers, tokens = _CONTAINER.unpack_from(data)
+    _, version, flags, codec, first, layers, tokens = FIXED.unpack_from(data)
     if version != CONTAINER_VERSION:
         raise DecodeError(
             DecodeErrorName.BAD_VERSION, f"version {version} instead of {CONTAINER_VERSION}"
@@ -188,7 +185,7 @@ def _container(data: memoryview, descriptor: Descriptor | None) -> _Members:
     yield "tokens", tokens
     at = FIXED_OCTETS + layers * ENTRY_OCTETS
     table = data[FIXED_OCTETS:at]
-    lengths = list(_LENGTHS.iter_unpack(table[: len(table) // ENTRY_OCTETS * ENTRY_OCTETS]))
+    lengths = list(ENTRY.iter_unpack(table[: len(table) // ENTRY_OCTETS * ENTRY_OCTETS]))
     if at > len(data) or at + sum(map(sum, lengths)) != len(data):
         due = "more" if at > len(data) else at + sum(map(sum, lengths))
         raise DecodeError(

@@ -11,7 +11,6 @@ import typer
 
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
-    IDLE_TIMEOUT,
     Cafile,
     Compat,
     Congestion,
@@ -20,9 +19,9 @@ from kvcs.programs.common import (
     QlogDir,
     TokenFile,
     Url,
-    check_logs,
     check_url,
     inputs,
+    quic_config,
     readable_descriptor,
     run,
     session_config,
@@ -44,7 +43,7 @@ from kvcs.simple.publication import PromptPublication
 from kvsp.blocks.kv_files import KvFile
 from kvsp.cli.common import check_cafile
 from kvsp.cli.plain import PlainCommand, Version, run_app
-from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import Algorithm
 
 PROGRAM: Final = "kvcs-publish"
@@ -117,15 +116,13 @@ def command(
                 descriptor, read_prompt(prompt), compressions, chunk_tokens=group_tokens
             )
             cache = KvFile.open(kv, descriptor)
-        quic = QuicConfig(
+        quic = quic_config(
             cafile=cafile,
-            max_datagram_size=mtu,
-            congestion_control_algorithm=congestion,
-            idle_timeout=IDLE_TIMEOUT,
+            mtu=mtu,
+            congestion=congestion,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
         )
-        check_logs(quic)
         settings = Settings(
             url=url,
             quic=quic,

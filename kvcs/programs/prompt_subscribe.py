@@ -11,8 +11,8 @@ import typer
 
 from kvcs.names.errors import RetrievalTimeout
 from kvcs.programs.common import (
+    CONNECT_TIMEOUT,
     EXIT_CODES_HELP,
-    IDLE_TIMEOUT,
     Cafile,
     Compat,
     Congestion,
@@ -21,12 +21,11 @@ from kvcs.programs.common import (
     QlogDir,
     TokenFile,
     Url,
-    check_logs,
     check_not_input,
     check_url,
-    exit_code,
-    explained,
+    failure,
     inputs,
+    quic_config,
     readable_descriptor,
     run,
     session_config,
@@ -58,7 +57,6 @@ EXAMPLE: Final = (
     "Example:  kvcs-subscribe --profile kvcache moqt://localhost:4443 --cafile ca.pem "
     "--compat compat.json --prompt prompt.txt --out received.safetensors"
 )
-CONNECT_TIMEOUT: Final = 10.0
 
 app = typer.Typer(
     name=PROGRAM,
@@ -120,15 +118,13 @@ def command(
         with inputs():
             descriptor = readable_descriptor(compat)
         text = read_prompt(prompt)
-        quic = QuicConfig(
+        quic = quic_config(
             cafile=cafile,
-            max_datagram_size=mtu,
-            congestion_control_algorithm=congestion,
-            idle_timeout=IDLE_TIMEOUT,
+            mtu=mtu,
+            congestion=congestion,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
         )
-        check_logs(quic)
         return retrieve(shown, wanted, descriptor, text, quic)
 
     async def retrieve(
@@ -189,8 +185,7 @@ def command(
 
     def failed(error: BaseException) -> None:
         if json:
-            said: dict[str, Any] = {"ok": False, "error": explained(error, token_file)}
-            print_json(said | {"exit_code": int(exit_code(error))})
+            print_json(failure(error, token_file))
 
     run(PROGRAM, main, token_file=token_file, failed=failed)
 

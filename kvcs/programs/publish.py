@@ -17,7 +17,6 @@ from kvcs.names.encoding import Encoding
 from kvcs.names.refusals import retry_delay
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
-    IDLE_TIMEOUT,
     Cafile,
     Compat,
     Congestion,
@@ -29,10 +28,10 @@ from kvcs.programs.common import (
     TokenFile,
     Tokens,
     Url,
-    check_logs,
     check_url,
     exit_code,
     inputs,
+    quic_config,
     readable_descriptor,
     run,
     session_config,
@@ -74,7 +73,7 @@ from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
 from moqt.publisher import Publisher
-from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
 from moqt.session import Session
@@ -265,18 +264,14 @@ def command(
                 f"{kv}: holds {file.tokens} tokens ({held} complete blocks), "
                 f"but there are {len(ids)} token ids ({blocks} complete blocks)"
             )
-        quic = QuicConfig(
+        quic = quic_config(
             cafile=cafile,
-            max_datagram_size=mtu,
-            congestion_control_algorithm=congestion,
-            stream_window=min(STREAM_WINDOW, session_window),
-            session_window=session_window,
-            # a relay that vanished is noticed within this time, and then looked for again
-            idle_timeout=IDLE_TIMEOUT,
+            mtu=mtu,
+            congestion=congestion,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
+            session_window=session_window,
         )
-        check_logs(quic)
         settings = Settings(
             url=url,
             quic=quic,

@@ -18,8 +18,8 @@ from kvcs.finding.relays import DEFAULT_AFTER, Fallback
 from kvcs.keeping.resume_file import ResumeFile
 from kvcs.names.errors import RetrievalError, RetrievalTimeout, VerificationFailed
 from kvcs.programs.common import (
+    CONNECT_TIMEOUT,
     EXIT_CODES_HELP,
-    IDLE_TIMEOUT,
     Cafile,
     Compat,
     Congestion,
@@ -31,12 +31,11 @@ from kvcs.programs.common import (
     TokenFile,
     Tokens,
     Url,
-    check_logs,
     check_not_input,
     check_url,
-    exit_code,
-    explained,
+    failure,
     inputs,
+    quic_config,
     readable_descriptor,
     run,
     session_config,
@@ -62,7 +61,7 @@ from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
-from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, STREAM_WINDOW, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 
@@ -71,7 +70,6 @@ EXAMPLE: Final = (
     "Example:  kvcs-subscribe moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --out received.safetensors"
 )
-CONNECT_TIMEOUT: Final = 10.0
 MAX_CONNECTIONS: Final = 16
 """More than fill any path whose policers count by flow, and than a relay should have to keep."""
 GROWTH: Final = 1.25
@@ -223,17 +221,14 @@ def command(
             ids = load_tokens(tokens)
             codecs = _codecs(codec, lossy)
             wanted = parse_layers(layers, descriptor.layers)
-        quic = QuicConfig(
+        quic = quic_config(
             cafile=cafile,
-            max_datagram_size=mtu,
-            congestion_control_algorithm=congestion,
-            stream_window=min(STREAM_WINDOW, session_window),
-            session_window=session_window,
-            idle_timeout=IDLE_TIMEOUT,
+            mtu=mtu,
+            congestion=congestion,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
+            session_window=session_window,
         )
-        check_logs(quic)
         if resume and follow:
             raise InputError("--resume and --follow do not go together")
         return retrieve(shown, access, scope, accepted, descriptor, ids, codecs, wanted, quic)
@@ -346,15 +341,9 @@ def command(
 
     def failed(error: BaseException) -> None:
         if json:
-            print_json(
-                {
-                    "ok": False,
-                    "error": explained(error, token_file),
-                    "exit_code": int(exit_code(error)),
-                    **stats.as_dict(),
-                    "loop_hold_seconds": holds[-1] if holds else None,
-                }
-            )
+            held = holds[-1] if holds else None
+            told = failure(error, token_file) | stats.as_dict()
+            print_json(told | {"loop_hold_seconds": held})
 
     run(PROGRAM, main, token_file=token_file, failed=failed)
 

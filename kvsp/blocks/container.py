@@ -29,10 +29,12 @@ from kvsp.names.codes import (
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 
-_FIXED: Final = struct.Struct(">4sBBHIII")
-_ENTRY: Final = struct.Struct(">QQ")
-FIXED_OCTETS: Final = _FIXED.size
-ENTRY_OCTETS: Final = _ENTRY.size
+FIXED: Final = struct.Struct(">4sBBHIII")
+"""Magic, version, flags, codec, first layer, number of layers, tokens."""
+ENTRY: Final = struct.Struct(">QQ")
+"""K Length and V Length of a layer."""
+FIXED_OCTETS: Final = FIXED.size
+ENTRY_OCTETS: Final = ENTRY.size
 
 _LAYERS = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -61,7 +63,7 @@ class ContainerHeader(NamedTuple):
         lengths: Iterable[tuple[int, int]],
     ) -> ContainerHeader:
         """The header of consecutive layers with these K and V lengths, which are not checked."""
-        table = b"".join(_ENTRY.pack(k, v) for k, v in lengths)
+        table = b"".join(ENTRY.pack(k, v) for k, v in lengths)
         return cls(0, codec, first_layer, token_count, table, _sum_lengths(table))
 
     @property
@@ -72,7 +74,7 @@ class ContainerHeader(NamedTuple):
     @property
     def lengths(self) -> tuple[tuple[int, int], ...]:
         """K Length and V Length of each layer in octets, read from the table."""
-        return tuple(_ENTRY.iter_unpack(self.table))
+        return tuple(ENTRY.iter_unpack(self.table))
 
     @property
     def total_octets(self) -> int:
@@ -82,7 +84,7 @@ class ContainerHeader(NamedTuple):
     @property
     def encoded(self) -> bytes:
         """The fixed part and the table. Flags are sent as zero."""
-        fixed = _FIXED.pack(
+        fixed = FIXED.pack(
             CONTAINER_MAGIC,
             CONTAINER_VERSION,
             0,
@@ -461,7 +463,7 @@ def decode(
 
 def _check_fixed(octets: Octets, descriptor: Descriptor) -> tuple[int, Codec, int, int]:
     """Flags, codec, First Layer and Layer Count of a fixed part whose magic is right."""
-    _, version, flags, value, first_layer, layer_count, token_count = _FIXED.unpack_from(octets)
+    _, version, flags, value, first_layer, layer_count, token_count = FIXED.unpack_from(octets)
     if version != CONTAINER_VERSION:
         _fail(DecodeErrorName.BAD_VERSION, f"version {version} instead of {CONTAINER_VERSION}")
     codec = known_codec(value)
@@ -482,17 +484,17 @@ def _check_fixed(octets: Octets, descriptor: Descriptor) -> tuple[int, Codec, in
 
 
 def _entry(table: bytes, index: int) -> tuple[int, int]:
-    k, v = _ENTRY.unpack_from(table, index * ENTRY_OCTETS)
+    k, v = ENTRY.unpack_from(table, index * ENTRY_OCTETS)
     return k, v
 
 
 def _sum_lengths(table: bytes) -> int:
-    return sum(k + v for k, v in _ENTRY.iter_unpack(table))
+    return sum(k + v for k, v in ENTRY.iter_unpack(table))
 
 
 def _check_table(table: bytes, codec: Codec, descriptor: Descriptor, first_layer: int) -> None:
     bounds = section_bounds(codec, descriptor)
-    for layer, (k, v) in enumerate(_ENTRY.iter_unpack(table), first_layer):
+    for layer, (k, v) in enumerate(ENTRY.iter_unpack(table), first_layer):
         if k not in bounds or v not in bounds:
             allowed = f"{bounds[-1]}" if len(bounds) == 1 else f"at most {bounds[-1]}"
             _fail(

@@ -7,7 +7,7 @@ import struct
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Protocol
 
-from kvsp.blocks.container import ContainerHeader
+from kvsp.blocks.container import ENTRY, ContainerHeader
 from kvsp.blocks.layout import Octets
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.uninterrupted import uninterrupted
@@ -21,7 +21,6 @@ PIECE: Final = 1 << 20
 """Octets read or written at once; also what one transfer holds in memory."""
 
 _TAIL: Final = struct.Struct(">I32s4s")
-_ENTRY: Final = struct.Struct(">QQ")
 _TAIL_MAGIC: Final = b"KVH1"
 TAIL_OCTETS: Final = _TAIL.size
 MAX_TRAILER_OCTETS: Final = 64 << 20
@@ -198,9 +197,9 @@ def _from_json(tree: Mapping[str, Any]) -> tuple[BlockInfo, Part]:
 
 def header_of(codec: Codec, first_layer: int, token_count: int, table: bytes) -> ContainerHeader:
     """The header of a container with this table. Raises ValueError for no whole table."""
-    if len(table) % _ENTRY.size:
+    if len(table) % ENTRY.size:
         raise ValueError(f"{len(table)} octets are no table")
-    return ContainerHeader.of(codec, first_layer, token_count, _ENTRY.iter_unpack(table))
+    return ContainerHeader.of(codec, first_layer, token_count, ENTRY.iter_unpack(table))
 
 
 # --- host memory ---------------------------------------------------------------------
