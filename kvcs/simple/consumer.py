@@ -156,11 +156,11 @@ class PromptConsumer:
     async def _find(self) -> list[TrackNamespace]:
         """The namespaces to try, the best first."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        asked, own = loop.time(), self.wanted.fields
         async with await self._session.subscribe_namespace(self.wanted.prefix) as listing:
             try:
                 async with asyncio.timeout(max(LISTING_GRACE, loop.time() - asked)):
-                    while self.wanted.fields not in listing.namespaces:
+                    while own not in listing.namespaces:
                         await anext(listing)
             except TimeoutError:
                 pass  # nothing better is going to come
