@@ -75,8 +75,9 @@ class Chunks:
         self.octets = 0
         self.total: int | None = None
         """Tokens of the whole cache, once that is known."""
+        self.token_octets = token_octets(compression, descriptor)
+        """Octets of the payload of each."""
         self._compression = compression
-        self._octets = token_octets(compression, descriptor)
         self._chunk = chunk_tokens
         self._max_tokens = max_tokens
         self._open: dict[int, dict[int, Buffer]] = {}
@@ -114,10 +115,10 @@ class Chunks:
                 f"token {number} of chunk {group} is not one of {self._max_tokens} at most "
                 f"in chunks of {self._chunk}"
             )
-        if len(payload) != self._octets:
+        if len(payload) != self.token_octets:
             raise VerificationFailed(
                 f"token {number} of chunk {group} has {len(payload)} octets where "
-                f"{self._compression} has {self._octets}"
+                f"{self._compression} has {self.token_octets}"
             )
         if group < self._next or number in self._open.get(group, ()):
             return
