@@ -158,8 +158,9 @@ class PromptConsumer:
         async with await self._session.subscribe_namespace(self.wanted.prefix) as listing:
             try:
                 async with asyncio.timeout(max(LISTING_GRACE, loop.time() - asked)):
-                    while own not in listing.namespaces:
-                        await anext(listing)
+                    async for namespace, present in listing:
+                        if present and namespace == own:
+                            break
             except TimeoutError:
                 pass  # nothing better is going to come
             return self.wanted.best_of(listing.namespaces)
