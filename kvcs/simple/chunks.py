@@ -125,7 +125,7 @@ class Chunks:
         self._open.setdefault(group, {})[number] = payload
         self.received += 1
         self.octets += len(payload)
-        self._check_end(group)
+        self._check_end(group, number)
         self._go_on()
 
     def ended(self, status: ObjectStatus, location: Location) -> None:
@@ -139,7 +139,7 @@ class Chunks:
         elif group < self._max_tokens:
             self._ends[group] = number
         for each in (group, *([] if self._groups is None else self._open)):
-            self._check_end(each)
+            self._check_end(each, max(self._open.get(each, ()), default=-1))
         self._go_on()
 
     def fetched_to_the_end(self) -> None:
@@ -156,11 +156,10 @@ class Chunks:
 
     # -- inside --------------------------------------------------------------------------
 
-    def _check_end(self, group: int) -> None:
-        """Nothing may lie at or beyond an end."""
-        held = self._open.get(group, ())
-        beyond = self._groups is not None and group >= self._groups and len(held) > 0
-        if beyond or max(held, default=-1) >= self._ends.get(group, self._chunk):
+    def _check_end(self, group: int, last: int) -> None:
+        """Nothing may lie at or beyond an end; `last` is an Object of a Group, -1 for none."""
+        beyond = self._groups is not None and group >= self._groups and last >= 0
+        if beyond or last >= self._due(group):
             raise VerificationFailed(f"chunk {group} has tokens beyond the end of it, or of all")
 
     def _due(self, group: int) -> int:
