@@ -138,4 +138,5 @@ class PromptPublication:
                     raise MisuseError(
                         f"layer {index}: {name} has {tensor.shape[0]} tokens instead of {tokens}"
                     )
-        return np.stack([np.stack(pair, axis=1) for pair in layers], axis=1)
+        stacked = np.stack([tensor for pair in layers for tensor in pair], axis=1)
+        return stacked.reshape(tokens, len(layers), 2, *stacked.shape[2:])
