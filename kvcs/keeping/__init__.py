@@ -2,5 +2,6 @@
 (`resume_file`),
 and what has failed lately (`failures`).
 
-Stands on `kvcs.names`, `kvsp.blocks` and `kvsp.names`; knows no session and no event loop.
+Stands on `kvcs.names`, `kvsp.blocks` and `kvsp.names`, and on `kvsp.holder.uninterrupted` for
+what a disk does beside an event loop; knows no session.
 """

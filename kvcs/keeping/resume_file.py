@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from kvcs.keeping.beside import to_its_end
 from kvcs.names.codes import Component
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.blocks.layout import Tensor, block_section
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
 
@@ -191,8 +191,9 @@ class ResumeFile:
         self._close()
 
     async def acommit(self, tokens: int | None = None) -> None:
-        """`commit` beside the event loop (`to_its_end`). Raises as `commit`."""
-        await to_its_end(lambda: self.commit(tokens))
+        """`commit` beside the event loop: the disk takes seconds for some GB. Once begun it is
+        carried to its end, also when the task is cancelled. Raises as `commit`."""
+        await uninterrupted(self.commit, tokens)
 
     def __enter__(self) -> Self:
         return self

@@ -25,13 +25,13 @@ from kvcs.names.codes import (
 )
 from kvcs.names.manifest_text import (
     ManifestReader,
+    Text,
     Written,
     group_text,
     with_strings,
 )
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack, of_unknown_component, parse_track_name
-from kvsp.blocks.layout import Octets
 from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -100,7 +100,7 @@ class Manifest:
     @classmethod
     def parse(
         cls,
-        data: Octets | ManifestReader,
+        data: Text,
         namespace: PublicationNamespace | None = None,
     ) -> Manifest:
         """Read manifest JSON and compare it with the namespace it was found under.

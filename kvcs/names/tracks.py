@@ -11,8 +11,8 @@ from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from moqt.track.store import TrackStore
-from moqt.values.codes import DEFAULT_PRIORITY
-from moqt.values.names import FullTrackName
+from moqt.values.codes import DEFAULT_PRIORITY, ObjectStatus, PublishDoneCode
+from moqt.values.names import FullTrackName, Location
 
 _DATA_TRACK = re.compile(rb"(k|v|kv)\.([a-z0-9-]{1,32})\.s(0|[1-9][0-9]{0,9})")
 _ANY_DATA_TRACK = re.compile(r"[a-z0-9-]{1,32}\.[a-z0-9-]{1,32}\.s(0|[1-9][0-9]{0,9})")
@@ -20,6 +20,9 @@ _CODEC_NAME = re.compile(r"[a-z0-9-]{1,32}")
 _COMPONENTS = {component.label: component for component in Component}
 
 MANIFEST_PRIORITY = 0
+
+DEFAULT_CACHE_MS = 600_000
+"""MAX_CACHE_DURATION of published tracks unless told otherwise, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,16 @@ class TrackServer(Protocol):
 
     def set_absent(self, name: FullTrackName, retry_after_ms: int | None) -> None:
         """Say of a track that it does not exist and will not for so long; None: no more."""
+
+
+def end_group(store: TrackStore, location: Location, priority: int | None = None) -> None:
+    """Nothing follows in the Group of `location`, which is that after its last Object."""
+    store.mark_end(location, ObjectStatus.END_OF_GROUP, priority=priority)
+    store.finish_subgroup(location.group, 0)
+
+
+def end_track(store: TrackStore, group: int) -> None:
+    """The track has ended: it has no Group from `group` on."""
+    store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
+    store.finish_subgroup(group, 0)
+    store.finish(PublishDoneCode.TRACK_ENDED)

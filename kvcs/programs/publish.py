@@ -15,6 +15,7 @@ import typer
 
 from kvcs.names.encoding import Encoding
 from kvcs.names.refusals import retry_delay
+from kvcs.names.tracks import DEFAULT_CACHE_MS
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
     Cafile,
@@ -45,7 +46,6 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.publishing.publication import (
-    DEFAULT_CACHE_MS,
     Publication,
     Publishable,
     check_manifest_size,

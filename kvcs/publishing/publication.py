@@ -34,7 +34,15 @@ from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
-from kvcs.names.tracks import MANIFEST_PRIORITY, DataTrack, TrackServer, publisher_priority
+from kvcs.names.tracks import (
+    DEFAULT_CACHE_MS,
+    MANIFEST_PRIORITY,
+    DataTrack,
+    TrackServer,
+    end_group,
+    end_track,
+    publisher_priority,
+)
 from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
@@ -44,12 +52,9 @@ from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
-from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location, TrackNamespace
-
-DEFAULT_CACHE_MS: Final = 600_000
-"""MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
 
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
@@ -465,7 +470,7 @@ class Publication:
     def _end_layer(self, segment: _Segment, priority: int) -> None:
         layer = segment.layer
         for track, store in segment.stores.items():
-            _end_group(store, Location(layer, segment.blocks), priority)
+            end_group(store, Location(layer, segment.blocks), priority)
             self._builder.add_group(track, layer, segment.digests[track])
             segment.digests[track] = []
         segment.layer, segment.block = layer + 1, 0
@@ -479,13 +484,13 @@ class Publication:
         self._builder.complete(segment.number)
         self._publish_manifest()
         for store in segment.stores.values():
-            _end_track(store, segment.layer)
+            end_track(store, segment.layer)
         if not self._growing:
             self._end()
 
     def _end(self) -> None:
         self._ended = self.complete = True
-        _end_track(self._manifest, self._version)
+        end_track(self._manifest, self._version)
 
     def _append(
         self,
@@ -508,7 +513,7 @@ class Publication:
         if self._signer is not None:
             text = (sign(b"".join(text), self._signer),)
         self._append(self._manifest, self._version, 0, text, MANIFEST_PRIORITY)
-        _end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
+        end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 
 
@@ -555,17 +560,6 @@ def unpublish(
     if announced is not None:
         announced.withdraw()
     publication.withdraw(session.publisher)
-
-
-def _end_group(store: TrackStore, location: Location, priority: int) -> None:
-    store.mark_end(location, ObjectStatus.END_OF_GROUP, priority=priority)
-    store.finish_subgroup(location.group, 0)
-
-
-def _end_track(store: TrackStore, group: int) -> None:
-    store.mark_end(Location(group, 0), ObjectStatus.END_OF_TRACK)
-    store.finish_subgroup(group, 0)
-    store.finish(PublishDoneCode.TRACK_ENDED)
 
 
 def max_segments(encodings: Sequence[Encoding]) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from kvcs.names.namespace import PublicationNamespace
+from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import Tensor, block_section
 from kvsp.client import Client, ClientError, RequestRefusedError
 from kvsp.holder.records.publishing import (
@@ -39,11 +39,9 @@ _WITHDRAW_SECONDS: Final = 5.0
 
 def layer_digests(layers: Layers, block: int, descriptor: Descriptor) -> Iterator[bytes]:
     """The layer digests of a block of codec raw: SHA-256 of its K, then its V section."""
+    rows = descriptor.block_tokens
     for tensors in layers:
-        digest = hashlib.sha256()
-        for tensor in tensors:
-            digest.update(block_section(tensor, block, descriptor.block_tokens))
-        yield digest.digest()
+        yield layer_digest(*(block_section(tensor, block, rows) for tensor in tensors))
 
 
 def moqt_record(

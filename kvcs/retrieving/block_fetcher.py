@@ -10,7 +10,6 @@ and its blocks are handed out while it is kept.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Stats
+from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import block_section
 from kvsp.client import Client, ClientError
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
@@ -216,10 +216,7 @@ def _digests(layers: list[Layer], descriptor: Descriptor) -> list[list[bytes]]:
     rows, each = descriptor.block_tokens, descriptor.layers
 
     def digest(layer: Layer, block: int) -> bytes:
-        k, v = (block_section(tensor, block, rows) for tensor in (layer.k, layer.v))
-        made = hashlib.sha256(k)
-        made.update(v)
-        return made.digest()
+        return layer_digest(*(block_section(half, block, rows) for half in (layer.k, layer.v)))
 
     segments = [layers[at : at + each] for at in range(0, len(layers), each)]
     return [

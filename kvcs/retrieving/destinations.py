@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from kvcs.keeping.beside import to_its_end
 from kvcs.keeping.resume_file import Origin
 from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.blocks.layout import Tensor, allocate
+from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.identity import Descriptor
 
 
@@ -126,8 +126,9 @@ class FileDestination:
         return self._writer
 
     async def acommit(self, tokens: int | None = None) -> None:
-        """`commit` beside the event loop (`to_its_end`). Raises as `commit`."""
-        await to_its_end(lambda: self.commit(tokens))
+        """`commit` beside the event loop: the disk takes seconds for some GB. Once begun it is
+        carried to its end, also when the task is cancelled. Raises as `commit`."""
+        await uninterrupted(self.commit, tokens)
 
     def abort(self) -> None:
         """Remove what was written; harmless after `commit`."""

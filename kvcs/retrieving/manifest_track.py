@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.manifest_text import ManifestReader, max_octets
+from kvcs.names.manifest_text import ManifestReader, Text, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.terms import ENVELOPE_OCTETS, Came
@@ -62,9 +62,7 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(
-        self, location: Location, payload: Buffer | ManifestReader, came: Came
-    ) -> None:
+    def version_received(self, location: Location, payload: Text, came: Came) -> None:
         """An Object of the manifest track; one in clear was read as it came."""
 
     def versions_over(self) -> None:
@@ -124,7 +122,7 @@ class ManifestVersions:
         """Whether its versions can be read as they come: they are neither sealed nor signed."""
         return self.track is ManifestTrack.MANIFEST and not self._assembly.terms.content_keys
 
-    def received(self, location: Location, payload: Buffer | ManifestReader, came: Came) -> None:
+    def received(self, location: Location, payload: Text, came: Came) -> None:
         """An Object of the track."""
         self._retrieval.version_received(location, payload, came)
 
@@ -308,7 +306,7 @@ class ManifestReceiver(ObjectReceiver):
     def _received(
         self,
         location: Location,
-        payload: Buffer | ManifestReader,
+        payload: Text,
         priority: int | None,
         properties: bytes,
     ) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS, Component
-from kvcs.names.tracks import DataTrack, raw_octets, subscriber_priority
+from kvcs.names.encoding import max_data_octets
+from kvcs.names.tracks import DataTrack, subscriber_priority
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.sealing import OVERHEAD_OCTETS, TrackOpener
 from kvsp.names.codes import Codec, DecodeErrorName
@@ -114,6 +115,12 @@ class Spread(Protocol):
     def poll(self, now: float) -> float | None: ...
 
     def close(self) -> None: ...
+
+
+def max_object_octets(assembly: Assembly, track: DataTrack) -> int:
+    """The most octets that the payload of an Object of a track of a known codec can have."""
+    sealed = OVERHEAD_OCTETS if assembly.terms.content_keys else 0
+    return PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track) + sealed
 
 
 class TrackState:
@@ -417,9 +424,7 @@ class Early:
         needed = assembly.most(keys.index(anchor) + 1) if anchor in keys else 0
         for component in (Component.K, Component.V):
             track = DataTrack(component, Codec.RAW.label, 0)
-            octets = PAYLOAD_HEADER_OCTETS + raw_octets(assembly.descriptor, component)
-            if assembly.terms.content_keys:
-                octets += OVERHEAD_OCTETS
+            octets = max_object_octets(assembly, track)
             blocks = min(needed, EARLY_OBJECTS, EARLY_OCTETS // (2 * octets))
             if blocks:
                 name = FullTrackName(assembly.namespace.fields, track.name)

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kvcs.names.codes import PAYLOAD_HEADER_OCTETS
-from kvcs.names.encoding import max_data_octets
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.manifest_text import Text
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
@@ -34,9 +32,9 @@ from kvcs.retrieving.receivers import (
     LiveReceiver,
     Spread,
     TrackState,
+    max_object_octets,
 )
 from kvcs.retrieving.stats import Mode, Stats
-from kvcs.trust.sealing import OVERHEAD_OCTETS
 from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError, KvspError
@@ -323,10 +321,7 @@ class Retrieval:
     def _ask_for(self, track: DataTrack, needed: list[int], *, again: bool) -> None:
         assembly = self.assembly
         name = FullTrackName(assembly.namespace.fields, track.name)
-        octets = PAYLOAD_HEADER_OCTETS + max_data_octets(assembly.descriptor, track)
-        opener = assembly.terms.opener(name)
-        if opener is not None:
-            octets += OVERHEAD_OCTETS
+        octets, opener = max_object_octets(assembly, track), assembly.terms.opener(name)
         state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
         if self._early is not None:
             needs = assembly.needed(track)

@@ -156,26 +156,25 @@ class Stats:
     def _runs(self, block: int) -> list[tuple[int, int, str | None]]:
         runs: list[tuple[int, int, str | None]] = []
         for layer in range(self.first_layer, self.first_layer + self.layers):
-            source = self.over_http.get((block, layer), self.source)
-            if (block, layer) in self.resumed:
-                source = RESUMED
+            source = self._source_beside(block, layer) or self.source
             if runs and runs[-1][2] == source:
                 runs[-1] = (runs[-1][0], layer, source)
             else:
                 runs.append((layer, layer, source))
         return runs
 
+    def _source_beside(self, block: int, layer: int) -> str | None:
+        """Where a layer of a block came from; None when all of it is from the publication."""
+        if (block, layer) in self.resumed:
+            return RESUMED
+        return self.over_http.get((block, layer))
+
     def described_sources(self) -> str:
         """For people: `12 blocks by moqt, 3 by https://h1.example/kvsp/`."""
         layers = range(self.first_layer, self.first_layer + self.layers)
         ways: Counter[str] = Counter()
         for block in range(self.whole_blocks or self.blocks):
-            names = {
-                RESUMED
-                if (block, layer) in self.resumed
-                else self.over_http.get((block, layer), "moqt"): None
-                for layer in layers
-            }
+            names = {self._source_beside(block, layer) or "moqt" for layer in layers}
             ways[" and ".join(sorted(names, key=lambda name: (name != "moqt", name)))] += 1
         parts = [f"{count} by {way}" for way, count in ways.items()]
         if parts:

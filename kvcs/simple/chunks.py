@@ -75,8 +75,9 @@ class Chunks:
         self.octets = 0
         self.total: int | None = None
         """Tokens of the whole cache, once that is known."""
+        self.token_octets = token_octets(compression, descriptor)
+        """Octets of the payload of each."""
         self._compression = compression
-        self._octets = token_octets(compression, descriptor)
         self._chunk = chunk_tokens
         self._max_tokens = max_tokens
         self._open: dict[int, dict[int, Buffer]] = {}
@@ -114,17 +115,17 @@ class Chunks:
                 f"token {number} of chunk {group} is not one of {self._max_tokens} at most "
                 f"in chunks of {self._chunk}"
             )
-        if len(payload) != self._octets:
+        if len(payload) != self.token_octets:
             raise VerificationFailed(
                 f"token {number} of chunk {group} has {len(payload)} octets where "
-                f"{self._compression} has {self._octets}"
+                f"{self._compression} has {self.token_octets}"
             )
         if group < self._next or number in self._open.get(group, ()):
             return
         self._open.setdefault(group, {})[number] = payload
         self.received += 1
         self.octets += len(payload)
-        self._check_end(group)
+        self._check_end(group, number)
         self._go_on()
 
     def ended(self, status: ObjectStatus, location: Location) -> None:
@@ -138,7 +139,7 @@ class Chunks:
         elif group < self._max_tokens:
             self._ends[group] = number
         for each in (group, *([] if self._groups is None else self._open)):
-            self._check_end(each)
+            self._check_end(each, max(self._open.get(each, ()), default=-1))
         self._go_on()
 
     def fetched_to_the_end(self) -> None:
@@ -155,11 +156,10 @@ class Chunks:
 
     # -- inside --------------------------------------------------------------------------
 
-    def _check_end(self, group: int) -> None:
-        """Nothing may lie at or beyond an end."""
-        held = self._open.get(group, ())
-        beyond = self._groups is not None and group >= self._groups and len(held) > 0
-        if beyond or max(held, default=-1) >= self._ends.get(group, self._chunk):
+    def _check_end(self, group: int, last: int) -> None:
+        """Nothing may lie at or beyond an end; `last` is an Object of a Group, -1 for none."""
+        beyond = self._groups is not None and group >= self._groups and last >= 0
+        if beyond or last >= self._due(group):
             raise VerificationFailed(f"chunk {group} has tokens beyond the end of it, or of all")
 
     def _due(self, group: int) -> int:

@@ -23,7 +23,6 @@ from kvcs.names.errors import (
 )
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.simple.chunks import MAX_TOKENS, Chunk, Chunks
-from kvcs.simple.elements import token_octets
 from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
 from kvsp.names.identity import Descriptor
 from moqt.aio import MoqtSession
@@ -126,8 +125,7 @@ class PromptConsumer:
                     max_tokens=self._max_tokens,
                 )
                 name = self._compression.track_name
-                limit = token_octets(self._compression, self._descriptor)
-                attempt = self._attempt = _Attempt(self._session, namespace, name, held, limit)
+                attempt = self._attempt = _Attempt(self._session, namespace, name, held)
                 try:
                     await attempt.subscribe(deadline)
                     while await attempt.go_on(deadline):
@@ -156,12 +154,13 @@ class PromptConsumer:
     async def _find(self) -> list[TrackNamespace]:
         """The namespaces to try, the best first."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        asked, own = loop.time(), self.wanted.fields
         async with await self._session.subscribe_namespace(self.wanted.prefix) as listing:
             try:
                 async with asyncio.timeout(max(LISTING_GRACE, loop.time() - asked)):
-                    while self.wanted.fields not in listing.namespaces:
-                        await anext(listing)
+                    async for namespace, present in listing:
+                        if present and namespace == own:
+                            break
             except TimeoutError:
                 pass  # nothing better is going to come
             return self.wanted.best_of(listing.namespaces)
@@ -198,10 +197,8 @@ class _Attempt:
         namespace: TrackNamespace,
         name: bytes,
         chunks: Chunks,
-        max_octets: int,
     ) -> None:
         self.chunks = chunks
-        self.max_octets = max_octets
         self.changed = asyncio.Event()
         self.fault: RetrievalError | None = None
         self.live = False
@@ -330,23 +327,27 @@ class _Attempt:
 
     def too_large(self, octets: int) -> None:
         self.fault = VerificationFailed(
-            f"a token has {octets} octets where {self.max_octets} are due"
+            f"a token has {octets} octets where {self.chunks.token_octets} are due"
         )
         self.changed.set()
 
 
-class _Live(ObjectReceiver):
-    """What the subscription brings, and its fill."""
+class _Receiver(ObjectReceiver):
+    """A request for tokens: Objects longer than one are not kept."""
 
     def __init__(self, attempt: _Attempt) -> None:
         self.attempt = attempt
-        self.max_object_octets = attempt.max_octets
+        self.max_object_octets = attempt.chunks.token_octets
 
     def object_received(self, received: ReceivedObject) -> None:
         self.attempt.received(received)
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         self.attempt.too_large(header.length)
+
+
+class _Live(_Receiver):
+    """What the subscription brings, and its fill."""
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
         super().stream_ended(stream, error)
@@ -365,22 +366,15 @@ class _Live(ObjectReceiver):
         self.attempt.changed.set()
 
 
-class _Fetched(ObjectReceiver):
+class _Fetched(_Receiver):
     """What a FETCH brings."""
 
     def __init__(self, attempt: _Attempt) -> None:
-        self.attempt = attempt
+        super().__init__(attempt)
         self.over = asyncio.Event()
         self.whole = False
         """Whether nothing within its range is unknown."""
-        self.max_object_octets = attempt.max_octets
         self._unknown = False
-
-    def object_received(self, received: ReceivedObject) -> None:
-        self.attempt.received(received)
-
-    def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.attempt.too_large(header.length)
 
     def range_marker(self, stream: IncomingStream, marker: RangeMarker) -> None:
         self._unknown |= marker.kind is not EndOfRange.NON_EXISTENT

@@ -49,11 +49,6 @@ def token_octets(compression: Compression, descriptor: Descriptor) -> int:
     return 2 * descriptor.layers * descriptor.kv_heads * _head_octets(compression, descriptor)
 
 
-def exact(compression: Compression, descriptor: Descriptor) -> bool:
-    """Whether caches of the descriptor's element type come back bit for bit."""
-    return _PLAIN.get(compression) == descriptor.dtype
-
-
 def encode_tokens(compression: Compression, values: NDArray[Any], descriptor: Descriptor) -> Octets:
     """The payloads of some tokens, `[tokens, octets]`.
 

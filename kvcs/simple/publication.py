@@ -9,23 +9,19 @@ publication.finish()
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from kvcs.names.errors import MisuseError
-from kvcs.names.tracks import TrackServer
+from kvcs.names.tracks import DEFAULT_CACHE_MS, TrackServer, end_group, end_track
 from kvcs.simple.elements import encode_tokens
 from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
 from kvsp.blocks.layout import Tensor, check_tensor
 from kvsp.names.identity import Descriptor
 from moqt.track.store import TrackStore
-from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
-
-DEFAULT_CACHE_MS: Final = 600_000
-"""MAX_CACHE_DURATION unless told otherwise, in milliseconds."""
 
 
 class PromptPublication:
@@ -103,7 +99,7 @@ class PromptPublication:
                 group, object_id = divmod(number, self.chunk_tokens)
                 store.append(group, object_id, row.data)
                 if object_id + 1 == self.chunk_tokens:
-                    _end_group(store, Location(group, self.chunk_tokens))
+                    end_group(store, Location(group, self.chunk_tokens))
         self.tokens += len(values)
 
     def finish(self) -> None:
@@ -116,11 +112,8 @@ class PromptPublication:
         group, tokens = divmod(self.tokens, self.chunk_tokens)
         for store in self.tracks:
             if tokens:
-                _end_group(store, Location(group, tokens))
-            end = group + (tokens > 0)
-            store.mark_end(Location(end, 0), ObjectStatus.END_OF_TRACK)
-            store.finish_subgroup(end, 0)
-            store.finish(PublishDoneCode.TRACK_ENDED)
+                end_group(store, Location(group, tokens))
+            end_track(store, group + (tokens > 0))
 
     def abandon(self, reason: str = "the publication was stopped") -> None:
         """Stop a publication that will not be completed; harmless after its end."""
@@ -145,9 +138,5 @@ class PromptPublication:
                     raise MisuseError(
                         f"layer {index}: {name} has {tensor.shape[0]} tokens instead of {tokens}"
                     )
-        return np.stack([np.stack(pair, axis=1) for pair in layers], axis=1)
-
-
-def _end_group(store: TrackStore, location: Location) -> None:
-    store.mark_end(location, ObjectStatus.END_OF_GROUP)
-    store.finish_subgroup(location.group, 0)
+        stacked = np.stack([tensor for pair in layers for tensor in pair], axis=1)
+        return stacked.reshape(tokens, len(layers), 2, *stacked.shape[2:])

@@ -142,9 +142,9 @@ class Producers:
 
         Raises FileError, which names the file and what is wrong in it.
         """
-        tree = _read(path, read_private(path, MAX_FILE_OCTETS, others_may_read=True))
+        listed = _listed(path)
         try:
-            return cls(_listed(tree))
+            return cls(listed)
         except ValueError as error:
             raise FileError(f"{os.fspath(path)}: not a file of producers: {error}") from None
 
@@ -186,13 +186,7 @@ def with_producer(path: str | os.PathLike[str], key: ProducerKey) -> bytes:
 
     Raises FileError when it is no such file, or has the `kid` already.
     """
-    listed: list[Any] = []
-    if os.path.exists(path):
-        tree = _read(path, read_private(path, MAX_FILE_OCTETS, others_may_read=True))
-        try:
-            listed = _listed(tree)
-        except ValueError as error:
-            raise FileError(f"{os.fspath(path)}: not a file of producers: {error}") from None
+    listed = _listed(path) if os.path.exists(path) else []
     try:
         Producers([*listed, key.public])
     except ValueError as error:
@@ -208,9 +202,13 @@ def _read(path: str | os.PathLike[str], data: bytes) -> Any:
         raise FileError(f"{os.fspath(path)}: not one strict JSON object") from None
 
 
-def _listed(tree: Any) -> list[Any]:
+def _listed(path: str | os.PathLike[str]) -> list[Any]:
+    """What a producers file lists, not looked at. Raises FileError."""
+    tree = _read(path, read_private(path, MAX_FILE_OCTETS, others_may_read=True))
     if not isinstance(tree, dict) or set(tree) != {"keys"} or not isinstance(tree["keys"], list):
-        raise ValueError("it is an object with the array 'keys'")
+        raise FileError(
+            f"{os.fspath(path)}: not a file of producers: it is an object with the array 'keys'"
+        )
     return tree["keys"]
 
 

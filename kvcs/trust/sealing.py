@@ -304,20 +304,17 @@ def _check_list(rest: bytes) -> None:
 
 
 def _immutable(properties: bytes) -> bytes | None:
-    try:
-        for type_, value in iter_key_values(properties):
-            if type_ == PropertyType.IMMUTABLE_PROPERTIES and isinstance(value, bytes):
-                return value
-    except SessionError:
-        pass  # a decoder has read them before: what is no pair is no key either
-    return None
+    value = _value_of(PropertyType.IMMUTABLE_PROPERTIES, properties)
+    return value if isinstance(value, bytes) else None
 
 
 def _key_id(immutable: bytes) -> int | None:
+    value = _value_of(KEY_ID, immutable)
+    return value if isinstance(value, int) else None
+
+
+def _value_of(type_: int, pairs: bytes) -> int | bytes | None:
     try:
-        for type_, value in iter_key_values(immutable):
-            if type_ == KEY_ID and isinstance(value, int):
-                return value
+        return next((value for each, value in iter_key_values(pairs) if each == type_), None)
     except SessionError:
-        return None
-    return None
+        return None  # a decoder has read them before: what is no pair is no key either

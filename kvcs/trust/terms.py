@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import RetrievalError, UnknownKey, Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest
-from kvcs.names.manifest_text import ManifestReader
+from kvcs.names.manifest_text import ManifestReader, Text
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.trust.cose import open_message
 from kvcs.trust.producers import Producers
 from kvcs.trust.sealing import TrackOpener, sealed_with, unknown_key
-from kvsp.blocks.layout import Octets
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.content_keys import ContentKeys
 from kvsp.names.errors import DecodeError
@@ -62,7 +61,7 @@ class Terms:
     def manifest(
         self,
         location: Location,
-        payload: Octets | ManifestReader,
+        payload: Text,
         came: Came,
         namespace: PublicationNamespace,
     ) -> Manifest:
@@ -91,9 +90,7 @@ class Terms:
             )
         return manifest
 
-    def _manifest(
-        self, payload: Octets | ManifestReader, came: Came, namespace: PublicationNamespace
-    ) -> Manifest:
+    def _manifest(self, payload: Text, came: Came, namespace: PublicationNamespace) -> Manifest:
         if came.track is ManifestTrack.MANIFEST_COSE and not isinstance(payload, ManifestReader):
             payload = open_message(payload, self.producers)
         elif self.producers is not None:

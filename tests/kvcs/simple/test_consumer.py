@@ -66,6 +66,14 @@ class Denying(Publisher):
         request.reject(RequestErrorCode.UNAUTHORIZED, "no")
 
 
+class EndingListings(Publisher):
+    """Ends every listing at once, with nothing in it."""
+
+    def subscribe_namespace_received(self, request) -> None:
+        request.accept()
+        request.stream.finish()
+
+
 class DenyingTracks(Publisher):
     def subscribe_received(self, request) -> None:
         request.reject(RequestErrorCode.UNAUTHORIZED, "no")
@@ -167,6 +175,12 @@ async def test_nothing_published_is_not_found() -> None:
             with pytest.raises(NotFound, match="nothing is published as FP16"):
                 await retrieved(consumer(link))
             await link.assert_clean()
+
+
+async def test_nothing_is_found_in_a_listing_that_the_peer_ends() -> None:
+    async with Link(EndingListings()) as link:
+        with pytest.raises(NotFound, match="nothing is published as FP16"):
+            await retrieved(consumer(link))
 
 
 @pytest.mark.parametrize("handler", [Denying, DenyingTracks])

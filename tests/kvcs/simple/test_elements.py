@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcs.simple.elements import decode_tokens, encode_tokens, exact, token_octets
+from kvcs.simple.elements import decode_tokens, encode_tokens, token_octets
 from kvcs.simple.names import Compression
 from tests.kvcs.simple.support import FP16, TOKENS, of_type, payloads, random_values, values
 
@@ -52,7 +52,6 @@ def test_the_same_element_type_comes_back_bit_for_bit(
     compression: Compression, kv_dtype: str
 ) -> None:
     descriptor = of_type(kv_dtype)
-    assert exact(compression, descriptor)
     octets = bytes(range(256)) * 4  # infinities, NaN and subnormals among them
     cache = np.frombuffer(octets, np.uint8).view(descriptor.dtype)
     cache = cache.reshape(-1, descriptor.layers, 2, descriptor.kv_heads, descriptor.head_dim)
