@@ -221,6 +221,13 @@ class Link:
         return Consumer(self.session, scope, described, tokens, **settings)
 
 
+async def until(condition) -> None:
+    """Let the loop run until something holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  (nothing of what is tested signals it)
+            await asyncio.sleep(0.001)
+
+
 async def collect(consumer) -> list:
     async with consumer:
         return [layer async for layer in consumer.layers()]

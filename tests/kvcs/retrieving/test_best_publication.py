@@ -29,6 +29,7 @@ from tests.kvcs.support import (
     produced,
     publisher,
     same,
+    until,
 )
 from tests.kvcs.support_fallback import FakeClient
 from tests.kvcs.support_segments import in_codec, segmented
@@ -210,8 +211,7 @@ async def retrieved(consumer, slow, when) -> list:
     """The layers handed over; `slow` goes on after its first one `when` the stats say so."""
 
     async def go_on() -> None:
-        while not when(consumer.stats):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: when(consumer.stats))
         for layer in range(1, LAYERS):
             slow.put_layer(layer, *CACHE[layer])
 

@@ -37,6 +37,7 @@ from tests.kvcs.support import (
     produced,
     publisher,
     same,
+    until,
 )
 
 OBJECTS = 2 * LAYERS * BLOCKS
@@ -113,8 +114,7 @@ async def test_nothing_is_done_with_it_before_the_manifest_shows_that_it_is_ours
         destination = Watched(DESCRIPTOR)
         consumer = link.consumer(destination=destination, patience=5)
         collecting = asyncio.create_task(collect(consumer))
-        while len(link.handler.fetches) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(link.handler.fetches) >= 2)
         await link.settle()
         assert destination.begun == 0 and consumer.octets_held == 0
         assert consumer.stats.objects_verified == 0

@@ -43,6 +43,7 @@ from tests.kvcs.support import (
     produced,
     publisher,
     same,
+    until,
 )
 from tests.kvcs.support_fallback import CACHE, H1, FakeClient
 
@@ -508,12 +509,10 @@ async def test_what_arrives_by_both_ways_counts_once():
         layers = []
 
         async def feed():
-            while not asks_over_http(consumer):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: asks_over_http(consumer))
             # the holder was asked for everything that is left; now it comes by MOQT
             publication.put_layer(1, *CACHE[1])
-            while len(layers) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: len(layers) >= 2)
             gate.set()
 
         async with consumer, asyncio.TaskGroup() as group:
