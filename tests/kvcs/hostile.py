@@ -23,7 +23,7 @@ from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.names import FullTrackName, Location
-from tests.kvcs.support import BLOCK, DESCRIPTOR, TOKENS, kv
+from tests.kvcs.support import BLOCK, TOKENS, kv, produced
 
 KEY = bytes(range(32))
 OTHER_TOKENS = [token + 7 for token in TOKENS]
@@ -65,18 +65,12 @@ class World:
         """A publication as an honest producer makes it, of the first `layers` so far."""
         signer = self.producer if self.mode.signed else None
         settings = {"signer": signer, "manifest_every": 1, **changes}
-        publication = Publication(self.scope, DESCRIPTOR, tokens, **settings)
-        for layer, (k, v) in enumerate(cache[:layers]):
-            publication.put_layer(layer, k, v)
-        return publication
+        return produced(tokens=tokens, cache=cache[:layers], scope=self.scope, **settings)
 
     def forge(self, cache, tokens=TOKENS, *, keys: Iterable[ContentKey] = (), **changes):
         """A publication as somebody makes it who has neither the content keys nor the key of
         a producer; that he knows the names is granted."""
-        publication = Publication(Scope(KEY, tuple(keys)), DESCRIPTOR, tokens, **changes)
-        for layer, (k, v) in enumerate(cache):
-            publication.put_layer(layer, k, v)
-        return publication
+        return produced(tokens=tokens, cache=cache, scope=Scope(KEY, tuple(keys)), **changes)
 
 
 class Copy(NamedTuple):

@@ -68,9 +68,10 @@ def same(a, b) -> bool:
 def produced(
     described: Descriptor = DESCRIPTOR, tokens=TOKENS, cache=None, *, scope=SCOPE, **settings
 ) -> Publication:
-    """A complete publication."""
+    """A publication that is complete, or has as many layers as `cache`."""
     publication = Publication(scope, described, tokens, **settings)
-    for layer, (k, v) in enumerate(cache or kv(described, len(tokens))):
+    cache = kv(described, len(tokens)) if cache is None else cache
+    for layer, (k, v) in enumerate(cache):
         publication.put_layer(layer, k, v)
     return publication
 

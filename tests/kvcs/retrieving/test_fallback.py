@@ -42,10 +42,9 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
-    same,
     until,
 )
-from tests.kvcs.support_fallback import CACHE, H1, FakeClient
+from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
 
 RELAY = "moqt://relay.example:4443"
 ALL = [0, LAYERS - 1]
@@ -71,13 +70,6 @@ def alone(client, connect=refused, **settings) -> Consumer:
     return Consumer(
         None, scope, DESCRIPTOR, tokens, fallback=fallback(client, connect=connect), **settings
     )
-
-
-def check(layers, cache=CACHE, blocks=BLOCKS):
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), cache[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
 
 
 def sources(consumer):
