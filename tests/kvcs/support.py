@@ -16,8 +16,8 @@ from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
-from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
+from tests.kvcs.copies import Copy, served
 from tests.moqt.memory import ALPN, Pair
 
 LAYERS = 6
@@ -91,21 +91,12 @@ def manifests(publication):
 
 def altered(store: TrackStore, change) -> TrackStore:
     """A copy of a complete store; `change(location, payload)` gives a payload or None to drop."""
-    copy = TrackStore(store.name, store.properties)
-    for group_id in store.group_ids:
-        group = store.groups[group_id]
-        for object_id in group.ids:
-            stored = group.objects[object_id]
-            if stored.status is not ObjectStatus.NORMAL:
-                copy.mark_end(stored.location, stored.status, priority=stored.priority)
-                continue
-            payload = change(stored.location, bytes(stored.payload))
-            if payload is not None:
-                copy.append(group_id, object_id, payload, priority=stored.priority)
-        copy.finish_subgroup(group_id, 0)
-    if store.ended:
-        copy.finish(PublishDoneCode.TRACK_ENDED)
-    return copy
+
+    def changed(location: Location, copy: Copy) -> Copy | None:
+        payload = change(location, copy.payload)
+        return None if payload is None else copy._replace(payload=payload)
+
+    return served(store, changed)
 
 
 def corrupted(*locations):

@@ -7,7 +7,8 @@ import pytest
 from kvcs.finding.relays import Fallback
 from kvcs.names.errors import NotFound, PublisherLost, RetrievalTimeout, VerificationFailed
 from kvcs.publishing.publication import Publication
-from tests.kvcs.hostile import MODES, HostileRelay, World, at, data, manifest, served
+from tests.kvcs.copies import served
+from tests.kvcs.hostile import MODES, HostileRelay, World, at, data, manifest
 from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, TOKENS, Link, collect, kv
 from tests.kvcs.support import publisher as serving
 from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
