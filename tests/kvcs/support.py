@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -76,12 +77,25 @@ def produced(
     return publication
 
 
-def publisher(*publications: Publication) -> Publisher:
-    served = Publisher()
+def block_by_block(publication: Publication, cache, layers=range(LAYERS)) -> Iterator[None]:
+    """Puts a block of `layers` at each step."""
+    for layer in layers:
+        for block in range(BLOCKS):
+            rows = slice(block * BLOCK, (block + 1) * BLOCK)
+            publication.put_block(layer, block, *(tensor[rows] for tensor in cache[layer]))
+            yield
+
+
+def serving(handler, *publications):
+    """`handler`, which serves the tracks that publications have now."""
     for publication in publications:
         for store in publication.tracks:
-            served.add_track(store)
-    return served
+            handler.add_track(store)
+    return handler
+
+
+def publisher(*publications: Publication) -> Publisher:
+    return serving(Publisher(), *publications)
 
 
 def manifests(publication):
@@ -97,6 +111,12 @@ def altered(store: TrackStore, change) -> TrackStore:
         return None if payload is None else copy._replace(payload=payload)
 
     return served(store, changed)
+
+
+def serve_first_layers(handler, publication: Publication, layers: int) -> None:
+    """The data tracks of a publication have no more than these, as `handler` serves them."""
+    for store in publication.tracks[1:]:
+        handler.add_track(altered(store, lambda at, data: data if at.group < layers else None))
 
 
 def corrupted(*locations):
@@ -116,9 +136,7 @@ class Split(Publisher):
 
     def __init__(self, *publications: Publication) -> None:
         super().__init__()
-        for publication in publications:
-            for store in publication.tracks:
-                self.add_track(store)
+        serving(self, *publications)
         self.subscribed = {}
         self.subscribes = 0
         self.fetches = []

@@ -21,7 +21,7 @@ from kvcs.simple.publication import PromptPublication
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
 from tests.kvcs.simple.support import layers_of, of_type, random_values
-from tests.kvcs.support import Link, publisher, until
+from tests.kvcs.support import Link, publisher, serving, until
 
 PROMPT = b"You are kind. Hello"
 DESCRIPTOR = of_type("fp16")
@@ -69,13 +69,6 @@ class Denying(Publisher):
 class DenyingTracks(Publisher):
     def subscribe_received(self, request) -> None:
         request.reject(RequestErrorCode.UNAUTHORIZED, "no")
-
-
-def serving(handler: Publisher, *publications) -> Publisher:
-    for publication in publications:
-        for store in publication.tracks:
-            handler.add_track(store)
-    return handler
 
 
 @pytest.mark.parametrize("handler", [Publisher, NoSubscribe])
