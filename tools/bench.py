@@ -195,8 +195,16 @@ class Role:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident(self) -> int:
+        """Octets of memory now."""
+        return self._status("VmRSS")
+
+    def peak(self) -> int:
+        """Octets of memory at most."""
+        return self._status("VmHWM")
+
+    def _status(self, field: str) -> int:
         status = Path(f"/proc/{self.popen.pid}/status").read_text()
-        match = re.search(r"VmRSS:\s+(\d+)", status)
+        match = re.search(rf"{field}:\s+(\d+)", status)
         return int(match.group(1)) * 1024 if match else 0
 
     def stop(self) -> str:

@@ -23,9 +23,7 @@ from kvsp.blocks.kv_files import KvFile, load_descriptor
 from kvsp.blocks.layout import Tensor, block_section, section_tensor
 from kvsp.names.codes import Codec, ElementType
 from kvsp.names.identity import Descriptor
-from tools.demo import CACHE, DATA
-
-COMPAT = DATA / "smollm2-survey.compat.json"
+from tools.demo import CACHE, COMPAT
 
 
 class Figures(NamedTuple):

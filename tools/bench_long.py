@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ import numpy as np
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.names.identity import Descriptor, Scope
 from moqt.quic.certificates import make_self_signed
+from tools.bench import Role
 
 BIN = Path(sys.executable).parent
 DEADLINE = 1800.0
@@ -64,27 +64,13 @@ def make_cache(folder: Path, options: argparse.Namespace) -> list[str]:
     return [part for option, name in names for part in (f"--{option}", str(folder / name))]
 
 
-def started(program: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([BIN / program, *arguments], stdout=subprocess.PIPE, text=True)
+def started(program: str, *arguments: str | Path) -> Role:
+    return Role([str(BIN / program), *map(str, arguments)])
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"{process.args!r} ended with {process.wait()}")
-    return line
-
-
-def usage(pid: int) -> dict[str, float]:
+def usage(process: Role) -> dict[str, float]:
     """CPU seconds and most memory of a process that runs."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert peak is not None
-    return {
-        "cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-        "peak_mb": int(peak.group(1)) * 1024 / 1e6,
-    }
+    return {"cpu_s": process.cpu(), "peak_mb": process.peak() / 1e6}
 
 
 def metric(address: str, name: str) -> float:
@@ -97,9 +83,9 @@ def metric(address: str, name: str) -> float:
 def retrieve(arguments: list[str | Path]) -> dict[str, Any]:
     """Run a consumer to its end; its JSON with its CPU and memory."""
     consumer = started("kvcs-subscribe", *arguments, "--json", "--timeout", str(DEADLINE))
-    assert consumer.stdout is not None
-    out = consumer.stdout.read()
-    _, status, used = os.wait4(consumer.pid, 0)
+    assert consumer.popen.stdout is not None
+    out = consumer.popen.stdout.read()
+    _, status, used = os.wait4(consumer.popen.pid, 0)
     if status:
         raise SystemExit(f"the consumer failed: {out}")
     result: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -117,16 +103,16 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     ]
     try:
-        ready = line_of(processes[0])
+        ready = processes[0].line()
         url = ready.split()[3]
         metrics = ready.split("metrics http://")[1].split("/")[0]
         common: list[str | Path] = [url, "--cafile", cert, *identity]
         began = time.monotonic()
         publisher = started("kvcs-publish", *common, "--kv", folder / "cache", "--json")
         processes.append(publisher)
-        line_of(publisher)
+        publisher.line()
         if not options.live:
-            wait_until_put(publisher.pid)
+            wait_until_put(publisher)
         published = time.monotonic() - began
         arguments: list[str | Path] = [*common, "--out", folder / "out"]
         runs = [retrieve(arguments) for _ in range(options.consumers)]
@@ -135,14 +121,14 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             assert run["objects_verified"] == run["objects_confirmed"] == objects(options), run
         if (folder / "out").read_bytes()[-4096:] != (folder / "cache").read_bytes()[-4096:]:
             raise SystemExit("what came is not what was published")
-        relay = usage(processes[0].pid) | {"hold_s": metric(metrics, "loop_hold_seconds")}
-        used = usage(publisher.pid)
-        publisher.terminate()
-        used["hold_s"] = json.loads(line_of(publisher))["loop_hold_seconds"]
+        relay = usage(processes[0]) | {"hold_s": metric(metrics, "loop_hold_seconds")}
+        used = usage(publisher)
+        publisher.popen.terminate()
+        used["hold_s"] = json.loads(publisher.line())["loop_hold_seconds"]
     finally:
         for process in reversed(processes):
-            process.kill()
-            process.wait()
+            process.popen.kill()
+            process.popen.wait()
     return {
         "tokens": options.tokens,
         "layers": options.layers,
@@ -163,12 +149,12 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def wait_until_put(pid: int) -> None:
+def wait_until_put(publisher: Role) -> None:
     """Until a publisher has nothing to do: everything is put."""
     until, before = time.monotonic() + DEADLINE, -1.0
     while time.monotonic() < until:
         time.sleep(1)
-        now = usage(pid)["cpu_s"]
+        now = publisher.cpu()
         if now - before < 0.05:
             return
         before = now

@@ -51,9 +51,9 @@ PATHS: dict[str, tuple[Path, Path]] = {
     "5 MB/s a flow, by 4": (POLICED,) * 2,
     **PROFILES,
 }
+"""Up from the consumer and down to it."""
 CONNECTIONS = {"5 MB/s a flow, by 4": 4}
 """Of our consumer, where it has more than one; the other columns have one."""
-"""Up from the consumer and down to it."""
 COLUMNS = ("kvcs", "raw", "aiomoqt")
 LEAST_PEER_SECONDS = 3
 BUSY = 0.01

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from safetensors.numpy import load_file
 BIN = Path(sys.executable).parent
 DATA = Path(__file__).resolve().parent / "data"
 CACHE = DATA / "smollm2-survey.safetensors"
-IDENTITY = ["--compat", DATA / "smollm2-survey.compat.json"]
+COMPAT = DATA / "smollm2-survey.compat.json"
+IDENTITY = ["--compat", COMPAT]
 IDENTITY += ["--tokens", DATA / "smollm2-survey.tokens.json"]
 LIVE_DELAY_MS = 100
 WIDTH = 56
@@ -66,6 +68,50 @@ class Child:
         self.popen.wait()
 
 
+class Stage:
+    """The folder and the processes of a demo, which end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[Child] = []
+
+    def start(self, program: str, *arguments: object) -> Child:
+        child = Child(self.folder, f"{len(self.children)}-{program}", program, *arguments)
+        self.children.append(child)
+        return child
+
+    def relay(self, console: Console) -> list[object]:
+        """Start a relay; its URL and certificate, as the other programs take them."""
+        listening = "--listen", "127.0.0.1:0"
+        relay = self.start("kvcs-relay", *listening, "--self-signed", self.folder / "tls")
+        url = relay.wait_for(r"moqt://[^\s,]+:\d+")
+        console.print(f"relay      {url}")
+        return [url, "--cafile", self.folder / "tls" / "cert.pem"]
+
+    def scope(self) -> list[object]:
+        """Make a scope; the option that names it."""
+        file = self.folder / "scope.json"
+        self.start("kvcs-keygen", "scope", file).popen.wait(DEADLINE)
+        return ["--scope-key-file", file]
+
+
+def perform(name: str, run: Callable[[Console, Stage], None]) -> int:
+    """Run a demo in a folder of its own; the exit code."""
+    console = Console(width=130 if not sys.stdout.isatty() else None)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            stage = Stage(Path(folder))
+            try:
+                run(console, stage)
+            finally:
+                for child in stage.children:
+                    child.kill()
+    except DemoFailed as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def tensors_digest(file: Path) -> str:
     """SHA-256 over name, element type, shape and octets of every tensor, by name.
 
@@ -88,19 +134,10 @@ def waterfall(console: Console, title: str, seconds: list[float]) -> None:
         console.print(f"  layer {layer:>2} {bar:<{WIDTH}} {at * 1000:6.0f} ms", highlight=False)
 
 
-def run(console: Console, folder: Path, children: list[Child]) -> None:
-    def start(program: str, *arguments: object) -> Child:
-        child = Child(folder, f"{len(children)}-{program}", program, *arguments)
-        children.append(child)
-        return child
-
-    scope = folder / "scope.json"
-    start("kvcs-keygen", "scope", scope).popen.wait(DEADLINE)
-    relay = start("kvcs-relay", "--listen", "127.0.0.1:0", "--self-signed", folder / "tls")
-    url = relay.wait_for(r"moqt://[^\s,]+:\d+")
-    console.print(f"relay      {url}")
-    common = [url, "--cafile", folder / "tls" / "cert.pem", "--scope-key-file", scope, *IDENTITY]
-    publisher = start("kvcs-publish", *common, "--kv", CACHE, "--live-delay", LIVE_DELAY_MS)
+def run(console: Console, stage: Stage) -> None:
+    scope = stage.scope()
+    common = [*stage.relay(console), *scope, *IDENTITY]
+    publisher = stage.start("kvcs-publish", *common, "--kv", CACHE, "--live-delay", LIVE_DELAY_MS)
     publisher.wait_for("publishing")
     console.print(f"publisher  producing {CACHE.name}, a layer every {LIVE_DELAY_MS} ms")
     rows: list[tuple[str, dict[str, Any], str]] = []
@@ -109,8 +146,10 @@ def run(console: Console, folder: Path, children: list[Child]) -> None:
         if number == 2:
             publisher.kill()
             console.print("publisher  killed (SIGKILL)")
-        out = folder / f"received-{number}.safetensors"
-        consumer = start("kvcs-subscribe", *common, "--out", out, "--json", "--timeout", DEADLINE)
+        out = stage.folder / f"received-{number}.safetensors"
+        consumer = stage.start(
+            "kvcs-subscribe", *common, "--out", out, "--json", "--timeout", DEADLINE
+        )
         result = consumer.result()
         rows.append((how, result, tensors_digest(out)))
         console.print(f"consumer {number} {how}: {result['tokens']} tokens")
@@ -141,21 +180,5 @@ def run(console: Console, folder: Path, children: list[Child]) -> None:
         raise DemoFailed("what was received differs from the original")
 
 
-def main() -> int:
-    console = Console(width=130 if not sys.stdout.isatty() else None)
-    children: list[Child] = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                run(console, Path(folder), children)
-            finally:
-                for child in children:
-                    child.kill()
-    except DemoFailed as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(perform("demo", run))

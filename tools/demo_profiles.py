@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -23,9 +23,19 @@ from safetensors.numpy import load_file
 
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.simple.names import MAX_LITERAL_PROMPT, PromptNamespace
-from tools.demo import CACHE, DATA, DEADLINE, IDENTITY, Child, DemoFailed, tensors_digest
+from tools.demo import (
+    CACHE,
+    COMPAT,
+    DATA,
+    DEADLINE,
+    IDENTITY,
+    Child,
+    DemoFailed,
+    Stage,
+    perform,
+    tensors_digest,
+)
 
-COMPAT = DATA / "smollm2-survey.compat.json"
 PROMPT_FILE = DATA / "smollm2-survey.prompt.txt"
 PROMPT = PROMPT_FILE.read_bytes()
 GROUP_TOKENS = 32
@@ -39,41 +49,43 @@ Result = dict[str, Any]
 def largest_error(out: Path) -> float:
     """The largest difference of a value from the original's, as a part of the largest value of
     its tensor."""
-    errors = [0.0]
+    errors, tensors = [0.0], load_file(out)
     for name, original in load_file(CACHE).items():
         wide = original.astype(np.float32)
-        received = load_file(out)[name].astype(np.float32)
+        received = tensors[name].astype(np.float32)
         errors.append(float(np.abs(received - wide).max() / np.abs(wide).max()))
     return max(errors)
 
 
-def run(console: Console, folder: Path, children: list[Child], production: float) -> None:
-    def start(program: str, *arguments: object) -> Child:
-        child = Child(folder, f"{len(children)}-{program}", program, *arguments)
-        children.append(child)
-        return child
+class Came(NamedTuple):
+    """What a consumer wrote, against the original."""
 
-    scope = folder / "scope.json"
-    start("kvcs-keygen", "scope", scope).popen.wait(DEADLINE)
-    relay = start("kvcs-relay", "--listen", "127.0.0.1:0", "--self-signed", folder / "tls")
-    url = relay.wait_for(r"moqt://[^\s,]+:\d+")
-    console.print(f"relay      {url}")
-    common = [url, "--cafile", folder / "tls" / "cert.pem"]
+    digest: str
+    error: float
+
+
+def compared(out: Path) -> Came:
+    return Came(tensors_digest(out), largest_error(out))
+
+
+def run(console: Console, stage: Stage, production: float) -> None:
+    scope = stage.scope()
+    common = stage.relay(console)
     second = ["--profile", "kvcache", *common, "--compat", COMPAT, "--prompt", PROMPT_FILE]
     second += ["--group-tokens", GROUP_TOKENS]
     original = load_file(CACHE)
     tokens, layers = len(original["layers.0.k"]), len(original) // 2
     delay = production * 1000 / (-(-tokens // GROUP_TOKENS) - 1)
-    publisher = start(
+    publisher = stage.start(
         *("kvcs-publish", *second, "--kv", CACHE, "--live-delay", delay),
         *("--compression", "FP16", "--compression", "Int8"),
     )
     publisher.wait_for("publishing")
 
     def consumer(name: str, *arguments: object) -> tuple[Child, Path]:
-        out = folder / f"{name}.safetensors"
+        out = stage.folder / f"{name}.safetensors"
         asked = (*arguments, "--out", out, "--json", "--timeout", DEADLINE)
-        return start("kvcs-subscribe", *asked), out
+        return stage.start("kvcs-subscribe", *asked), out
 
     asked = [consumer(name, *second, "--compression", name) for name in ("FP16", "Int8")]
     fp16, int8 = (child.result() for child, _ in asked)
@@ -82,8 +94,8 @@ def run(console: Console, folder: Path, children: list[Child], production: float
     late, late_out = consumer("Int8-late", *second, "--compression", "Int8")
     cached = late.result()
 
-    identity = [*common, "--scope-key-file", scope, *IDENTITY]
-    kvcs_publisher = start(
+    identity = [*common, *scope, *IDENTITY]
+    kvcs_publisher = stage.start(
         "kvcs-publish", *identity, "--kv", CACHE, "--live-delay", production * 1000 / (layers - 1)
     )
     seen = kvcs_publisher.wait_for(r"namespace \S+").split()[1]
@@ -92,30 +104,29 @@ def run(console: Console, folder: Path, children: list[Child], production: float
 
     lossless = tensors_digest(CACHE)
     rows = [
-        ("kvcache, FP16, live", fp16, "first_chunk_seconds", asked[0][1]),
-        ("kvcache, Int8, live", int8, "first_chunk_seconds", asked[1][1]),
-        ("kvcache, Int8, publisher killed", cached, "first_chunk_seconds", late_out),
-        ("kvcs, raw, live", kvcs, "first_layer_seconds", layered_out),
+        ("kvcache, FP16, live", fp16, "first_chunk_seconds", compared(asked[0][1])),
+        ("kvcache, Int8, live", int8, "first_chunk_seconds", compared(asked[1][1])),
+        ("kvcache, Int8, publisher killed", cached, "first_chunk_seconds", compared(late_out)),
+        ("kvcs, raw, live", kvcs, "first_layer_seconds", compared(layered_out)),
     ]
     table = Table(title=f"{tokens} tokens of {layers} layers, produced within {production:g} s")
     for heading in ("", "MB", "first chunk or layer", "all", "verified", "against the original"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for how, result, first, out in rows:
-        error = largest_error(out)
+    for how, result, first, came in rows:
         table.add_row(
             how,
             f"{result['octets'] / 1e6:.2f}",
             f"{result[first] * 1000:.0f} ms",
             f"{result['seconds'] * 1000:.0f} ms",
             f"{result.get('objects_verified', 0)} Objects",
-            "octet for octet" if tensors_digest(out) == lossless else f"within {error:.1%}",
+            "octet for octet" if came.digest == lossless else f"within {came.error:.1%}",
         )
     console.print(table)
     console.print("\nFor all tokens of layer 0, which computing begins with, there are needed:")
     console.print(f"  kvcache  every chunk: {fp16['seconds'] * 1000:.0f} ms")
     console.print(f"  kvcs     its Group:   {kvcs['first_layer_seconds'] * 1000:.0f} ms")
     show_names(console, seen)
-    check(fp16, int8, cached, kvcs, [out for _, _, _, out in rows], lossless)
+    check(fp16, int8, cached, kvcs, [came for *_, came in rows], lossless)
 
 
 def show_names(console: Console, kvcs_namespace: str) -> None:
@@ -134,15 +145,15 @@ def show_names(console: Console, kvcs_namespace: str) -> None:
 
 
 def check(
-    fp16: Result, int8: Result, cached: Result, kvcs: Result, outs: list[Path], lossless: str
+    fp16: Result, int8: Result, cached: Result, kvcs: Result, came: list[Came], lossless: str
 ) -> None:
     """Raises DemoFailed for what should be and is not."""
-    digests = [tensors_digest(out) for out in outs]
+    digests = [each.digest for each in came]
     held = {
         "FP16 and the original are the same": digests[0] == lossless,
         "kvcs and the original are the same": digests[3] == lossless,
         "Int8 is the same live and from the cache": digests[1] == digests[2] != lossless,
-        "Int8 is within 1 % of the largest value": largest_error(outs[1]) < 0.01,
+        "Int8 is within 1 % of the largest value": came[1].error < 0.01,
         "Int8 has fewer octets": int8["octets"] == cached["octets"] < 0.6 * fp16["octets"],
         "what was produced came before the end of production": (
             fp16["first_chunk_seconds"] < fp16["seconds"]
@@ -159,19 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="produce faster")
     production = QUICK_PRODUCTION_S if parser.parse_args().quick else PRODUCTION_S
-    console = Console(width=130 if not sys.stdout.isatty() else None)
-    children: list[Child] = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                run(console, Path(folder), children, production)
-            finally:
-                for child in children:
-                    child.kill()
-    except DemoFailed as error:
-        print(f"demo-profiles: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return perform("demo-profiles", partial(run, production=production))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,7 @@ import re
 import signal
 import sys
 
-import pytest
-
 from tests.e2e.support import BIN, Process, make_cache, relay
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return make_cache(tmp_path / "cache")
 
 
 def doctor(hub, *options, code: int = 0, url: str | None = None, cafile=True) -> dict[str, list]:
@@ -107,20 +100,10 @@ def test_one_that_is_only_announced_is_named(tmp_path, cache):
 
 def test_a_token_that_is_missing_is_said(tmp_path, cache):
     auth = tmp_path / "principals.json"
-    Process(
-        tmp_path,
-        "token",
-        BIN / "kvcs-keygen",
-        "token",
-        tmp_path / "token",
-        "--every-scope",
-        "--principals",
-        auth,
-    ).finish(0)
+    arguments = ("token", tmp_path / "token", "--every-scope", "--principals", auth)
+    Process(tmp_path, "keygen", BIN / "kvcs-keygen", *arguments).finish()
     with relay(tmp_path / "hub", "--auth", auth) as hub:
         found = doctor(hub, *cache.identity(), code=4)
-        level, text = (
-            next(iter(found.values()))[-1] if len(found) == 1 else (found["authorization"][0])
-        )
+        ((level, text),) = found["authorization"]
         assert level == "failed" and "--token-file" in text
         doctor(hub, *cache.identity(), "--token-file", tmp_path / "token", code=3)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
 
-from tests.e2e.support import make_cache, relay
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return make_cache(tmp_path / "cache")
+from tests.e2e.support import relay
 
 
 @pytest.fixture
@@ -37,7 +31,8 @@ def test_what_one_relay_has_not_another_one_gives(tmp_path, cache, cafile, first
         cache.check(out)
         assert {span["source"] for span in result["sources"]} == {two.url}
         assert (result["relay_error"] is not None) == (first == "gone")
-        os.kill(one.process.popen.pid, signal.SIGCONT) if first == "silent" else None
+        if first == "silent":
+            one.process.signal(signal.SIGCONT)
 
 
 def test_the_bound_of_the_whole_is_what_recomputing_takes(tmp_path, cache):

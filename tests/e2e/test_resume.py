@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.e2e.support import make_cache, readable, relay
+from tests.e2e.support import eventually, make_cache, readable, relay
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
@@ -21,8 +21,12 @@ def test_a_retrieval_goes_on_after_its_process_ended(tmp_path, number):
         consumer = hub.subscribe(cache, out, "--resume", name="first")
         log = out.with_name("out.resume-log")
         wanted = 2 * cache.blocks * 3
-        while not log.exists() or len(log.read_bytes().partition(b"\n")[2]) < 77 * wanted:
+
+        def noted() -> bool:
             assert consumer.popen.poll() is None, consumer.stderr
+            return log.exists() and len(log.read_bytes().partition(b"\n")[2]) >= 77 * wanted
+
+        eventually(noted, "all that was produced is noted")
         consumer.signal(number)
         assert consumer.wait() == (-number if number == signal.SIGKILL else 128 + number)
         assert not out.exists()

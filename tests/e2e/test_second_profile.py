@@ -17,7 +17,7 @@ def started(hub: Relay, program: str, cache: Cache, prompt: bytes, name: str, *o
     file.write_bytes(prompt)
     common = ("--profile", "kvcache", hub.url, "--cafile", hub.cafile, "--compat", cache.compat)
     command = (BIN / program, *common, "--prompt", file, "--group-tokens", "8", *options)
-    return Process(hub.directory, name, *map(str, command))
+    return Process(hub.directory, name, *command)
 
 
 def publish(hub: Relay, cache: Cache, *options, prompt=PROMPT, name="publish") -> Process:
@@ -78,7 +78,7 @@ def test_rights_are_given_by_model(cache: Cache, tmp_path: Path) -> None:
     principals = tmp_path / "principals.json"
     for name, options in made.items():
         command = (BIN / "kvcs-keygen", "token", tmp_path / name, "--principals", principals)
-        Process(tmp_path, f"keygen-{name}", *map(str, command), *map(str, options)).finish(0)
+        Process(tmp_path, f"keygen-{name}", *command, *options).finish(0)
 
     def shown(name: str) -> tuple[str, Path]:
         return "--token-file", tmp_path / name
@@ -94,7 +94,7 @@ def test_rights_are_given_by_model(cache: Cache, tmp_path: Path) -> None:
 
 def test_the_help_says_what_the_profile_shows_and_does_not_check(tmp_path: Path) -> None:
     def help_of(*command: object) -> str:
-        process = Process(tmp_path, "help", *map(str, command), "--help").finish(0)
+        process = Process(tmp_path, "help", *command, "--help").finish(0)
         return " ".join(process.stdout.replace("│", " ").split())
 
     for program in ("kvcs-publish", "kvcs-subscribe"):

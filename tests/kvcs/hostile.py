@@ -20,9 +20,9 @@ from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.track.store import TrackStore
-from moqt.track.stored import StoredObject
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
 from moqt.values.names import FullTrackName, Location
+from tests.kvcs.copies import Change, Copy
 from tests.kvcs.support import BLOCK, TOKENS, kv, produced
 
 KEY = bytes(range(32))
@@ -71,56 +71,6 @@ class World:
         """A publication as somebody makes it who has neither the content keys nor the key of
         a producer; that he knows the names is granted."""
         return produced(tokens=tokens, cache=cache, scope=Scope(KEY, tuple(keys)), **changes)
-
-
-class Copy(NamedTuple):
-    """An Object as it is served."""
-
-    payload: bytes
-    priority: int
-    properties: bytes
-
-
-Change = Callable[[Location, Copy], Copy | None]
-
-
-def served(
-    store: TrackStore,
-    change: Change = lambda _, copy: copy,
-    *,
-    name: FullTrackName | None = None,
-    from_: Mapping[Location, Location] | None = None,
-    of: TrackStore | None = None,
-) -> TrackStore:
-    """A copy of a complete track: under another `name`, each Object changed by `change`, None
-    dropping it; at each Location of `from_` the Object that stands at its value; the payloads
-    taken from the track `of`."""
-    copy = TrackStore(name or store.name, store.properties)
-    source = store if of is None else of
-    for group_id in store.group_ids:
-        for object_id in store.groups[group_id].ids:
-            stored = store.groups[group_id].objects[object_id]
-            if stored.status is not ObjectStatus.NORMAL:
-                copy.mark_end(stored.location, stored.status, priority=stored.priority)
-                continue
-            at = (from_ or {}).get(stored.location, stored.location)
-            made = change(stored.location, _copy(source.groups[at.group].objects[at.object]))
-            if made is not None:
-                copy.append(
-                    group_id,
-                    object_id,
-                    made.payload,
-                    priority=made.priority,
-                    properties=made.properties,
-                )
-        copy.finish_subgroup(group_id, 0)
-    if store.ended:
-        copy.finish(PublishDoneCode.TRACK_ENDED)
-    return copy
-
-
-def _copy(stored: StoredObject) -> Copy:
-    return Copy(bytes(stored.payload), stored.priority, stored.properties)
 
 
 def under(namespace: PublicationNamespace, store: TrackStore) -> FullTrackName:
@@ -199,14 +149,8 @@ def cut(store: TrackStore, layers: int, blocks: int) -> TrackStore:
     copy = TrackStore(store.name, store.properties)
     for group in range(layers):
         for object_id in range(blocks):
-            made = _copy(store.groups[group].objects[object_id])
-            copy.append(
-                group,
-                object_id,
-                made.payload,
-                priority=made.priority,
-                properties=made.properties,
-            )
+            stored = store.groups[group].objects[object_id]
+            Copy.of(stored).put(copy, stored.location)
         copy.mark_end(Location(group, blocks), ObjectStatus.END_OF_GROUP, priority=0)
         copy.finish_subgroup(group, 0)
     copy.mark_end(Location(layers, 0), ObjectStatus.END_OF_TRACK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
-from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
+from tests.kvcs.copies import Copy, served
 from tests.moqt.memory import ALPN, Pair
 
 LAYERS = 6
@@ -68,19 +69,33 @@ def same(a, b) -> bool:
 def produced(
     described: Descriptor = DESCRIPTOR, tokens=TOKENS, cache=None, *, scope=SCOPE, **settings
 ) -> Publication:
-    """A complete publication."""
+    """A publication that is complete, or has as many layers as `cache`."""
     publication = Publication(scope, described, tokens, **settings)
-    for layer, (k, v) in enumerate(cache or kv(described, len(tokens))):
+    cache = kv(described, len(tokens)) if cache is None else cache
+    for layer, (k, v) in enumerate(cache):
         publication.put_layer(layer, k, v)
     return publication
 
 
-def publisher(*publications: Publication) -> Publisher:
-    served = Publisher()
+def block_by_block(publication: Publication, cache, layers=range(LAYERS)) -> Iterator[None]:
+    """Puts a block of `layers` at each step."""
+    for layer in layers:
+        for block in range(BLOCKS):
+            rows = slice(block * BLOCK, (block + 1) * BLOCK)
+            publication.put_block(layer, block, *(tensor[rows] for tensor in cache[layer]))
+            yield
+
+
+def serving(handler, *publications):
+    """`handler`, which serves the tracks that publications have now."""
     for publication in publications:
         for store in publication.tracks:
-            served.add_track(store)
-    return served
+            handler.add_track(store)
+    return handler
+
+
+def publisher(*publications: Publication) -> Publisher:
+    return serving(Publisher(), *publications)
 
 
 def manifests(publication):
@@ -90,21 +105,18 @@ def manifests(publication):
 
 def altered(store: TrackStore, change) -> TrackStore:
     """A copy of a complete store; `change(location, payload)` gives a payload or None to drop."""
-    copy = TrackStore(store.name, store.properties)
-    for group_id in store.group_ids:
-        group = store.groups[group_id]
-        for object_id in group.ids:
-            stored = group.objects[object_id]
-            if stored.status is not ObjectStatus.NORMAL:
-                copy.mark_end(stored.location, stored.status, priority=stored.priority)
-                continue
-            payload = change(stored.location, bytes(stored.payload))
-            if payload is not None:
-                copy.append(group_id, object_id, payload, priority=stored.priority)
-        copy.finish_subgroup(group_id, 0)
-    if store.ended:
-        copy.finish(PublishDoneCode.TRACK_ENDED)
-    return copy
+
+    def changed(location: Location, copy: Copy) -> Copy | None:
+        payload = change(location, copy.payload)
+        return None if payload is None else copy._replace(payload=payload)
+
+    return served(store, changed)
+
+
+def serve_first_layers(handler, publication: Publication, layers: int) -> None:
+    """The data tracks of a publication have no more than these, as `handler` serves them."""
+    for store in publication.tracks[1:]:
+        handler.add_track(altered(store, lambda at, data: data if at.group < layers else None))
 
 
 def corrupted(*locations):
@@ -124,9 +136,7 @@ class Split(Publisher):
 
     def __init__(self, *publications: Publication) -> None:
         super().__init__()
-        for publication in publications:
-            for store in publication.tracks:
-                self.add_track(store)
+        serving(self, *publications)
         self.subscribed = {}
         self.subscribes = 0
         self.fetches = []
@@ -219,6 +229,13 @@ class Link:
         settings.setdefault("timeout", 10)
         settings.setdefault("grace", 0.02)
         return Consumer(self.session, scope, described, tokens, **settings)
+
+
+async def until(condition) -> None:
+    """Let the loop run until something holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  (nothing of what is tested signals it)
+            await asyncio.sleep(0.001)
 
 
 async def collect(consumer) -> list:

@@ -12,11 +12,19 @@ from kvsp.client import Arrived, Fault, Layer, Missing, RetrievalResult
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys
 from kvsp.records.records import LookupResponse, MatchedBlock, ReplicaRecord, replica_digest
-from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, SCOPE, TOKENS, kv
+from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, LAYERS, SCOPE, TOKENS, kv, same
 
 H1 = "https://h1.example/kvsp/"
 OTHER_RELAY = "moqt://other.example"
 CACHE = kv()
+
+
+def check(layers, cache=CACHE, blocks=BLOCKS) -> None:
+    """The layers are all of `cache`, in order, each of its first `blocks` blocks."""
+    assert [layer.index for layer in layers] == list(range(LAYERS))
+    for layer in layers:
+        for got, wanted in zip((layer.k, layer.v), cache[layer.index], strict=True):
+            assert same(got, wanted[: blocks * BLOCK])
 
 
 def record(cache, block, *, holder=H1, key=None, described=DESCRIPTOR) -> ReplicaRecord:

@@ -18,9 +18,7 @@ from moqt.values.names import Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
-    DESCRIPTOR,
     LAYERS,
-    SCOPE,
     TOKENS,
     Link,
     altered,
@@ -28,21 +26,13 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
-    same,
+    until,
 )
-from tests.kvcs.support_fallback import FakeClient
+from tests.kvcs.support_fallback import CACHE, FakeClient, check
 from tests.kvcs.support_segments import in_codec, segmented
 
-CACHE = kv()
 SHORT = 2
 RELAY = "moqt://relay.example:4443"
-
-
-def check(layers, blocks) -> None:
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), CACHE[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
 
 
 def of(blocks: int) -> Publication:
@@ -51,10 +41,7 @@ def of(blocks: int) -> Publication:
 
 def live(layers: int = 0, blocks: int = BLOCKS) -> Publication:
     """One that is still being produced."""
-    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: blocks * BLOCK])
-    for layer, (k, v) in enumerate(CACHE[:layers]):
-        publication.put_layer(layer, k, v)
-    return publication
+    return produced(tokens=TOKENS[: blocks * BLOCK], cache=CACHE[:layers])
 
 
 class Scope(Publisher):
@@ -168,7 +155,7 @@ async def test_a_longer_publication_that_is_of_no_use_hides_no_shorter_one(
     scope.put(of(SHORT))
     async with Link(scope) as link:
         consumer = link.consumer(discovery=discovery, patience=0.1, timeout=10)
-        check((await collect(consumer))[-LAYERS:], SHORT)
+        check((await collect(consumer))[-LAYERS:], blocks=SHORT)
         assert consumer.stats.blocks == SHORT
         await link.assert_clean()
 
@@ -180,7 +167,7 @@ async def test_nor_does_it_hide_a_whole_one_of_the_same_length(wrong) -> None:
     scope.put(of(BLOCKS))
     async with Link(scope) as link:
         consumer = link.consumer(patience=0.1, timeout=10)
-        check((await collect(consumer))[-LAYERS:], BLOCKS)
+        check((await collect(consumer))[-LAYERS:])
         await link.assert_clean()
 
 
@@ -189,7 +176,7 @@ async def test_a_whole_publication_comes_before_one_in_production_of_the_same_le
     async with Link(publisher(slow, whole)) as link:
         for _ in range(4):
             consumer = link.consumer(patience=60, timeout=10)
-            check(await collect(consumer), BLOCKS)
+            check(await collect(consumer))
             assert consumer.stats.publication == whole.namespace.publication_id.hex()
             assert consumer.stats.mode == "fetch"
 
@@ -203,15 +190,14 @@ async def test_a_longer_one_in_production_comes_before_a_shorter_whole_one() -> 
                 layers.append(layer)
                 if slow.next_object:
                     slow.put_layer(layer.index + 1, *CACHE[layer.index + 1])
-        check(layers, BLOCKS)
+        check(layers)
 
 
 async def retrieved(consumer, slow, when) -> list:
     """The layers handed over; `slow` goes on after its first one `when` the stats say so."""
 
     async def go_on() -> None:
-        while not when(consumer.stats):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: when(consumer.stats))
         for layer in range(1, LAYERS):
             slow.put_layer(layer, *CACHE[layer])
 
@@ -226,7 +212,7 @@ async def test_one_that_stalled_is_gone_back_to_when_all_others_have_failed() ->
     served.add_track(altered(bad.tracks[0], lambda at, octets: b"{}"))
     async with Link(served) as link, link.consumer(patience=0.1, timeout=10) as consumer:
         layers = await retrieved(consumer, slow, lambda stats: "missing-member" in stats.discarded)
-        check(layers[-LAYERS:], BLOCKS)
+        check(layers[-LAYERS:])
 
 
 @pytest.mark.parametrize("how", ["", "silent"])
@@ -237,7 +223,7 @@ async def test_one_that_stalled_is_gone_back_to_when_those_that_are_left_bring_n
     scope.put(never, how)
     async with Link(scope) as link, link.consumer(patience=0.1, timeout=10) as consumer:
         layers = await retrieved(consumer, slow, lambda stats: stats.publications_tried >= 2)
-        check(layers[-LAYERS:], BLOCKS)
+        check(layers[-LAYERS:])
 
 
 async def test_one_whose_object_comes_drop_by_drop_hides_no_other() -> None:
@@ -261,7 +247,7 @@ async def test_one_whose_object_comes_drop_by_drop_hides_no_other() -> None:
         dripping = asyncio.create_task(drip())
         layers = await collect(link.consumer(patience=0.1, timeout=4))
         dripping.cancel()
-        check(layers[-LAYERS:], SHORT)
+        check(layers[-LAYERS:], blocks=SHORT)
 
 
 @pytest.mark.parametrize("longer", [merely_announced, announced_many_times, stalled, never_begun])
@@ -273,7 +259,7 @@ async def test_a_longer_one_that_brings_nothing_does_not_hide_what_holders_have(
         consumer = link.consumer(
             patience=0.1, timeout=10, fallback=Fallback(holders, after=0.05, relay=RELAY)
         )
-        check((await collect(consumer))[-LAYERS:], SHORT)
+        check((await collect(consumer))[-LAYERS:], blocks=SHORT)
         await link.assert_clean()
 
 
@@ -332,7 +318,7 @@ def test_what_is_retrieved_is_the_true_cache_of_the_longest_prefix_that_somebody
             if wholes:
                 layers = (await collect(consumer))[-LAYERS:]
                 blocks = consumer.stats.blocks
-                check(layers, blocks)
+                check(layers, blocks=blocks)
                 # where many that are dead share a prefix, a shorter one may have its turn first
                 many = announced_many_times in wrongs or len(wrongs) + lies >= OF_ONE_PREFIX
                 assert blocks in wholes if many else blocks == max(wholes)

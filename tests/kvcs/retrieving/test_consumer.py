@@ -39,6 +39,7 @@ from tests.kvcs.support import (
     Link,
     Split,
     altered,
+    block_by_block,
     collect,
     corrupted,
     descriptor,
@@ -96,18 +97,12 @@ async def test_a_live_join_at_any_point_brings_every_object_exactly_once(
     before = 2 if joined == "mid-layer" else joined
     for layer in range(before):
         publication.put_layer(layer, *cache[layer])
-    todo = [(layer, block) for layer in range(before, LAYERS) for block in range(BLOCKS)]
-
-    def put():
-        layer, block = todo.pop(0)
-        rows = slice(block * BLOCK, (block + 1) * BLOCK)
-        publication.put_block(layer, block, *(t[rows] for t in cache[layer]))
-
+    steps = block_by_block(publication, cache, range(before, LAYERS))
     if joined == "mid-layer":
-        put()
-        put()
+        next(steps)
+        next(steps)
     async with Link(publisher(publication), seed=seed) as link:
-        link.on_pump = lambda n: put() if todo and n > 20 and n % 2 else None
+        link.on_pump = lambda n: next(steps, None) if n > 20 and n % 2 else None
         consumer = link.consumer(mode="live")
         layers = await collect(consumer)
         check(layers, cache)

@@ -22,7 +22,6 @@ from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.names import FullTrackName
 from tests.kvcs.support import (
-    BLOCK,
     BLOCKS,
     DESCRIPTOR,
     LAYERS,
@@ -31,12 +30,15 @@ from tests.kvcs.support import (
     Link,
     Split,
     altered,
+    block_by_block,
     collect,
     corrupted,
     kv,
     produced,
     publisher,
     same,
+    serve_first_layers,
+    until,
 )
 
 OBJECTS = 2 * LAYERS * BLOCKS
@@ -113,8 +115,7 @@ async def test_nothing_is_done_with_it_before_the_manifest_shows_that_it_is_ours
         destination = Watched(DESCRIPTOR)
         consumer = link.consumer(destination=destination, patience=5)
         collecting = asyncio.create_task(collect(consumer))
-        while len(link.handler.fetches) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: len(link.handler.fetches) >= 2)
         await link.settle()
         assert destination.begun == 0 and consumer.octets_held == 0
         assert consumer.stats.objects_verified == 0
@@ -147,17 +148,11 @@ async def test_every_object_comes_once_at_whatever_point_of_production_it_is_ask
 ) -> None:
     cache = kv()
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
-    todo = [(layer, block) for layer in range(LAYERS) for block in range(BLOCKS)]
-
-    def put() -> None:
-        layer, block = todo.pop(0)
-        rows = slice(block * BLOCK, (block + 1) * BLOCK)
-        publication.put_block(layer, block, *(t[rows] for t in cache[layer]))
-
+    steps = block_by_block(publication, cache)
     for _ in range(joined):
-        put()
+        next(steps)
     async with Link(publisher(publication)) as link:
-        link.on_pump = lambda n: put() if todo and n > 20 and n % 2 else None
+        link.on_pump = lambda n: next(steps, None) if n > 20 and n % 2 else None
         consumer = link.consumer()
         layers = await collect(consumer)
         assert all(same(each.v, cache[each.index][1]) for each in layers)
@@ -234,9 +229,7 @@ async def test_it_ends_with_the_retrieval_when_another_publication_gave_layer_0_
 
     second_fields = second.namespace.fields
     handler = Hanging(first, second)
-    for store in first.tracks[1:]:
-        handler.remove_track(store.name)
-        handler.add_track(altered(store, lambda at, data: data if at.group < 3 else None))
+    serve_first_layers(handler, first, 3)
     async with Link(handler) as link:
         consumer = link.consumer(publications=[first.namespace, second.namespace])
         assert [each.index for each in await collect(consumer)] == list(range(LAYERS))

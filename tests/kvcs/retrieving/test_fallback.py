@@ -42,9 +42,9 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
-    same,
+    until,
 )
-from tests.kvcs.support_fallback import CACHE, H1, FakeClient
+from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
 
 RELAY = "moqt://relay.example:4443"
 ALL = [0, LAYERS - 1]
@@ -70,13 +70,6 @@ def alone(client, connect=refused, **settings) -> Consumer:
     return Consumer(
         None, scope, DESCRIPTOR, tokens, fallback=fallback(client, connect=connect), **settings
     )
-
-
-def check(layers, cache=CACHE, blocks=BLOCKS):
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), cache[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
 
 
 def sources(consumer):
@@ -508,12 +501,10 @@ async def test_what_arrives_by_both_ways_counts_once():
         layers = []
 
         async def feed():
-            while not asks_over_http(consumer):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: asks_over_http(consumer))
             # the holder was asked for everything that is left; now it comes by MOQT
             publication.put_layer(1, *CACHE[1])
-            while len(layers) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: len(layers) >= 2)
             gate.set()
 
         async with consumer, asyncio.TaskGroup() as group:

@@ -20,6 +20,7 @@ from kvsp.names.content_keys import ContentKey
 from moqt.track.store import TrackStore
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import Location
+from tests.kvcs.copies import served
 from tests.kvcs.hostile import (
     MODES,
     OTHER_TOKENS,
@@ -34,7 +35,6 @@ from tests.kvcs.hostile import (
     newest,
     opened,
     rows,
-    served,
     under,
 )
 from tests.kvcs.support import BLOCKS, LAYERS, TOKENS, Link, kv, same

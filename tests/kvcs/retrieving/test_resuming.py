@@ -17,11 +17,11 @@ from tests.kvcs.support import (
     TOKENS,
     Link,
     Split,
-    altered,
     kv,
     produced,
     publisher,
     same,
+    serve_first_layers,
 )
 from tests.kvcs.support_fallback import FakeClient
 
@@ -92,14 +92,8 @@ async def test_what_was_verified_is_not_asked_for_again(tmp_path, mode, cut):
 
 async def test_a_live_publication_goes_on_where_it_was(tmp_path):
     publication = produced(cache=CACHE)
-    half = {
-        store.name: altered(store, lambda at, data: data if at.group < 3 else None)
-        for store in publication.tracks
-    }
     first = Split(publication)
-    for store in publication.tracks[1:]:
-        first.remove_track(store.name)
-        first.add_track(half[store.name])
+    serve_first_layers(first, publication, 3)
     await cut_short(tmp_path / "out", first, 2 * 3 * BLOCKS - 4, mode="live")
     stats, _ = await resumed(tmp_path / "out", publisher(publication), mode="live")
     assert stats.objects_resumed == 2 * 3 * BLOCKS - 4
@@ -202,9 +196,7 @@ async def test_what_holders_wrote_over_is_not_what_was_there(tmp_path):
 async def test_what_another_publication_goes_on_with_is_noted_too(tmp_path):
     first, second = (produced(cache=CACHE, deterministic=True) for _ in range(2))
     handler = Split(first, second)
-    for store in first.tracks[1:]:
-        handler.remove_track(store.name)
-        handler.add_track(altered(store, lambda at, data: data if at.group < 3 else None))
+    serve_first_layers(handler, first, 3)
     held = 2 * 3 * BLOCKS + 10
     named = [first.namespace, second.namespace]
     await cut_short(tmp_path / "out", handler, held, publications=named)

@@ -12,7 +12,7 @@ from moqt.publisher import Publisher
 from moqt.requests import IncomingFetch, RequestState
 from moqt.track.store import TrackStore
 from moqt.values.names import FullTrackName, Location
-from tests.kvcs.support import BLOCK, BLOCKS, Link, collect, kv, produced, same
+from tests.kvcs.support import BLOCK, BLOCKS, Link, collect, kv, produced, same, serving
 
 STANDS_AT = Location(2, 3)
 
@@ -91,8 +91,7 @@ class Reticent(Publisher):
     def __init__(self, publication) -> None:
         super().__init__()
         _, *data = publication.tracks
-        for store in publication.tracks:
-            self.add_track(store)
+        serving(self, publication)
         self.silent: dict[FullTrackName, IncomingFetch | None] = {s.name: None for s in data}
         self.states: list[RequestState] = []
         """Of the first FETCH of a track, whenever another came that begins where it does."""

@@ -7,10 +7,12 @@ import pytest
 from kvcs.finding.relays import Fallback
 from kvcs.names.errors import NotFound, PublisherLost, RetrievalTimeout, VerificationFailed
 from kvcs.publishing.publication import Publication
-from tests.kvcs.hostile import MODES, World, at, data, manifest, served
-from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, LAYERS, TOKENS, Link, collect, kv, same
+from tests.kvcs.copies import served
+from tests.kvcs.hostile import MODES, HostileRelay, World, at, data, manifest
+from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, TOKENS, Link, collect, kv
 from tests.kvcs.support import publisher as serving
-from tests.kvcs.support_fallback import CACHE, H1, FakeClient
+from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
+from tests.kvcs.support_segments import put_segment, whole
 
 RELAY = "moqt://relay.example:4443"
 STRICT = ["signed", "sealed", "both"]
@@ -21,34 +23,20 @@ def retrieving(link: Link, world: World, client: FakeClient, **settings):
     return link.consumer(scope=world.scope, producers=world.producers, **settings)
 
 
-def check(layers, cache=CACHE, blocks=BLOCKS) -> None:
-    assert [layer.index for layer in layers] == list(range(LAYERS))
-    for layer in layers:
-        for got, wanted in zip((layer.k, layer.v), cache[layer.index], strict=True):
-            assert same(got, wanted[: blocks * BLOCK])
-
-
-class Served:
-    """Tracks, as `publisher` of the tests' support takes them."""
-
-    def __init__(self, *tracks) -> None:
-        self.tracks = tracks
-
-
-def with_gaps(world: World, publication: Publication) -> Served:
+def with_gaps(publication: Publication) -> HostileRelay:
     """Two Objects are nowhere to be had over MOQT."""
 
     def drop(place, copy):
         return None
 
     tracks = [served(each, at((1, 2), (4, 0))(drop)) for each in data(publication)]
-    return Served(manifest(publication), *tracks)
+    return HostileRelay([manifest(publication), *tracks])
 
 
 @pytest.mark.parametrize("mode", STRICT)
 async def test_holders_give_what_the_manifest_lists(mode: str) -> None:
     world, client = World(MODES[mode]), FakeClient()
-    async with Link(serving(with_gaps(world, world.publish(CACHE)))) as link:
+    async with Link(with_gaps(world.publish(CACHE))) as link:
         consumer = retrieving(link, world, client)
         check(await collect(consumer))
         assert set(client.asked) == {(2, 1), (0, 4)}
@@ -58,7 +46,7 @@ async def test_holders_give_what_the_manifest_lists(mode: str) -> None:
 @pytest.mark.parametrize("mode", STRICT)
 async def test_a_holder_that_has_something_else_is_of_no_use(mode: str) -> None:
     world, client = World(MODES[mode]), FakeClient(kv(seed=9))
-    async with Link(serving(with_gaps(world, world.publish(CACHE)))) as link:
+    async with Link(with_gaps(world.publish(CACHE))) as link:
         with pytest.raises(PublisherLost):
             await collect(retrieving(link, world, client))
         assert client.asked
@@ -121,16 +109,14 @@ async def test_no_record_of_an_index_shows_whose_tokens_a_longer_publication_has
 @pytest.mark.parametrize("mode", STRICT)
 async def test_every_segment_is_signed_and_sealed(mode: str) -> None:
     world = World(MODES[mode])
-    first, rest = 3 * BLOCK, 2 * BLOCK
+    first = 3 * BLOCK
     signer = world.producer if world.mode.signed else None
     publication = Publication(world.scope, DESCRIPTOR, TOKENS[:first], growing=True, signer=signer)
     async with Link(serving(publication)) as link:
         publication.serve(link.handler)
-        for layer, (k, v) in enumerate(CACHE):
-            publication.put_layer(layer, k[:first], v[:first])
+        put_segment(publication, CACHE)
         publication.extend(TOKENS[first:])
-        for layer, (k, v) in enumerate(CACHE):
-            publication.put_layer(layer, k[first : first + rest], v[first : first + rest])
+        put_segment(publication, CACHE)
         publication.finish()
         names = {store.name.name for store in publication.tracks}
         assert (b"manifest.cose" in names) == world.mode.signed and b"k.raw.s1" in names
@@ -140,11 +126,5 @@ async def test_every_segment_is_signed_and_sealed(mode: str) -> None:
                     payloads = [bytes(each.payload) for each in group.objects.values()]
                     assert not any(b"KVO1" in each or b"kvcs" in each for each in payloads)
         consumer = link.consumer(scope=world.scope, producers=world.producers)
-        layers = await collect(consumer)
-        assert [(each.segment, each.index) for each in layers] == [
-            (segment, layer) for segment in (0, 1) for layer in range(LAYERS)
-        ]
-        for each in layers:
-            for got, wanted in zip((each.k, each.v), CACHE[each.index], strict=True):
-                assert same(got, wanted[each.first_token :][: len(got)])
+        assert whole(await collect(consumer), CACHE, BLOCKS) == 2
         assert consumer.stats.objects_confirmed == consumer.stats.objects_verified

@@ -21,7 +21,7 @@ from kvcs.simple.publication import PromptPublication
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
 from tests.kvcs.simple.support import layers_of, of_type, random_values
-from tests.kvcs.support import Link, publisher
+from tests.kvcs.support import Link, publisher, serving, until
 
 PROMPT = b"You are kind. Hello"
 DESCRIPTOR = of_type("fp16")
@@ -77,13 +77,6 @@ class EndingListings(Publisher):
 class DenyingTracks(Publisher):
     def subscribe_received(self, request) -> None:
         request.reject(RequestErrorCode.UNAUTHORIZED, "no")
-
-
-def serving(handler: Publisher, *publications) -> Publisher:
-    for publication in publications:
-        for store in publication.tracks:
-            handler.add_track(store)
-    return handler
 
 
 @pytest.mark.parametrize("handler", [Publisher, NoSubscribe])
@@ -212,8 +205,9 @@ async def test_a_cancelled_retrieval_leaves_no_request_behind() -> None:
     publication = PromptPublication(DESCRIPTOR, PROMPT, chunk_tokens=CHUNK)
     publication.put_tokens(layers_of(CACHE[:6]))
     async with Link(publisher(publication)) as link:
-        task = asyncio.ensure_future(retrieved(consumer(link)))
-        await asyncio.sleep(0.1)
+        made = consumer(link)
+        task = asyncio.ensure_future(retrieved(made))
+        await until(lambda: made.tokens)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -110,7 +110,6 @@ def remade(protected, unprotected, *, signature=bytes(64), payload=b"{}", tag=Tr
     return cbor2.dumps(cbor2.CBORTag(18, message) if tag else message)
 
 
-KID = VECTORS["EdDSA"]["kid_hex"]
 BAD_FORM = {
     "crit in the protected header": remade({1: -8, 2: [1]}, {4: b"k"}),
     "crit in the unprotected header": remade({1: -8}, {4: b"k", 2: [1]}),

@@ -9,6 +9,7 @@ import pytest
 
 from kvcs.names.errors import PublisherLost, VerificationFailed
 from kvcs.publishing.publication import Publication
+from kvcs.retrieving import retrieval as retrievals
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.lanes import lanes as of_lanes
 from moqt.values.errors import ConnectError
@@ -29,6 +30,7 @@ from tests.kvcs.support import (
     produced,
     publisher,
     same,
+    until,
 )
 
 MANY = descriptor(layers=24)
@@ -182,8 +184,9 @@ async def test_what_is_still_in_production_comes_over_the_first() -> None:
     async with Site(growing, 2, serve=Split) as site:
         consumer = site.consumer(described=DESCRIPTOR)
         task = asyncio.ensure_future(collect(consumer))
+        await until(lambda: site.handlers[0].subscribes)
         for layer, (k, v) in enumerate(cache):
-            await asyncio.sleep(0.01)
+            await until(lambda due=layer: consumer.stats.layers == due)
             growing.put_layer(layer, k, v)
         assert len(await task) == LAYERS
         assert consumer.stats.mode == "live"
@@ -191,17 +194,19 @@ async def test_what_is_still_in_production_comes_over_the_first() -> None:
         assert site.fetched()[1] == 0
 
 
-async def test_what_holders_do_not_bring_of_one_in_production_is_no_task_for_others() -> None:
+async def test_what_holders_do_not_bring_of_one_in_production_is_no_task_for_others(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(retrievals, "RECOVERY_DELAYS", (0.0, 0.0, 0.0))
     growing = Publication(SCOPE, DESCRIPTOR, TOKENS)
     cache = kv()
     async with Site(growing, 2) as site:
         consumer = site.consumer(described=DESCRIPTOR)
         task = asyncio.ensure_future(collect(consumer))
         growing.put_layer(0, *cache[0])
-        while not consumer.stats.layers:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: consumer.stats.layers)
         retrieval_of(consumer).ask_again(3, 0)
-        await asyncio.sleep(0.6)  # longer than all attempts to fetch what is not there
+        await site.links[1].settle()
         for layer, (k, v) in list(enumerate(cache))[1:]:
             growing.put_layer(layer, k, v)
         assert len(await task) == LAYERS

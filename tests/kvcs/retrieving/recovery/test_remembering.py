@@ -23,6 +23,7 @@ from tests.kvcs.support import (
     kv,
     produced,
     publisher,
+    serving,
 )
 
 
@@ -34,9 +35,7 @@ class Mute(Publisher):
         self.mute = mute.namespace.fields
         self.asked = 0
         self.held: list = []
-        for publication in (whole, mute):
-            for store in publication.tracks:
-                self.add_track(store)
+        serving(self, whole, mute)
 
     def subscribe_received(self, request) -> None:
         if request.name.namespace == self.mute:
