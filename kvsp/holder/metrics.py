@@ -59,7 +59,7 @@ class HolderMetrics(Collector):
         yield _labelled("octets_read", "Octets read, by tier.", "tier", counters.octets_read)
         yield _total(
             "reads_refused",
-            "Reads refused for what their client transcodes already.",
+            "Reads refused for what their client has transcoded or checked already.",
             counters.reads_refused,
         )
         yield _total("blocks_stored", "Blocks stored.", counters.stored)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
@@ -121,8 +122,6 @@ class RedisStore:
     that share a server.
     """
 
-    threads = 8
-
     def __init__(
         self,
         url: str,
@@ -130,12 +129,23 @@ class RedisStore:
         *,
         prefix: str = "kvsp",
         timeout_s: float = 5.0,
+        threads: int = 8,
+        username: str | None = None,
+        password: str | None = None,
+        cafile: Path | None = None,
     ) -> None:
         self.limits = limits or StoreLimits()
+        self.threads = threads
         self._prefix = prefix.encode()
+        tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
         with self._errors():
             self._redis: Any = redis.Redis.from_url(
-                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+                url,
+                username=username,
+                password=password,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                **tls,
             )
             self._redis.ping()
             self._put: Callable[..., Any] = self._redis.register_script(_PUT)

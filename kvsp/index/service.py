@@ -19,6 +19,7 @@ import msgspec
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import Entry, Replica, ReplicaStore, StoreFull
 from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
+from kvsp.names.bounds import Count
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
@@ -41,23 +42,31 @@ _DESCRIPTORS_KEPT = 256
 class IndexLimits:
     """What one request may ask for, and how long records live."""
 
-    max_ttl_ms: int = 3_600_000
-    block_keys: int = 65_536
-    targets: int = 256
-    replicas_per_block: int = 64
-    lookup_batch: int = 512
+    max_ttl_ms: Count = 3_600_000
+    """Longest TTL of a record; a longer one is cut to it."""
+
+    block_keys: Count = 65_536
+    """Block Keys in one request; beyond, 413."""
+
+    targets: Count = 256
+    """Targets of one lookup; beyond, 413."""
+
+    replicas_per_block: Count = 64
+    """Replicas of one block in an answer, whole ones first."""
+
+    lookup_batch: Count = 512
     """Keys asked of the store at a time: a lookup that misses early costs one batch."""
 
-    estimates: int = 262_144
-    """Keys times targets of one lookup."""
+    estimates: Count = 262_144
+    """Keys times targets of one lookup; beyond, 413."""
 
-    answer_octets: int = 256 << 20
-    """Records of one answer together."""
+    answer_octets: Count = 256 << 20
+    """Records of one answer together; beyond, 413."""
 
-    listed_keys: int = 1024
+    listed_keys: Count = 1024
     """Keys in one part of a list; records looked at for it, too."""
 
-    descriptor_octets: int = 64 << 10
+    descriptor_octets: Count = 64 << 10
     """Of a Compatibility Descriptor: all that are stored are kept for good."""
 
     http_loopback: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from kvsp.names.bounds import Count, Whole
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
 
@@ -43,19 +44,23 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of a store.
+    """Bounds of a store. Where one is full the records that expire first go, and are counted
+    as evicted."""
 
-    A scope over `records_per_scope`, a store over `records` and a block over
-    `replicas_per_block` lose the records that expire first; each is counted as evicted.
-    Expired records stay for `linger_ms`, to explain misses. At `descriptors` further
-    descriptors are refused.
-    """
+    records_per_scope: Count = 1_000_000
+    """Records of one scope."""
 
-    records_per_scope: int = 1_000_000
-    records: int = 4_000_000
-    replicas_per_block: int = 256
-    descriptors: int = 10_000
-    linger_ms: int = 60_000
+    records: Count = 4_000_000
+    """Records of all scopes; the largest one loses some."""
+
+    replicas_per_block: Count = 256
+    """Records of one block."""
+
+    descriptors: Count = 10_000
+    """Compatibility Descriptors; one more is refused with 507."""
+
+    linger_ms: Whole = 60_000
+    """How long expired records stay, to explain misses."""
 
 
 class StoreCounts(NamedTuple):

@@ -20,7 +20,7 @@ from kvsp.holder.records.publishing import (
     RecordPublisher,
 )
 from kvsp.holder.store import BlockInfo, Part
-from kvsp.holder.tiers.tiers import HostTier, TierStorage
+from kvsp.holder.tiers.tiers import MemoryTier, TierStorage
 from kvsp.http.app import App
 from kvsp.http.limits import HttpLimits
 from kvsp.names.codes import Codec, Tier
@@ -187,7 +187,7 @@ def make_world(
     index = index or MemoryIndex()
     publisher = RecordPublisher(index, clock=clock, withdraw_s=0.2)
     holder = Holder(
-        tiers if tiers is not None else [(HostTier(), 10 * OCTETS)],
+        tiers if tiers is not None else [(MemoryTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE, **settings),
         records=publisher,
         quota=quota,

@@ -12,7 +12,7 @@ from typing import Any
 from kvsp.client.client import Client
 from kvsp.holder.holder import Holder, HolderSettings, Records
 from kvsp.holder.records.publishing import NoIndex
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.instance.callers import PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.core.limits import InstanceLimits
@@ -213,7 +213,7 @@ def make_instance(
         limits=InstanceLimits(pool_octets=pool_blocks * OCTETS, **limits),
     )
     holder = Holder(
-        [(HostTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
+        [(MemoryTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
     )
     placement, source = Placement(), Source()
     shell = InstanceShell(agent, engine, holder, Client(), placement, Epochs(), fetchers=[source])

@@ -22,7 +22,7 @@ from kvsp.holder.records.publishing import (
     NoIndex,
     RecordPublisher,
 )
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.http.app import App
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.service import Operation, Service
@@ -66,7 +66,7 @@ def holder_for(
     index = HttpIndexClient(url, asking or caller("h1"))
     publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
-        [(HostTier(), 10 * OCTETS)],
+        [(MemoryTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE),
         records=publisher,
         clock=clock,
@@ -280,7 +280,7 @@ def _no_token() -> str:
 
 async def test_a_holder_without_an_index_serves_all_the_same() -> None:
     records = NoIndex()
-    holder = Holder([(HostTier(), 10 * OCTETS)], HolderSettings(base_uri=BASE), records=records)
+    holder = Holder([(MemoryTier(), 10 * OCTETS)], HolderSettings(base_uri=BASE), records=records)
     service: Any = HolderService(holder, records, Descriptors([DESCRIPTOR]))
     client = Client(app_of(service), "writer")
     await service.start()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvsp.holder.tiers.disk import DiskTier, Files
-from kvsp.holder.tiers.tiers import HostTier, TierUnavailableError, part_name
+from kvsp.holder.tiers.tiers import MemoryTier, TierUnavailableError, part_name
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     DISK,
@@ -580,7 +580,7 @@ async def test_a_folder_that_cannot_be_written_is_a_clear_error_at_start_up(
 async def test_a_block_read_twice_is_promoted_to_memory_and_demoted_for_another(
     tmp_path: Path,
 ) -> None:
-    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    world = make_world([(MemoryTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
     await world.holder.start()
     for number in range(6):
         await world.put(number)
@@ -604,7 +604,7 @@ async def test_a_block_read_twice_is_promoted_to_memory_and_demoted_for_another(
 
 
 async def test_damage_found_while_promoting_never_reaches_memory(tmp_path: Path) -> None:
-    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    world = make_world([(MemoryTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
     await world.holder.start()
     await world.put(1)
     path = tmp_path / part_name(block_id(1))
