@@ -257,6 +257,7 @@ class Assembly:
         from kvsp.instance.shell import InstanceShell
 
         table, cafile = self.settings.instance, self.settings.peers.cafile
+        folder = self.settings.data_dir
         peers = self._to_peers()
         assert self._holder is not None
         limits = dataclasses.replace(table, http_loopback=self.settings.dev)
@@ -294,6 +295,7 @@ class Assembly:
             export_to=table.export_to,
             links=[Link(each.holder, each.mbit_per_s, each.rtt_us) for each in table.links],
             fetchers=_fetchers(client, cafile),
+            directives=None if folder is None else folder / "directives",
         )
         return InstanceService(shell)
 

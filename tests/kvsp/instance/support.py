@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from kvsp.client.client import Client
@@ -201,6 +202,7 @@ def make_instance(
     store_octets: int = 1 << 20,
     records: Records | None = None,
     engine: Engine = ENGINE,
+    directives: Path | None = None,
     **limits: Any,
 ) -> Instance:
     """An instance that is not started."""
@@ -216,7 +218,16 @@ def make_instance(
         [(MemoryTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
     )
     placement, source = Placement(), Source()
-    shell = InstanceShell(agent, engine, holder, Client(), placement, Epochs(), fetchers=[source])
+    shell = InstanceShell(
+        agent,
+        engine,
+        holder,
+        Client(),
+        placement,
+        Epochs(),
+        fetchers=[source],
+        directives=directives,
+    )
     return Instance(shell, agent, holder, placement, source)
 
 
