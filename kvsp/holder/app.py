@@ -75,6 +75,11 @@ class HolderRecords(Records, Protocol):
         """Whether the index did not answer last time."""
         ...
 
+    @property
+    def behind(self) -> str:
+        """In words, that records are published too slowly; empty when not."""
+        ...
+
     def describe(self, descriptors: DescriptorSource) -> None:
         """Where descriptors come from, for an index that lost them."""
         ...
@@ -230,8 +235,9 @@ class HolderService(Service):
         registry.register(HolderMetrics(self.holder, self._records))
 
     def health(self) -> Health:
-        away = ("the index service does not answer",) if self._records.unavailable else ()
-        return Health(ready=True, degraded=away)
+        if self._records.unavailable:
+            return Health(ready=True, degraded=("the index service does not answer",))
+        return Health(ready=True, degraded=tuple(filter(None, [self._records.behind])))
 
     def describe(self) -> Mapping[str, Any]:
         return {"codecs": [int(codec) for codec in Codec]}

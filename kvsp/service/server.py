@@ -140,7 +140,8 @@ class Assembly:
         from kvsp.service.stores import replica_store
 
         table = self.settings.index
-        store = replica_store(table, self._file("index.sqlite"))
+        late_s = 2 * self.settings.http.request_s
+        store = replica_store(table, self._file("index.sqlite"), late_s)
         limits = dataclasses.replace(table, http_loopback=self.settings.dev)
         return IndexApp(
             IndexService(store, StatusBoard(table.instances), limits=limits),
@@ -188,7 +189,11 @@ class Assembly:
                 uri, self._to_peers().caller(), timeout_s=self.settings.peers.index_s
             )
             records = RecordPublisher(
-                client, ttl_ms=table.record_ttl_ms, withdraw_s=table.withdraw_s
+                client,
+                holder=self.base_uri,
+                many=client,
+                ttl_ms=table.record_ttl_ms,
+                withdraw_s=table.withdraw_s,
             )
         holding = HolderSettings(
             base_uri=self.base_uri,

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 _CREDENTIALS_OCTETS: Final = 64 << 10
 
 
-def replica_store(table: IndexTable, file: str) -> ReplicaStore:
-    """The store of the index: `file` of SQLite when no other is set.
+def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
+    """The store of the index: `file` of SQLite when no other is set. No request takes longer
+    than `late_s` to arrive.
 
     Raises SettingsError, FileError for a secret, StoreError when it cannot be reached.
     """
@@ -41,6 +42,7 @@ def replica_store(table: IndexTable, file: str) -> ReplicaStore:
         username=redis.username,
         password=None if redis.password_file is None else secret_in(redis.password_file),
         cafile=redis.cafile,
+        late_ms=int(1000 * late_s) + 1,
     )
 
 

@@ -13,10 +13,9 @@ from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
-    Published,
     RecordPublisher,
-    RecordTable,
 )
+from kvsp.holder.records.table import Published, RecordTable
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.tiers import MemoryTier, part_name
 from kvsp.records.records import ReplicaRecord
