@@ -69,6 +69,7 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
+	$(BIN)/python -m tools.bench_index --kept 2000000 --layers 4
 	$(BIN)/python -m tools.bench_discovery
 
 # QUICK=--quick for an impression; beside aiomoqt after `python -m interop.peers`

@@ -332,3 +332,34 @@ def test_a_directive_is_carried_out_although_the_instance_is_killed_after_it_too
     instance.kill()
     instance.begin().ready()
     assert instance.ask("GET", path)[0] == 404
+
+
+def test_records_are_kept_alive_together_and_end_with_their_holder_however_it_ends(tmp_path):
+    index = Server(tmp_path, "index", "index").begin()
+    peers = {"index": index.base}
+    # in memory: nothing of it is there after kill -9
+    settings = {"host_mib": 16, "record_ttl_ms": 3000}
+    holder = Server(tmp_path, "holder", "holder", peers=peers, holder=settings).begin()
+    for server in (index, holder):
+        server.ready()
+    model = Model(tmp_path / "model")
+    keys = model.store(index, holder, TOKENS)
+    eventually(lambda: model.lookup(index, keys) == len(keys), "the records")
+    published = index.metric("kvsp_index_published_total")
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began > 7, "two TTLs")
+    assert model.lookup(index, keys) == len(keys)
+    # nothing was published again for that, nor did every record ask for itself
+    assert index.metric("kvsp_index_published_total") == published == len(keys)
+    assert index.metric("kvsp_index_refreshed_total") == 0
+    assert holder.health("readyz") == (200, "ready")
+    holder.kill()
+    assert model.lookup(index, keys) == len(keys)
+    holder.begin().ready()
+    # long before their TTL is over what is not true any more is gone
+    eventually(lambda: model.lookup(index, keys) == 0, "the withdrawal", 2.5)
+    model.store(index, holder, TOKENS)
+    eventually(lambda: model.lookup(index, keys) == len(keys), "the records")
+    holder.process.signal(signal.SIGTERM)
+    holder.process.finish(0)
+    assert model.lookup(index, keys) == 0

@@ -28,6 +28,7 @@ from tests.kvsp.index.support import DESCRIPTOR, HOLDER, principal, record, requ
 from tests.kvsp.index.support import H1 as HOLDER_URI
 from tests.kvsp.index.support import H2 as OTHER_URI
 from tests.kvsp.support_http import BASE, Client, Principals, running
+from tools.bench_index import bench_kept
 
 COMPAT, SCOPE_ID = bytes(32), bytes(16)
 
@@ -323,6 +324,12 @@ async def test_what_is_remembered_of_withdrawals_is_what_open_requests_may_have_
             assert not second.is_late(block, "b", OTHER_URI)
         assert len(arrivals) == 2
     assert len(arrivals) == 0
+
+
+async def test_the_measurement_of_kept_records_keeps_them(tmp_path: Path) -> None:
+    result = await bench_kept(600, 2, tmp_path)
+    assert (result["kept_records"], result["holders"]) == (600, 100)
+    assert result["core_share_percent"] * result["published_per_cpu_s"] > 0
 
 
 async def test_a_sweep_does_not_mistake_kept_records_for_expired_ones() -> None:
