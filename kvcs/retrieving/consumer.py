@@ -29,7 +29,6 @@ from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
     NotFound,
-    PublisherLost,
     RetrievalError,
     RetrievalTimeout,
     VerificationFailed,
@@ -42,7 +41,7 @@ from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumab
 from kvcs.retrieving.lanes.lanes import Lanes
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer, wanted_layers
 from kvcs.retrieving.recovery.awaited import awaited
-from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
+from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError, too_short
 from kvcs.retrieving.recovery.recomputing import or_recomputed
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Mode, Stats
@@ -318,9 +317,9 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
-            if retrieval.assembly.blocks <= self._given:
-                retrieval.close()  # what was given of another one is no less
-                self._candidates.failed(PublisherLost("no other publication has more"))
+            if (short := too_short(retrieval.assembly, self._given, self._min_blocks)) is not None:
+                retrieval.close()  # of another one as much was given, or not even that is worth it
+                self._candidates.failed(short)
                 continue
             self._retrieval = retrieval
             if self._connections > 1 and candidate.url is None:
