@@ -192,7 +192,7 @@ class KeptRecords(Record):
 
     holder: Annotated[str, HOLDER_URI]
     ttl_ms: Annotated[int, _TTL]
-    records: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)] = ()
+    records: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class KeptAnswer(Record):
 
     ttl_ms: Annotated[int, _TTL]
     records: Annotated[int, _COUNT]
-    results: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)] = ()
+    results: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)]
 
 
 def covers(replicas: Iterable[ReplicaRecord], layers: int, wanted: range | None = None) -> bool:

@@ -192,6 +192,7 @@ class Assembly:
                 client,
                 holder=self.base_uri,
                 many=client,
+                most=table.records_per_request,
                 ttl_ms=table.record_ttl_ms,
                 withdraw_s=table.withdraw_s,
             )

@@ -135,6 +135,9 @@ class HolderTable:
     record_ttl_ms: Count = 600_000
     """TTL of the records that are published; they are kept alive in time."""
 
+    records_per_request: Count = 256
+    """Records published by one request, of which an index service takes `index.records`."""
+
     withdraw_s: Seconds = 2.0
     """How long an eviction waits for its withdrawal at the index; it is repeated later."""
 

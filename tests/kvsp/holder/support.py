@@ -215,12 +215,13 @@ def make_world(
     limits: HttpLimits | None = None,
     index: MemoryIndex | None = None,
     many: bool = False,
+    most: int = 256,
     **settings: Any,
 ) -> World:
     clock = Clock()
     index = index or MemoryIndex()
     publisher = RecordPublisher(
-        index, holder=BASE, many=index if many else None, clock=clock, withdraw_s=0.2
+        index, holder=BASE, many=index if many else None, most=most, clock=clock, withdraw_s=0.2
     )
     holder = Holder(
         tiers if tiers is not None else [(MemoryTier(), 10 * OCTETS)],

@@ -7,6 +7,8 @@ from typing import Any
 from kvsp.records import records, sharding
 from kvsp.records.members import Record
 from kvsp.records.records import (
+    KeptAnswer,
+    KeptRecords,
     LookupRequest,
     LookupResponse,
     PrefetchDirective,
@@ -50,6 +52,8 @@ SAMPLES: dict[type[Record], dict[str, Any]] = {
         "size": 64,
         "codec": 1,
     },
+    KeptRecords: {"holder": H1, "ttl_ms": 600_000, "records": [REPLICA]},
+    KeptAnswer: {"ttl_ms": 600_000, "records": 2, "results": [{"created": True}]},
     LookupRequest: {
         "scope_id": SCOPE,
         "compat_id": COMPAT,

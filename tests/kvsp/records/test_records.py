@@ -82,7 +82,8 @@ def test_a_record_is_written_as_it_was_read(cls: type[Record]) -> None:
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_a_wrong_type_is_found_where_it_is(cls: type[Record]) -> None:
     for pointer in places(SAMPLES[cls]):
-        if "params" in pointer:
+        # what is in these is judged by who uses it, each by itself
+        if any(free in pointer for free in ("params", "/records/", "/results/")):
             continue
         for wrong in (True, None, {}, "\u2603", 1.5):
             if pointer.endswith("deterministic") and wrong is True:

@@ -20,8 +20,8 @@ from tests.kvsp.holder.support import (
 from tests.kvsp.support_http import BASE, running
 
 
-async def world_with(blocks: int, index: MemoryIndex | None = None) -> World:
-    world = make_world([(MemoryTier(), 40 * OCTETS)], many=True, index=index)
+async def world_with(blocks: int, index: MemoryIndex | None = None, most: int = 256) -> World:
+    world = make_world([(MemoryTier(), 40 * OCTETS)], many=True, index=index, most=most)
     for number in range(blocks):
         assert (await world.put(number)).status == 201
     return world
@@ -123,7 +123,7 @@ async def test_a_withdrawal_that_did_not_arrive_is_repeated_as_long_as_the_holde
 async def test_more_withdrawals_than_are_remembered_end_in_a_new_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvsp.holder.records.publishing._PENDING_WITHDRAWALS", 2)
+    monkeypatch.setattr("kvsp.holder.records.publishing.PENDING_WITHDRAWALS", 2)
     world = await world_with(6)
     await world.publisher.step()
     world.index.up = False
@@ -216,7 +216,7 @@ async def test_a_record_that_is_refused_costs_the_others_nothing() -> None:
 async def test_a_holder_that_cannot_keep_up_says_so_in_readiness_metric_and_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = await world_with(3)
+    world = await world_with(3, most=1)
     await world.publisher.step()
     ready = await world.client.get("/readyz")
     assert ready.json == {"status": "ready", "reasons": []}
@@ -229,14 +229,12 @@ async def test_a_holder_that_cannot_keep_up_says_so_in_readiness_metric_and_log(
         return await keep(*values)
 
     world.index.keep = slow  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvsp.holder.records.publishing._MANY", 1)
-        step = asyncio.ensure_future(world.publisher.step())
-        while "too slowly" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        ready = await world.client.get("/readyz")
-        metrics = await world.client.as_("operator").get("/metrics")
-        await step
+    step = asyncio.ensure_future(world.publisher.step())
+    while "too slowly" not in caplog.text:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    ready = await world.client.get("/readyz")
+    metrics = await world.client.as_("operator").get("/metrics")
+    await step
     (reason,) = ready.json["reasons"]
     assert ready.json["status"] == "degraded" and "are not to be found" in reason
     late = [line for line in metrics.body.decode().splitlines() if "late_seconds " in line]
@@ -267,7 +265,7 @@ async def test_a_holder_whose_records_the_index_loses_says_so(
 
 
 async def test_a_request_has_a_bounded_number_of_octets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsp.holder.records.publishing._MANY_OCTETS", 1)
+    monkeypatch.setattr("kvsp.holder.records.publishing.MANY_OCTETS", 1)
     world = await world_with(3)
     await world.publisher.step()
     assert asked(world) == [("DELETE", BASE), *[("POST", "1")] * 3]
