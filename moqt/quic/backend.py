@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 VARIABLE = "KVCS_QUIC_BACKEND"
 """The environment variable that says what `Backend.AUTO` is otherwise the default of."""
+
+
+_NOT_HERE = (
+    "the native QUIC backend is not here: installing kvcs builds it where there are a C compiler "
+    "and the headers of Python and OpenSSL 3 (Debian: gcc, libssl-dev)"
+)
 
 
 class Backend(StrEnum):
@@ -42,11 +51,7 @@ def check(wanted: str) -> None:
             f"quic_backend ({VARIABLE}) must be one of {', '.join(Backend)}, not {wanted!r}"
         )
     if wanted == Backend.NATIVE and native() is None:
-        raise ValueError(
-            "the native QUIC backend is not here: installing kvcs builds it where there are a C "
-            "compiler and the headers of Python and OpenSSL 3 (Debian: gcc, libssl-dev); "
-            "`auto` or `python` does without"
-        )
+        raise ValueError(f"quic_backend ({VARIABLE}): {_NOT_HERE}; `auto` and `python` do without")
 
 
 def chosen(wanted: str) -> Backend:
@@ -54,3 +59,13 @@ def chosen(wanted: str) -> Backend:
     if wanted == Backend.AUTO:
         return Backend.PYTHON if native() is None else Backend.NATIVE
     return Backend(wanted)
+
+
+@functools.cache
+def tell(wanted: str) -> None:
+    """Write to the log, once for each choice, what protects packets."""
+    backend = chosen(wanted)
+    if wanted == Backend.AUTO and backend is Backend.PYTHON:
+        log.info("packets are protected in Python: %s", _NOT_HERE)
+    else:
+        log.info("packets are protected by the %s backend", backend)

@@ -122,6 +122,11 @@ class Endpoint:
         return self._context.memory
 
     @property
+    def backend(self) -> str:
+        """What protects packets of bulk data: `python` or `native`."""
+        return self._context.backend
+
+    @property
     def refused_connections(self) -> int:
         return self.counters.connections_refused
 
