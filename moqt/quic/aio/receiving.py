@@ -70,6 +70,8 @@ class ReceivingConnection(StreamTable):
         extension = native() if chosen(self.config.quic_backend) is Backend.NATIVE else None
         self._sealing = KeysOfDirection(extension, sealing=True)
         self._opening = KeysOfDirection(extension, sealing=False)
+        self._sealed: list[bytes] = []
+        """Packets of the transmission under way that the packet builder has not seen."""
         self.ack_rule = AckRule()
         self.ack_requests = AckRequests()
         self._ack_at_once = False  # IMMEDIATE_ACK came

@@ -99,6 +99,11 @@ class Connection(ProbingConnection):
             )
         finally:
             self._max_datagram_size = size
+            sealed, self._sealed = self._sealed, []
+        if sealed:
+            addr = path.addr
+            path.bytes_sent += sum(map(len, sealed))
+            datagrams += [(data, addr) for data in sealed]
         if closing and datagrams:
             self.close_datagrams = datagrams
         return probes + datagrams if probes else datagrams
@@ -503,10 +508,9 @@ class Connection(ProbingConnection):
 
         if not groups:
             return
-        builder._datagrams += self._sealing.of(crypto.send).seal(prefix, first, groups)
-        builder._packet_number = number
-        builder._flight_bytes += total
-        builder._total_bytes += total
+        # They follow what the builder has, which is done with them: nothing else is written.
+        self._sealed = self._sealing.of(crypto.send).seal(prefix, first, groups)
+        builder._packet_number = self._packet_number = number
         # Packets are registered in the order of their numbers: here, if the builder has none.
         if builder._packets:
             packets: list[Any] = builder._packets
