@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz bench bench-paths bench-long random-paths trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long random-paths trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -65,6 +65,12 @@ test-lowest:     ## the same with the lowest version that pyproject.toml allows 
 MINUTES ?= 1
 fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES)
+
+native: $(STAMP)  ## build the C extension for packets into the checkout, with what is here
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
+	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
 
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench

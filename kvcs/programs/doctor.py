@@ -20,8 +20,10 @@ from kvcs.names.refusals import not_authorized
 from kvcs.programs.common import (
     Cafile,
     Congestion,
+    QuicBackend,
     TokenFile,
     Url,
+    Version,
     check_url,
     exit_code,
     explained,
@@ -37,11 +39,12 @@ from kvcs.retrieving.stats import Stats
 from kvcs.trust.terms import Terms
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.quic.backend import Backend
 from moqt.quic.config import QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -132,6 +135,7 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 30,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     version: Version = False,
 ) -> None:
@@ -152,7 +156,10 @@ def command(
             prompt = _Prompt(scope, descriptor, len(ids), keys)
         elif (scope_key_file, compat, tokens) != (None, None, None):
             raise InputError("--scope-key-file, --compat and --tokens go together")
-        quic = QuicConfig(cafile=cafile, congestion_control_algorithm=congestion)
+        with inputs():
+            quic = QuicConfig(
+                cafile=cafile, congestion_control_algorithm=congestion, quic_backend=quic_backend
+            )
         return examine(shown, quic, prompt)
 
     async def examine(shown: SessionConfig, quic: QuicConfig, prompt: _Prompt | None) -> None:

@@ -24,11 +24,13 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     ScopeKeyFile,
     SessionWindow,
     TokenFile,
     Tokens,
     Url,
+    Version,
     check_url,
     exit_code,
     inputs,
@@ -64,7 +66,7 @@ from kvsp.cli.common import (
     stopping_signals,
     warnings_noted,
 )
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Scope, block_keys
 from kvsp.names.prefix import complete_blocks
@@ -73,6 +75,7 @@ from moqt.backoff import Backoff
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
 from moqt.publisher import Publisher
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
@@ -211,6 +214,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
@@ -268,6 +272,7 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
             session_window=session_window,

@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.loop_hold import watched_loop
+from moqt.quic.backend import VARIABLE, Backend, chosen
 from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -103,7 +104,10 @@ def _version(distribution: str) -> str:
 def _show_version(wanted: bool) -> None:
     if wanted:
         python = platform.python_version()
-        print(f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')})")
+        print(
+            f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')}, "
+            f"QUIC backend {chosen(Backend.AUTO)})"
+        )
         raise typer.Exit
 
 
@@ -152,6 +156,14 @@ def relay_command(
     congestion: Annotated[
         Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
     ] = Algorithm.BBR,
+    quic_backend: Annotated[
+        Backend,
+        typer.Option(
+            envvar=VARIABLE,
+            help="Who protects packets: the C extension (native) for a third of the CPU time, "
+            "where the installation could build it.",
+        ),
+    ] = Backend.AUTO,
     webtransport: Annotated[
         bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,
@@ -247,6 +259,7 @@ def relay_command(
         quic = QuicConfig(
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            quic_backend=quic_backend,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,

@@ -78,6 +78,16 @@ class StreamSender(QuicStreamSender):
         return self._reset_error_code is None and len(self._lost) > 0
 
     @property
+    def next_lost(self) -> int:
+        """Where the first lost range begins; 0 if there is none."""
+        return self._lost[0].start if len(self._lost) else 0
+
+    @property
+    def lost_in_a_row(self) -> int:
+        """The octets of the first lost range; there must be one."""
+        return len(self._lost[0])
+
+    @property
     def failed(self) -> bool:
         return self._reset_error_code is not None
 

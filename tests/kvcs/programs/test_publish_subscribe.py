@@ -136,6 +136,7 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
         (("--keylog-file", "none/keys"), {}, ["none/keys", "No such file"]),
         (("--mtu", "100"), {}, ["--mtu"]),
         (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
+        (("--quic-backend", "rust"), {}, ["--quic-backend", "python", "native"]),
         (("--session-window", "100"), {}, ["--session-window"]),
         (("--nonsense",), {}, ["there is no option --nonsense"]),
         (("--toknes", "x"), {}, ["did you mean --tokens?"]),

@@ -15,6 +15,7 @@ import urllib.request
 import pytest
 
 import moqt
+from moqt.quic.backend import chosen, default
 from moqt.quic.certificates import make_self_signed, names_of
 from relay.service.cli import (
     parse_address,
@@ -140,6 +141,7 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
     assert re.search(r'^kvcs_relay_quic_rtt_seconds{of="median"} 0\.', text, re.MULTILINE)
     assert float(re.findall(r"^kvcs_relay_quic_window_octets (.*)$", text, re.MULTILINE)[0]) > 0
     assert "kvcs_relay_quic_packets_spurious_total" in text
+    assert f'kvcs_relay_quic_backend{{backend="{chosen(default())}"}} 1.0' in text
     assert len(list((tmp_path / "logs").glob("*_server.sqlog"))) == 3
     assert (tmp_path / "keys").read_text().count("CLIENT_TRAFFIC_SECRET_0") == 3
     [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
@@ -313,6 +315,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "99"], 2, ["--mtu"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "x"], 2, ["integer"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--congestion", "x"], 2, ["bbr"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--quic-backend", "x"], 2, ["auto"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--log-level", "x"], 2, ["debug"]),
         (
             ["--listen", "127.0.0.1:0", "--cert", "{dir}/c", "--key", "{dir}/k"],
