@@ -320,6 +320,8 @@ class AioquicTransport:
         if connection.over:
             return at
         times = [] if at is None else [at]
+        if connection.probe_again is not None:
+            times.append(connection.probe_again)
         if self._deadline is not None:
             times.append(self._deadline[0])
         if self._handshake_at is not None:
