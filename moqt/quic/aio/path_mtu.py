@@ -31,7 +31,7 @@ MAX_UDP_PAYLOAD_SIZE = b"\x03"
 """The number of the transport parameter (RFC 9000 section 18.2)."""
 
 FIRST_TRIPS = 4
-"""Round trips of a path in which a probe leaves the first flight of data the room that it has ..."""
+"""Round trips of a path in which a probe leaves the first flight of data its room ..."""
 WHILE_BUSY = 16
 """... and takes a sixteenth of the window at most, when data waits to be sent. After that it takes
 what is free."""
