@@ -125,8 +125,10 @@ class SessionWindow:
         """... and how many these are."""
 
     def begin(self) -> None:
-        """The peer has shown that it is there."""
-        self._raise(min(INITIAL_SESSION_WINDOW, self._most))
+        """The peer has shown that it is there. Half of the memory is for those that use it: many
+        peers only ask, and never send more than they may from the first packet on."""
+        if 2 * self._memory.octets <= self._memory_most:
+            self._raise(min(INITIAL_SESSION_WINDOW, self._most))
 
     def used(self, limit: int, consumed: int, trip: float, now: float) -> None:
         """A quarter has been used up: see whether it should be larger (see `grown`)."""

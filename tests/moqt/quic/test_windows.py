@@ -98,6 +98,19 @@ def test_connections_of_one_address_leave_half_of_the_memory_to_another() -> Non
     assert other.octets == 64 * MIB
 
 
+def test_a_thousand_connections_that_send_nothing_leave_half_of_the_memory_to_one_that_does() -> (
+    None
+):
+    memory = WindowMemory()
+    for number in range(1000):
+        session(memory, f"192.0.{number % 250}.{number // 250}")
+    assert memory.octets <= 512 * MIB + INITIAL_SESSION_WINDOW
+    assert memory.denied == 0
+    busy = session(memory, "198.51.100.1")
+    fill(busy)
+    assert busy.octets == 64 * MIB
+
+
 def test_the_log_says_once_which_setting_keeps_a_window_small(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
