@@ -51,7 +51,7 @@ async def role_publish(options: argparse.Namespace) -> None:
 
 async def role_read(options: argparse.Namespace) -> None:
     """Sessions, then at each line a FETCH of each: of one reader all is read."""
-    quic = moqt.QuicConfig(cafile=options.cafile)
+    quic = moqt.QuicConfig(cafile=options.cafile, handshake_timeout=60)
     loop, places = asyncio.get_running_loop(), asyncio.Semaphore(DIALLING)
 
     async def dial() -> moqt.MoqtSession:
