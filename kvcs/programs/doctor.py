@@ -227,12 +227,13 @@ def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
 
 
 async def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
-    # the session is there before it is known what the path carries
+    # the session is there before it is known what the path carries, which is found step by step
+    ours = 0
     for _ in range(LOOKS):
-        if session.packet_sizes[0] > SMALL_PACKETS:
+        before, (ours, _) = ours, session.packet_sizes
+        if before == ours > SMALL_PACKETS:
             break
         await asyncio.sleep(PROBED / LOOKS)
-    ours, _ = session.packet_sizes
     small = ours <= SMALL_PACKETS
     text = f"the path carries packets of {ours} octets of UDP payload"
     if small:

@@ -291,6 +291,9 @@ class Stream(QuicStream):
         self.credited = 0  # the offset up to which it counts as consumed
         self.window = max_stream_data_local
         """Octets beyond what the handler has that the peer may send."""
+        self.lent = 0
+        """Octets of the session's window that it may hold; 0 before it has used a part of its own
+        and was never paused."""
         self.mark = NO_MARK
         self.paused = False
         self.stopped = False
