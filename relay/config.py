@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_MAY_BE_0 = ("linger", "publisher_linger", "failure_memory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
@@ -35,6 +37,9 @@ class RelayConfig:
     """Cap on a subscriber's RENDEZVOUS_TIMEOUT."""
     linger: float = 30.0
     """How long an upstream subscription outlives the last downstream request."""
+    publisher_linger: float = 5.0
+    """How long subscribers wait for another source when the last one of their track is lost: for a
+    publisher that comes back, or a relay that has it by then; 0: they end at once."""
     max_fetches_per_track: int = 4
     """Upstream FETCHes of one track at once; further ranges wait."""
     max_intervals_per_track: int = 4096
@@ -58,7 +63,7 @@ class RelayConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value < 0 or (value == 0 and name not in ("linger", "failure_memory")):
+            if value < 0 or (value == 0 and name not in _MAY_BE_0):
                 raise ValueError(f"{name} must be positive, not {value}")
 
 
@@ -81,6 +86,10 @@ class Counters:
     downstream_fetches: int = 0
     publications: int = 0
     publications_offered: int = 0
+    publishers_lost: int = 0
+    """Tracks whose readers were left without any source."""
+    publishers_returned: int = 0
+    """Of those, the ones that had one again within `publisher_linger`."""
     requests_refused: int = 0
     requests_over_limit: int = 0
     """Of those, the ones beyond a limit of the relay."""

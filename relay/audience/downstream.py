@@ -38,6 +38,12 @@ class Downstream:
         """Nobody needs the track."""
         return not self.requests and not self.waiting and not self.offers
 
+    def readers(self) -> Iterator[TrackRequest | OutgoingPublish]:
+        """Who waits for the track, or is served."""
+        yield from self.waiting
+        yield from self.requests
+        yield from self.offers
+
     @property
     def listens(self) -> bool:
         """Whether some subscription is not paused."""

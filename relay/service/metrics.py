@@ -48,6 +48,8 @@ COUNTERS = {
     "downstream_subscriptions": "SUBSCRIBEs accepted.",
     "downstream_fetches": "FETCHes accepted.",
     "publications": "PUBLISHes accepted.",
+    "publishers_lost": "Tracks whose readers were left without any source.",
+    "publishers_returned": "Of those, the ones that had one again within publisher_linger.",
     "publications_offered": "PUBLISHes sent to who asked with SUBSCRIBE_TRACKS.",
     "objects_in": "Objects stored.",
     "octets_in": "Payload octets stored.",

@@ -107,6 +107,13 @@ class Ranges:
         self._missed.append((start, end))
         self._track.store.add_listener(self)
 
+    def cut(self, cuts: Iterable[Location], others: Iterable[Location]) -> None:
+        """A subscription is lost whose streams were cut at `cuts`: what they were to bring was
+        missed, unless those that go on, from `others` on, bring it."""
+        low, largest = min(cuts, default=None), self._track.store.largest
+        if low is not None and largest is not None and all(low < start for start in others):
+            self.missed(low, largest)
+
     @property
     def missing(self) -> bool:
         """Whether some of what was missed has not come."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
-from moqt.values.codes import MAX_VI64, RequestErrorCode
+from moqt.values.codes import MAX_VI64, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
@@ -19,6 +19,8 @@ from relay.sources.receiver import StreamState, UpstreamReceiver
 from relay.sources.wanted import EVERYTHING, Wanted
 
 NO_ROOM = "the cache has no room for the Track Properties"
+MAX_CUTS = 64
+"""Subgroups whose streams were cut that one subscription remembers, the last ones."""
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
 
@@ -73,6 +75,8 @@ class UpstreamSubscription(UpstreamReceiver):
         self.slept = True
         """It was paused at some time since the Largest Object was told last."""
         self.whole = True
+        self.cuts: dict[tuple[int, int], Location] = {}
+        """Subgroups of which a stream was cut that no other goes on with, and where."""
         self.lost = False
         """Some of it was lost, and no Subgroup whose reset could say so is known."""
         self.start = Location(0, 0)
@@ -248,6 +252,8 @@ class UpstreamSubscription(UpstreamReceiver):
 
     def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
         opened = stream.subgroup
+        if self.cuts and opened is not None and header.subgroup is not None:
+            self.cuts.pop((header.group, header.subgroup), None)
         if opened is not None and opened.first_object:
             return -1
         if opened is None or not self.whole or header.group < self.start.group:
@@ -264,6 +270,8 @@ class UpstreamSubscription(UpstreamReceiver):
         opened = stream.subgroup
         if error is not None:
             self.whole = False
+            if error != StreamErrorCode.DELIVERY_TIMEOUT:
+                self._note_cut(state)
             if state.subgroup is None:
                 self._cut_at_header(opened)
         self._close(
@@ -271,6 +279,21 @@ class UpstreamSubscription(UpstreamReceiver):
             finished=error is None,
             end_of_group=opened is not None and opened.end_of_group,
         )
+
+    def _note_cut(self, state: StreamState) -> None:
+        """Whatever may follow what came whole on the stream does not come on it."""
+        opened, previous, arrival = state.incoming.subgroup, state.previous, state.arrival
+        if opened is None:
+            return
+        if previous is None:
+            at = max(Location(opened.group, 0), self.start)
+        elif arrival is not None and not arrival.stored.complete:
+            at = arrival.stored.location
+        else:
+            at = Location(opened.group, previous + 1)
+        self.cuts[state.subgroup or (opened.group, opened.subgroup or 0)] = at
+        if len(self.cuts) > MAX_CUTS:
+            del self.cuts[next(iter(self.cuts))]
 
     def _cut_at_header(self, opened: SubgroupHeader | None) -> None:
         """A stream ended in some other way than with FIN, and no Object had begun on it."""
@@ -283,6 +306,7 @@ class UpstreamSubscription(UpstreamReceiver):
         """No more will be read from the streams that are still open."""
         streams, self.streams = self.streams, {}
         for state in streams.values():
+            self._note_cut(state)
             if state.subgroup is None:
                 self._cut_at_header(state.incoming.subgroup)
             self._close(state, finished=False, end_of_group=False)
@@ -319,6 +343,8 @@ class UpstreamSubscribe(UpstreamSubscription):
         publisher as long as this one would: `rendezvous_ms`.
         """
         track = self.track
+        if self.unfiltered:
+            wanted = EVERYTHING
         self.asked = wanted.in_ranges(self.session.peer_max_filter_ranges)
         self.sifted_to = MAX_VI64 if self.narrowed else -1
         self.rendezvous = rendezvous_ms > 0

@@ -20,29 +20,19 @@ from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
+    NEXT,
     Collector,
     CountingPublisher,
     Star,
     end_track,
     everything,
+    objects,
     payload,
     publish,
+    subgroups,
     track,
+    wants,
 )
-
-NEXT = LocationFilter.next_object()
-
-
-def objects(*ranges, set_id=0):
-    return RangeFilter(ParameterType.OBJECTID_FILTER, set_id, ranges=ranges)
-
-
-def subgroups(*ranges, set_id=0):
-    return RangeFilter(ParameterType.SUBGROUP_FILTER, set_id, ranges=ranges)
-
-
-def wants(*filters, location=NEXT, fill=None):
-    return Parameters(location_filter=location, range_filters=filters, fill_parameters=fill)
 
 
 def asked(publisher):
