@@ -439,6 +439,7 @@ class Relay(SessionHandler):
         self.active[track] = None
 
     def track_available(self, track: UpstreamTrack) -> None:
+        self.refusals.absent.forget(track.name)
         self.offers.available(track)
 
     def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:

@@ -41,6 +41,8 @@ class Demand:
         self.patience: float | None = None
         """How long who waits for upstream's Largest Object waits for it."""
         self._unwanted_since: float | None = None
+        self._narrower = False
+        """A reader has said that it wants less, which nobody who merely leaves does."""
         self._new_group_asked: tuple[int, int] | None = None
         """NEW_GROUP_REQUEST that is outstanding, and the current group when it was made."""
 
@@ -76,6 +78,7 @@ class Demand:
     def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
         """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
         asked = update.parameters
+        self._narrower |= asked.location_filter is not None or bool(asked.range_filters)
         forward = asked.forward
         if forward is None and (
             asked.location_filter is not None
@@ -151,8 +154,10 @@ class Demand:
             subscription.ask(wanted)
 
     def tick(self) -> None:
-        """Time has passed: `adjust`, and ask for less where more has not been wanted for long."""
+        """Time has passed: `adjust`, and ask for less where more has not been wanted for long,
+        or by who says so: a relay that asks for less has waited already."""
         self.adjust()
+        narrower, self._narrower = self._narrower, False
         flowing = [each for each in self._track.subscriptions if each.flows]
         wanted = self.wanted if flowing else None
         if wanted is None:
@@ -162,9 +167,7 @@ class Demand:
                 subscription.surplus_since = None
             elif wanted | subscription.asked != subscription.asked:
                 subscription.ask(wanted | subscription.asked)
-            elif subscription.surplus_since is None:
-                subscription.surplus_since = self._track.clock.now
-            elif self._track.clock.now - subscription.surplus_since >= self._track.config.linger:
+            elif narrower or subscription.has_surplus():
                 subscription.surplus_since = None
                 subscription.ask(wanted)
 

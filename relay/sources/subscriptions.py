@@ -152,6 +152,13 @@ class UpstreamSubscription(UpstreamReceiver):
         else:
             self.paused = True  # it ended before it was resumed
 
+    def has_surplus(self) -> bool:
+        """More is asked for than is wanted, as is said again and again: whether for long."""
+        now = self.track.clock.now
+        if self.surplus_since is None:
+            self.surplus_since = now
+        return now - self.surplus_since >= self.track.config.linger
+
     def ask(self, wanted: Wanted) -> bool:
         """Have the filters let through what is `wanted`; whether they have to change for that."""
         wanted = wanted.in_ranges(self.session.peer_max_filter_ranges)
