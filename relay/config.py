@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MAY_BE_0 = ("linger", "publisher_linger", "failure_memory")
+_MAY_BE_0 = ("transit_octets", "linger", "publisher_linger", "failure_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,9 @@ class RelayConfig:
 
     cache_octets: int = 1 << 30
     """What the cache may hold, bookkeeping included."""
+    transit_octets: int = 64 << 20
+    """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
+    the cache, all together, one track half of it; beyond, their streams are reset."""
     max_scopes: int = 16
     """Paths in use at once; a session that dials one more is closed with INVALID_PATH."""
     max_tracks: int = 65_536

@@ -86,7 +86,7 @@ class Relay(SessionHandler):
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
         self._own_cache = cache is None
-        self.cache = cache or Cache(self.config.cache_octets)
+        self.cache = cache or Cache(self.config.cache_octets, self.config.transit_octets)
         self.clock = clock or Clock()
         self.upstream_subscriptions = 0
         """Established subscriptions to publishers."""

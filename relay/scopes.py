@@ -35,7 +35,7 @@ class Scopes(SessionHandler):
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
-        self.cache = Cache(self.config.cache_octets)
+        self.cache = Cache(self.config.cache_octets, self.config.transit_octets)
         self.clock = Clock()
         self.relays: dict[str, Relay] = {}
         self._kept: set[str] = set()

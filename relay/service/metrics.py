@@ -27,6 +27,7 @@ GAUGES = {
     "cache_octets": "Payload octets cached.",
     "cache_billed_octets": "Octets billed to the cache's budget, bookkeeping included.",
     "cache_budget_octets": "The cache's budget.",
+    "cache_transit_octets": "Octets that Objects under way take beyond the cache's budget.",
     "cache_objects": "Whole Objects cached.",
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
@@ -61,7 +62,7 @@ COUNTERS = {
     "cache_expirations": "Objects dropped because of MAX_CACHE_DURATION.",
     "cache_intervals_refused": "Ranges known not to exist that were not remembered, "
     "at max_intervals_per_track or for want of memory.",
-    "cache_stores_rejected": "Objects not stored because growing ones left no room.",
+    "cache_stores_rejected": "Objects not forwarded because those under way left no room.",
 }
 DELIVERIES = {
     "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
@@ -124,6 +125,7 @@ class RelayMetrics(Collector):
             "cache_octets": cache.octets,
             "cache_billed_octets": cache.billed,
             "cache_budget_octets": cache.budget,
+            "cache_transit_octets": cache.in_transit,
             "cache_objects": cache.objects,
             "cache_properties": cache.properties,
             "cache_statuses": cache.statuses,

@@ -72,7 +72,8 @@ class Filling:
             self._place(header)
         else:
             overhead = len(header.properties) + OBJECT_OVERHEAD
-            if header.length + overhead > cache.budget or not cache.reserve(0, overhead):
+            fits = cache.fits(header.length + overhead)
+            if not fits or not cache.reserve(0, overhead, store):
                 cache.stores_rejected += 1
                 return None
             try:
@@ -103,7 +104,7 @@ class Filling:
         if header.status or at in store.known or (self.bringing and store.get(at) is not None):
             return None
         overhead = len(header.properties) + OBJECT_OVERHEAD
-        if not cache.reserve(header.length, overhead):
+        if not cache.reserve(header.length, overhead, store):
             return None
         stored = None
         try:
@@ -167,7 +168,7 @@ class Filling:
             part = view[known:]
         arrival.offset += size
         if size > known:
-            if not self.cache.reserve(size - known):
+            if not self.cache.reserve(size - known, 0, store):
                 self.cache.stores_rejected += 1
                 self._abort(stored)
                 return False
@@ -204,7 +205,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.cache.room(OBJECT_OVERHEAD):
+        if self.cache.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
             self.store.mark_end(
                 location,
                 header.status,
