@@ -99,6 +99,8 @@ class Counters:
     requests_absent: int = 0
     """Of those, the ones for tracks whose publishers had said that they do not exist."""
     malformed_tracks: int = 0
+    tracks_renewed: int = 0
+    """Tracks whose cached content was dropped because their publisher contradicted it."""
     scopes_refused: int = 0
     """Sessions closed because they dialled one path too many."""
     requests_revoked: int = 0

@@ -26,7 +26,7 @@ from moqt.requests import (
 )
 from moqt.session import Session, SessionHandler, session_of
 from moqt.track.knowledge import properties_price
-from moqt.values.codes import RequestErrorCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
 from moqt.values.names import FullTrackName, TrackNamespace
@@ -188,6 +188,7 @@ class Relay(SessionHandler):
         for track in self.tracks_by_namespace.under(namespace):
             # An open track is asked for from the new publisher too; a closed one on demand.
             if not (track.subscriptions or track.lingers) or track.track_ended:
+                track.origin.unasked = track.track_ended and not track.subscriptions
                 continue
             if not track.idle or any(not each.published for each in track.subscriptions):
                 track.appeared(sessions[-1])
@@ -286,12 +287,15 @@ class Relay(SessionHandler):
             track is not None
             and track.servable(request)
             and not track.demand.stale
+            and not track.origin.probing
             and not self._comes_from(track, session_of(request))
         ):
             self._serve(track, request)
             return
         publishers: list[Session] = []
-        if track is not None and track.lingers and isinstance(request, IncomingSubscribe):
+        if track is not None and (
+            track.origin.probing or (track.lingers and isinstance(request, IncomingSubscribe))
+        ):
             pass  # it waits with the others
         elif (
             track is None or not track.subscriptions or self._comes_from(track, session_of(request))
@@ -301,6 +305,10 @@ class Relay(SessionHandler):
                 self._no_publisher(request)
                 return
             left = self.refusals.absent.left(name, publishers, self.clock.now)
+            if left is not None and track is not None and track.origin.unasked:
+                track.origin.unasked = False  # they have not got it: what is cached holds
+                self._wanted(request, None)
+                return
             if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
                 retry = int(left * 1000)
@@ -447,6 +455,10 @@ class Relay(SessionHandler):
         self._serve(track, request)
 
     def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
+        if track.origin.unasked:
+            track.origin.unasked = False  # who has appeared has not got it: what is cached holds
+            self._serve_again(track)
+            return
         try:
             code = RequestErrorCode(error.code)
         except ValueError:
@@ -474,18 +486,31 @@ class Relay(SessionHandler):
         self.track_busy(track)  # perhaps there is nothing of it
         if not track.subscriptions:
             self.offers.withdrawn(track)
-            for request in tuple(track.waiting):
-                # Its publisher has gone before it could be served: perhaps there is another.
-                self.waiting.done(request)
-                self._wanted(request, None)
+            self._serve_again(track)
         self._update_published_here(track)
+
+    def _serve_again(self, track: UpstreamTrack) -> None:
+        """Those who wait have to be served from elsewhere: the cache, or another publisher."""
+        for request in tuple(track.waiting):
+            self.waiting.done(request)
+            self._wanted(request, None)
+
+    def track_renewed(self, track: UpstreamTrack, reason: str) -> None:
+        logger.warning("%s: what was cached of it is dropped: %s", track.name, escaped(reason))
+        self.offers.withdrawn(track)
+        code, stream_code = PublishDoneCode.INTERNAL_ERROR, StreamErrorCode.INTERNAL_ERROR
+        track.downstream.end(code, stream_code, "the publisher has begun the track anew")
+        self._update_published_here(track)
+        if track.established:
+            self.offers.available(track)
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         logger.warning("%s: malformed track: %s", track.name, escaped(reason))
         self.refusals.malformed.add(track.name, reason, self.clock.now)
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
         self.offers.withdrawn(track)
-        track.downstream.end_malformed(reason)
+        code, stream_code = PublishDoneCode.MALFORMED_TRACK, StreamErrorCode.MALFORMED_TRACK
+        track.downstream.end(code, stream_code, reason)
         self._forget(track)
 
     def forget_all(self) -> None:

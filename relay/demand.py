@@ -115,6 +115,13 @@ class Demand:
                 if not widened and (subscription.flows or not wants):
                     subscription.refresh()
 
+    def is_out_of_patience(self) -> bool:
+        """Whether those who wait for upstream's answer have waited for long enough, just now."""
+        if self.patience is None or self._track.clock.now <= self.patience:
+            return False
+        self.patience = None
+        return True
+
     # -- as much as is wanted --------------------------------------------------------------
 
     @property

@@ -15,7 +15,7 @@ from moqt.requests import IncomingFetch, OutgoingPublish
 from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
-from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 from relay.audience.downstream import Downstream, TrackRequest, live
@@ -25,6 +25,7 @@ from relay.demand import Demand
 from relay.sources.candidates import Candidates
 from relay.sources.filling import Filling
 from relay.sources.missing import Ranges
+from relay.sources.origin import Origin
 from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscribe, UpstreamSubscription
 from relay.sources.wanted import EVERYTHING
 
@@ -73,6 +74,9 @@ class Home(Protocol):
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         """The track is unusable: end all its requests and forget it."""
 
+    def track_renewed(self, track: UpstreamTrack, reason: str) -> None:
+        """Another content is in the place of what it was: end who was served that."""
+
     def track_busy(self, track: UpstreamTrack) -> None:
         """The track has something to do on tick."""
 
@@ -87,25 +91,18 @@ class UpstreamTrack:
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.store = TrackStore(
-            name, authoritative=False, max_intervals=home.config.max_intervals_per_track
-        )
-        self.store.on_stored = self._stored
-        self.store.on_used = self._used
-        self.store.on_evicted = self._evicted
-        self.store.knowledge.account = self.cache
-        self.filling = Filling(
-            self.store, cache=self.cache, counters=self.counters, clock=self.clock
-        )
+        self.filling = Filling(name, self.config, self.cache, self.counters, self.clock)
+        self.store = self.filling.store
         self.ranges = Ranges(self)
-        self.store.source = self.ranges
+        self.origin = Origin(self)
+        self.filling.contradicted = self.origin.contradicted
         self.subscriptions: dict[UpstreamSubscription, None] = {}
         self.downstream = Downstream()
         self.waiting = self.downstream.waiting
         self.requests = self.downstream.requests
         self.offers = self.downstream.offers
         self.demand = Demand(self)
-        self.store.on_new_group = self.demand.ask_new_group
+        self._connect(self.store)
         self.idle_since: float | None = None
         self.published_here = False
         """Complete and without a publisher: the relay is the publisher now."""
@@ -118,6 +115,12 @@ class UpstreamTrack:
         self._end_unseen = False
         """It ended while its publication was paused, or narrowed: there may be Objects that nobody
         told of."""
+
+    def _connect(self, store: TrackStore) -> None:
+        store.on_used = self.ranges.used
+        store.on_evicted = self._evicted
+        store.on_new_group = self.demand.ask_new_group
+        store.source = self.ranges
 
     # -- state ---------------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class UpstreamTrack:
         """Whether `request` can be answered without waiting for a publisher."""
         if self.established:
             return True
-        ended = self.track_ended and not self._end_unseen
+        ended = self.track_ended and not self._end_unseen and not self.origin.unasked
         if ended and (self.store.octets > 0 or self.store.is_complete()):
             return True
         if self.home.publishers(self.name.namespace):
@@ -241,10 +244,8 @@ class UpstreamTrack:
             self._subscribe([UpstreamSubscribe(self, subscription.session, replaces=subscription)])
 
     def move(self, old: Session, new: Session) -> None:
-        """The upstream session goes away: SUBSCRIBE on the new one, then leave the old one.
-
-        A track that nobody uses is left at once, and asked for again when somebody does.
-        """
+        """The upstream session goes away: SUBSCRIBE on the new one, then leave the old one. A
+        track that nobody uses is left at once, and asked for again when somebody does."""
         subscriptions = [each for each in self.subscriptions if each.session is old]
         if not self.idle:
             self._subscribe([UpstreamSubscribe(self, new, replaces=each) for each in subscriptions])
@@ -254,27 +255,22 @@ class UpstreamTrack:
         if not self.subscriptions:
             self._finish(PublishDoneCode.GOING_AWAY, "the publisher has moved")
 
-    def dismiss(self, session: Session, error: RequestError) -> None:
-        """Take nothing more of it from `session`."""
-        for subscription in [each for each in self.subscriptions if each.session is session]:
-            if subscription.request is not None:
-                subscription.request.cancel()
-            subscription.request_failed(error)
-        self.ranges.dismiss(session, error)
-
     def _give_up(self, subscription: UpstreamSubscription) -> None:
         if subscription in self.subscriptions:
             self._drop(subscription)
             subscription.cancel()
 
     def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
-        request, store = subscription.request, self.store
+        request = subscription.request
         assert request is not None
+        alone = not self.established
         subscription.accepted()
         self._end_unseen = False
         self.home.upstream_subscriptions += 1
         self._lost = None
         self.counters.publishers_returned += self.candidates.settle()
+        self.origin.accepted(subscription.session, request.largest, alone=alone)
+        store = self.store
         if store.ended and not (self.track_ended and store.end_of_track is not None):
             # A subscription that is still draining would have a hole it does not know of.
             for old in self.downstream.subscriptions():
@@ -307,8 +303,10 @@ class UpstreamTrack:
         if largest is None or (before is not None and largest <= before):
             return True
         if store.end_of_track is not None and largest >= store.end_of_track:
-            self.malformed("the Largest Object lies beyond the end of the track")
-            return False
+            reason = "the Largest Object lies beyond the end of the track"
+            if not self.origin.contradicted(reason):
+                self.malformed(reason)
+            return not self.over
         store.largest = largest
         slept, subscription.slept = subscription.slept, subscription.paused
         if subscription.narrowed and not slept:
@@ -333,6 +331,8 @@ class UpstreamTrack:
 
     def _ready(self, subscription: UpstreamSubscription) -> None:
         """Who waited can go on; who wants Objects, only when they come."""
+        if self.origin.probing:
+            return  # `confirmed` follows
         flows = subscription.flows
         if flows:
             self.demand.patience = None
@@ -415,8 +415,7 @@ class UpstreamTrack:
             self._finish_or_wait(subscription.session, code, reason)
 
     def _finish_or_wait(self, session: Session, code: int, reason: str) -> None:
-        """The last established subscription, to `session`, is over; others may not have been
-        answered yet, or have not been asked."""
+        """The last source, `session`, is gone; others have not answered or not been asked yet."""
         if code == PublishDoneCode.TRACK_ENDED:
             # That is final: what another publisher has of the track can be fetched.
             for subscription in tuple(self.subscriptions):
@@ -478,6 +477,26 @@ class UpstreamTrack:
     def rejected(self, location: Location) -> None:
         self.ranges.rejected(location)
 
+    def renew(self, reason: str) -> None:
+        """What is cached is dropped, and who was served it ends; what comes now is the track."""
+        self.counters.tracks_renewed += 1
+        self.ranges.stop()
+        for subscription in self.subscriptions:
+            subscription.begin_anew()
+        self.store = self.filling.begin_anew()
+        self._connect(self.store)
+        self.home.track_renewed(self, reason)
+        for subscription in tuple(self.subscriptions):
+            if subscription.established:
+                self._learn(subscription)
+
+    def confirmed(self) -> None:
+        if not self.established:
+            self.home.track_ended(self)
+        for subscription in tuple(self.subscriptions):
+            if subscription.established:
+                self._ready(subscription)
+
     def close_upstream(self, *, publications: bool = True) -> None:
         """Unsubscribe and stop fetching; what is cached stays. Without `publications`, those
         are kept and paused."""
@@ -485,6 +504,7 @@ class UpstreamTrack:
             if publications or not subscription.published:
                 self._give_up(subscription)
         self.ranges.stop()
+        self.origin.stop()
 
     def malformed(self, reason: str) -> None:
         """MOQT "Malformed Tracks": end everything, forget the track."""
@@ -515,22 +535,6 @@ class UpstreamTrack:
 
     # -- numbers and the cache -------------------------------------------------------------
 
-    def _stored(self, store: TrackStore, stored: StoredObject) -> None:
-        counters = self.counters
-        counters.objects_in += 1
-        counters.octets_in += stored.length
-        self.cache.add(store, stored)
-
-    def _used(self, store: TrackStore, stored: StoredObject) -> None:
-        if stored.status is not ObjectStatus.NORMAL:
-            return
-        counters = self.counters
-        counters.objects_out += 1
-        counters.octets_out += stored.length
-        self.cache.use(stored)
-        for fetch in self.ranges.fetches:
-            fetch.read(stored)
-
     def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
         """The cache dropped `stored`."""
         if self.home.tracks.get(self.name) is not self:
@@ -547,8 +551,8 @@ class UpstreamTrack:
     def tick(self, now: float) -> None:
         for subscription in tuple(self.subscriptions):
             subscription.tick(now)
-        if self.demand.patience is not None and now > self.demand.patience:
-            self._give_up_waiting()
+        if self.demand.is_out_of_patience():
+            self._wait_no_more()
         self.downstream.prune()
         self._await_source()
         if not self.idle:
@@ -556,15 +560,16 @@ class UpstreamTrack:
         elif self.idle_since is None:
             self.idle_since = now
             self.ranges.stop()
+            self.origin.stop()
         elif now - self.idle_since >= self.config.linger:
             self.close_upstream(publications=False)
         self.demand.tick()
         self.ranges.tick(now)
+        self.origin.tick(now)
         self.recovered()
 
-    def _give_up_waiting(self) -> None:
+    def _wait_no_more(self) -> None:
         """Upstream has not answered an update: go on with what is known."""
-        self.demand.patience = None
         self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)
@@ -576,6 +581,7 @@ class UpstreamTrack:
         return (
             self.idle
             and self.ranges.idle
+            and not self.origin.probing
             and all(
                 each.published and each.paused and not each.expires for each in self.subscriptions
             )
@@ -588,5 +594,6 @@ class UpstreamTrack:
             self.idle
             and not self.subscriptions
             and self.ranges.idle
+            and not self.origin.probing
             and next(self.store.objects(), None) is None
         )

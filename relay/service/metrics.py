@@ -39,6 +39,7 @@ COUNTERS = {
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "requests_over_limit": "Of these, those beyond a limit of the relay.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
+    "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
     "scopes_refused": "Sessions closed because they dialled one path too many.",
     "requests_revoked": "Requests ended because the right to them was withdrawn.",

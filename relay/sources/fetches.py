@@ -172,7 +172,11 @@ class UpstreamFetch(UpstreamReceiver):
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload
     ) -> bool:
-        stored = self._add(stream, header, payload)
+        try:
+            stored = self._add(stream, header, payload)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
+            return True  # it has been cancelled
         if stored is None:
             return False
         self._left_out(stored.location)
@@ -360,7 +364,8 @@ class UpstreamFetch(UpstreamReceiver):
             if request.end_of_track and store.end_of_track is None and end_location < MAX_LOCATION:
                 store.set_end_of_track(location_after(end_location))
         except MalformedTrack as malformed:
-            self.track.malformed(str(malformed))
+            if not self.filling.contradicted(str(malformed)):
+                self.track.malformed(str(malformed))
             return
         self._asking.fetch_over(self, self._unknown, self._rejected)
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from moqt.session import Session
+from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject, SubgroupLog
+from moqt.values.codes import ObjectStatus
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after, location_before
@@ -94,6 +96,17 @@ class Ranges:
             if end is not None:
                 return fetch.attempt, end
         return None
+
+    def used(self, store: TrackStore, stored: StoredObject) -> None:
+        """A delivery begins to send `stored`."""
+        if stored.status is not ObjectStatus.NORMAL:
+            return
+        track = self._track
+        track.counters.objects_out += 1
+        track.counters.octets_out += stored.length
+        track.cache.use(stored)
+        for fetch in self.fetches:
+            fetch.read(stored)
 
     def rejected(self, location: Location) -> None:
         """A subscription has brought it, and the cache had no room: as if a FETCH had."""

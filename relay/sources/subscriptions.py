@@ -10,7 +10,7 @@ from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
 from moqt.values.codes import MAX_VI64, RequestErrorCode, StreamErrorCode
-from moqt.values.errors import MoqtError, RequestError
+from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
 from moqt.wire.objects import ObjectHeader, SubgroupHeader
@@ -212,6 +212,14 @@ class UpstreamSubscription(UpstreamReceiver):
             return False
         return True
 
+    def begin_anew(self) -> None:
+        """The store is another one from now on: what has come of its streams is not there."""
+        self.whole = False
+        self.cuts.clear()
+        for state in self.streams.values():
+            state.previous = state.subgroup = state.arrival = None
+            state.lossy = True
+
     def cancel(self) -> None:
         """Unsubscribe."""
         if self.request is not None:
@@ -261,7 +269,7 @@ class UpstreamSubscription(UpstreamReceiver):
         opened = stream.subgroup
         if self.cuts and opened is not None and header.subgroup is not None:
             self.cuts.pop((header.group, header.subgroup), None)
-        if opened is not None and opened.first_object:
+        if opened is not None and opened.first_object and not self._stream(stream).lossy:
             return -1
         if opened is None or not self.whole or header.group < self.start.group:
             return None  # a stream of the same Subgroup may have been reset
@@ -281,11 +289,11 @@ class UpstreamSubscription(UpstreamReceiver):
                 self._note_cut(state)
             if state.subgroup is None:
                 self._cut_at_header(opened)
-        self._close(
-            state,
-            finished=error is None,
-            end_of_group=opened is not None and opened.end_of_group,
-        )
+        end_of_group = opened is not None and opened.end_of_group
+        try:
+            self._close(state, finished=error is None, end_of_group=end_of_group)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
 
     def _note_cut(self, state: StreamState) -> None:
         """Whatever may follow what came whole on the stream does not come on it."""

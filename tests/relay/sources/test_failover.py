@@ -8,7 +8,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.names import Location
 from tests.relay.chain import Chain
-from tests.relay.peers import offering
+from tests.relay.peers import Refusing, offering
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -33,20 +33,6 @@ def chained(**settings):
     chain = Chain(**settings)
     chain.connect()
     return chain
-
-
-class Refusing(CountingPublisher):
-    """Has published the namespace, and refuses every track of it."""
-
-    def __init__(self, code=RequestErrorCode.DOES_NOT_EXIST):
-        super().__init__()
-        self.code = code
-
-    def subscribe_received(self, request):
-        self.subscribes.append(request)
-        request.reject(self.code, "not here")
-
-    fetch_received = subscribe_received
 
 
 # -- who is asked --------------------------------------------------------------------------
