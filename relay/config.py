@@ -21,7 +21,8 @@ class RelayConfig:
     """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
     the cache, all together, one track half of it; beyond, their streams are reset."""
     max_scopes: int = 16
-    """Paths in use at once; a session that dials one more is closed with INVALID_PATH."""
+    """Paths in use at once, that is, with a request that was allowed; a session that dials one more
+    is closed with INVALID_PATH, and one that waits with a path gets EXCESSIVE_LOAD."""
     max_tracks: int = 65_536
     """Tracks known at once, cached ones included."""
     max_namespaces: int = 65_536
@@ -102,7 +103,7 @@ class Counters:
     tracks_renewed: int = 0
     """Tracks whose cached content was dropped because their publisher contradicted it."""
     scopes_refused: int = 0
-    """Sessions closed because they dialled one path too many."""
+    """Sessions closed, and requests refused, because of one path too many."""
     requests_revoked: int = 0
     """Ended because the right to them was withdrawn."""
     objects_nonexistent: int = 0

@@ -109,8 +109,12 @@ class Relay(SessionHandler):
     # -- sessions ----------------------------------------------------------------------------
 
     def session_established(self, session: Session) -> None:
-        self.sessions.add(session)
         self.counters.sessions += 1
+        self.enter(session)
+
+    def enter(self, session: Session) -> None:
+        """A session that is established is one of this scope."""
+        self.sessions.add(session)
         config = self.config
         session.scheduler.limits = DeliveryLimits(
             config.pending_subgroups,

@@ -41,7 +41,7 @@ COUNTERS = {
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
     "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
-    "scopes_refused": "Sessions closed because they dialled one path too many.",
+    "scopes_refused": "Sessions closed, and requests refused, because of one path too many.",
     "requests_revoked": "Requests ended because the right to them was withdrawn.",
     "objects_nonexistent": "Objects dropped because they had been declared non-existent.",
     "upstream_subscriptions": "SUBSCRIBEs sent to publishers.",
@@ -136,10 +136,11 @@ class RelayMetrics(Collector):
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
+        sessions = self.scopes.sessions()
+        self._gauges["sessions"] = len(sessions)
         self._remembered = Remembered()
-        for relay in self.scopes.relays.values():
-            for session in relay.sessions:
-                self._remembered += session.remembered()
+        for session in sessions:
+            self._remembered += session.remembered()
         self._counters = {
             name: getattr(cache, name.removeprefix("cache_"))
             if name.startswith("cache_")
@@ -170,7 +171,6 @@ class RelayMetrics(Collector):
 def _numbers(relay: Relay) -> dict[str, int]:
     """The gauges of one scope."""
     return {
-        "sessions": len(relay.sessions),
         "upstream_sessions": len(relay.upstreams),
         "namespaces": relay.namespaces.publications,
         "tracks": len(relay.tracks),
