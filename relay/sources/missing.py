@@ -89,6 +89,11 @@ class Ranges:
         self.pump()
         return not any(until > now and low <= start <= high for until, low, high in self._failures)
 
+    def fill(self, fill: UpstreamFetch) -> None:
+        """Such a range comes with a subscription."""
+        self.fetches.append(fill)
+        fill.open()
+
     def assumed(self, start: Location) -> tuple[Attempt, Location] | None:
         """A running FETCH has left out `start`, up to the Location returned."""
         for fetch in self.fetches:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
+from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream, Receiver, Via
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
-from moqt.values.codes import MAX_VI64, RequestErrorCode, StreamErrorCode
+from moqt.values.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
 from moqt.wire.objects import ObjectHeader, SubgroupHeader
+from relay.sources.fetches import UpstreamFill
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 from relay.sources.wanted import EVERYTHING, Wanted
@@ -95,6 +97,8 @@ class UpstreamSubscription(UpstreamReceiver):
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
         """Updates with FORWARD 1 that are not answered yet."""
+        self._fill: UpstreamFill | None = None
+        """The fill that was asked for last."""
         self._refreshing = False
         self._expiry: float | None = None
         self._renew_at = 0.0
@@ -135,18 +139,41 @@ class UpstreamSubscription(UpstreamReceiver):
 
     # -- asking ----------------------------------------------------------------------------
 
-    def forward(self, wanted: bool) -> None:
-        """Pause or resume it (MOQT "Paused Subscription Handling")."""
+    def forward(self, wanted: bool, fill: UpstreamFill | None = None) -> None:
+        """Pause or resume it (MOQT "Paused Subscription Handling"), `fill` along with that."""
         if not self.established or wanted is not self.paused:
             return
-        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else _ignore):
+        filled = LocationFilter.absolute_start(*fill.next) if fill is not None else None
+        parameters = Parameters(
+            forward=int(wanted),
+            fill_parameters=None if fill is None else Parameters(location_filter=filled),
+        )
+        self._fill = fill or self._fill
+        if self.update(parameters, partial(self._resumed, fill) if wanted else _ignore):
             self.paused = not wanted
             self.slept = True
             self._resuming += wanted
             self.whole = False
+        elif fill is not None:
+            fill.request_failed(timed_out("the subscription takes no fill any more"))
 
-    def _resumed(self, answer: RequestOk | RequestError) -> None:
+    @property
+    def fillable(self) -> bool:
+        """Whether it can be resumed with a fill: it is paused, and the publisher's own."""
+        request = self.request
+        return (
+            self.published
+            and self.paused
+            and (self._fill is None or self._fill.is_over)
+            and self.asked == EVERYTHING
+            and request is not None
+            and request.group_order is GroupOrder.ASCENDING
+        )
+
+    def _resumed(self, fill: UpstreamFill | None, answer: RequestOk | RequestError) -> None:
         self._resuming -= 1
+        if fill is not None:
+            fill.answered(answer)
         if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
         else:
@@ -247,11 +274,19 @@ class UpstreamSubscription(UpstreamReceiver):
     def expires(self) -> bool:
         return self.request is not None and self.request.expires_at is not None
 
+    def stream_opened(self, stream: IncomingStream) -> None:
+        if stream.via is Via.FILL:
+            stream.receiver = self._fill or Receiver()
+            stream.receiver.stream_opened(stream)
+        else:
+            super().stream_opened(stream)
+
     # -- Receiver --------------------------------------------------------------------------
 
     def request_failed(self, error: MoqtError) -> None:
         self._end_streams()
         self.track.upstream_failed(self, error)
+        self._end_fill()
 
     def subscription_done(self, code: int, reason: str) -> None:
         request = self.request
@@ -264,6 +299,12 @@ class UpstreamSubscription(UpstreamReceiver):
             self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
+        self._end_fill()
+
+    def _end_fill(self) -> None:
+        """What of a fill has not come does not come any more."""
+        if self._fill is not None and not self._fill.is_over:
+            self._fill.request_failed(timed_out("the subscription has ended"))
 
     def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
         opened = stream.subgroup

@@ -72,9 +72,9 @@ class Refusing(CountingPublisher):
     fetch_received = subscribe_received
 
 
-def offering(star, store, parameters=Parameters(), **transport):  # noqa: B008
+def offering(star, store, parameters=Parameters(), *, handler=None, **transport):  # noqa: B008
     """A peer that offers `store` with PUBLISH and nothing else."""
-    handler = Publishing()
+    handler = handler or Publishing()
     handler.add_track(store)
     pair = star.connect(handler, **transport)
     pair.handler, pair.ended, pair.answers = handler, [], []
