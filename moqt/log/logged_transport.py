@@ -115,6 +115,9 @@ class LoggedTransport:
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id)
 
+    def acknowledged(self, stream_id: int) -> bool:
+        return self._transport.acknowledged(stream_id)
+
     def take_credited(self) -> Iterable[int]:
         return self._transport.take_credited()
 

@@ -157,8 +157,7 @@ async def _tick(
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time())
-        sessions = sum(len(relay.sessions) for relay in scopes.relays.values())
-        garbage.tick(scopes.cache.objects, scopes.counters.sessions - sessions)
+        garbage.tick(scopes.cache.objects, scopes.counters.sessions - len(scopes.sessions()))
         if uplink is not None:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():

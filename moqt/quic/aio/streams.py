@@ -67,6 +67,11 @@ class StreamSender(QuicStreamSender):
         return 0 if self._reset_error_code is not None else self._buffer_stop - self.highest_offset
 
     @property
+    def acknowledged(self) -> bool:
+        """Whether the peer has all that was written."""
+        return self._reset_error_code is not None or self._buffer_start == self._buffer_stop
+
+    @property
     def has_new(self) -> bool:
         """Whether there is data, or a FIN, that was never sent or whose FIN was lost."""
         return self._reset_error_code is None and (

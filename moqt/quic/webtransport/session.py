@@ -197,6 +197,9 @@ class WebTransport:
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id) if self.state is State.OPEN else 0
 
+    def acknowledged(self, stream_id: int) -> bool:
+        return self._transport.acknowledged(stream_id)
+
     def take_credited(self) -> Iterable[int]:
         return self._transport.take_credited()
 
