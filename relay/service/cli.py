@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.loop_hold import watched_loop
+from moqt.private_files import PrivateFileError, read_private
 from moqt.quic.certificates import check_key_pair
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -253,9 +254,20 @@ def relay_command(
     announce_upstream: Annotated[
         bool, _Option(help="Announce there what is published here.")
     ] = False,
-    metrics: Annotated[
+    admin: Annotated[
         str | None,
-        _Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.", show_default="off"),
+        _Option(
+            "--admin",
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Answer over HTTP there: /metrics, /healthz, /readyz; on a loopback address, or "
+            "by token /tracks.json, /sessions.json, /upstreams.json.",
+            show_default="off",
+        ),
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        _Option(metavar="FILE", help="Who shows the token in FILE there may see all, and purge."),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -306,7 +318,7 @@ def relay_command(
     Clients that dial different paths (not: queries or host names) share no tracks.
     """
     host, port = _usage(parse_address, listen, "--listen")
-    exporter = None if metrics is None else _usage(parse_address, metrics, "--metrics")
+    listener = None if admin is None else _usage(parse_address, admin, "--admin")
     cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
     if drain_timeout < 0:
         raise Usage("--drain-timeout must not be negative")
@@ -361,6 +373,10 @@ def relay_command(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        admin_token = None if admin_token_file is None else read_token_file(admin_token_file)
+    except TokenFileError as error:
+        raise Usage(f"--admin-token-file: {error}") from None
+    try:
         policy = None if auth is None else TokenPolicy(auth)
     except PrincipalsFileError as error:
         raise Usage(f"--auth: {error}") from None
@@ -377,8 +393,8 @@ def relay_command(
     if self_signed is not None:
         # Last of all: what ends here must not have taken the certificate of a relay that runs.
         _check_free(listen, host, port, socket.SOCK_DGRAM)
-        if metrics is not None and exporter is not None:
-            _check_free(metrics, *exporter, socket.SOCK_STREAM)
+        if admin is not None and listener is not None:
+            _check_free(admin, *listener, socket.SOCK_STREAM)
         served = self_signed_certificate(self_signed, host, self_signed_days)
     else:
         assert cert is not None and key is not None
@@ -393,19 +409,20 @@ def relay_command(
         port=port,
         quic=replace(quic, certfile=served.cert, keyfile=served.key, reset_key_file=reset_key),
         session=session,
-        metrics=exporter,
+        admin=listener,
+        admin_token=admin_token,
         drain_timeout=drain_timeout,
         policy=policy,
         certificate=served,
         upstream=above,
     )
 
-    def ready(real_port: int, metrics_port: int | None) -> None:
+    def ready(real_port: int, admin_port: int) -> None:
         line = (
             f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {served.cert}"
         )
-        if exporter is not None and metrics_port is not None:
-            line += f" metrics http://{show_address(exporter[0], metrics_port)}/metrics"
+        if listener is not None:
+            line += f" metrics http://{show_address(listener[0], admin_port)}/metrics"
         if self_signed is not None:
             line += f" {served.digest}"
         try:
@@ -419,7 +436,7 @@ def relay_command(
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(run(scopes, config, ready=ready))
     except OSError as error:
-        wanted = f"{listen} or {metrics}" if metrics else listen
+        wanted = f"{listen} or {admin}" if admin else listen
         raise _cannot_listen(wanted, error) from error
     except (ValueError, MoqtError) as error:
         raise Failure(f"cannot use {served.cert} with {served.key}: {error}") from error
@@ -482,9 +499,10 @@ def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
 def _check_pair(cert: Path, key: Path) -> None:
     try:
         check_key_pair(cert, key)
+        read_private(key, 1)  # who can read it can be this relay
     except OSError as error:
         raise Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, PrivateFileError) as error:
         raise Usage(str(error)) from None
 
 
