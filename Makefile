@@ -91,6 +91,7 @@ bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 O
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits
 	$(BIN)/python -m tools.configuration
+	$(BIN)/python -m tools.relay_schema
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips

@@ -275,6 +275,10 @@ class AioquicTransport:
         self._connection.interface_limit = limit
 
     @property
+    def peer_address(self) -> str:
+        return show_address(self.remote_address)
+
+    @property
     def remote_address(self) -> Address | None:
         address: Address | None = self._connection.get_peer_address()
         return address
