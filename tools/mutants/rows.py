@@ -1,7 +1,7 @@
 """Reads the rows of a conformance table: what a rule says, which code and tests it names.
 
-Two forms are read: `| Rule | Where | Tests | State |`, and `| | Rule | Where | Tests | State |`, whose
-first column has a keyword or a number. Names of code are `file.py::name`, or dotted.
+Two forms are read: `| Rule | Where | Tests | State |`, and the same with a first column that has no
+heading, for a keyword or a number. Names of code are `file.py::name`, or dotted.
 """
 
 from __future__ import annotations
