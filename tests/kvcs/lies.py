@@ -41,9 +41,8 @@ def swaps_layers(made: Made) -> Tracks:
 
 
 def ends_early(made: Made) -> Tracks:
-    blocks = made.sizes[0]
-    first, second, *others = data(made.publication)
-    return [manifest(made.publication), cut(first, made.last_layer, blocks), second, *others]
+    first, *others = data(made.publication)
+    return [manifest(made.publication), cut(first, made.last_layer, made.sizes[0]), *others]
 
 
 def keeps_objects_back(made: Made) -> Tracks:

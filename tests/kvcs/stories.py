@@ -21,6 +21,7 @@ import numpy as np
 
 from kvcs.finding.candidates import OF_ONE_PREFIX
 from kvcs.finding.relays import Fallback
+from kvcs.names.encoding import Encoding
 from kvcs.publishing.publication import Publication
 from kvcs.publishing.replicas import layer_digests, moqt_record
 from kvcs.retrieving.consumer import Consumer
@@ -34,7 +35,9 @@ from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope, block_keys
 from kvsp.records.records import LookupResponse, MatchedBlock, ReplicaRecord, replica_digest
 from moqt.publisher import Publisher
+from moqt.session import SessionHandler
 from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import ConnectError
 from tests.kvcs.lies import LIES, Lie
 from tests.kvcs.support import BLOCK, descriptor, same
 from tests.kvcs.virtual import VirtualLink
@@ -70,6 +73,14 @@ def cache_of(production: int, keys: Sequence[bytes]) -> Cache:
     return [(tensor(layer, 0), tensor(layer, 1)) for layer in range(LAYERS)]
 
 
+ENCODINGS = [
+    [Codec.RAW],
+    [Codec.X_ZSTD],
+    [Encoding(Codec.RAW, joint=True)],
+    [Encoding(Codec.X_ZSTD, joint=True), Codec.RAW],
+]
+WELL = [*["well"] * 9, "mute", "gone", "lost"]
+"""How relays fare: they answer nothing, cannot be reached, or are lost on the way."""
 REFUSALS = [RequestErrorCode.DOES_NOT_EXIST, RequestErrorCode.INTERNAL_ERROR]
 
 
@@ -90,6 +101,7 @@ class Made:
     """Made by somebody who has not what the consumer requires."""
     relays: dict[int, Lie | str]
     """What each relay makes of it: `as it is`, `silent`, `refused`, or a lie."""
+    encodings: list[Codec | Encoding]
     recorded: int | None = None
     """The relay that the index names it at."""
     last_layer: int = LAYERS - 1
@@ -131,6 +143,7 @@ class Made:
             signer=signer,
             deterministic=production == OF_HOLDERS,
             manifest_every=1,
+            encodings=self.encodings,
         )
         steps: list[Callable[[], None]] = []
         first = 0
@@ -173,7 +186,8 @@ class Made:
     def obtainable(self, relay: int) -> bool:
         """Whether all of it can be had of a relay."""
         good = not self.forged and self.state in ("whole", "live")
-        return good and self.relays.get(relay) == "as it is"
+        well = self.world.fares.get(relay) == "well"
+        return good and well and self.relays.get(relay) == "as it is"
 
     def may_be_had(self, relay: int) -> bool:
         """Whether some of its layers may be had of a relay, or of the one that the index names."""
@@ -201,6 +215,16 @@ class Relay(Publisher):
             request.reject(self.refused[namespace], "no")
         elif namespace not in self.silent:
             serve(request)
+
+
+class Mute(SessionHandler):
+    """A relay that answers nothing."""
+
+    def subscribe_received(self, request) -> None: ...
+
+    def fetch_received(self, request) -> None: ...
+
+    def subscribe_namespace_received(self, request) -> None: ...
 
 
 class IndexAndHolders:
@@ -279,10 +303,11 @@ class World:
         )
         self.follow = random.random() < 0.3
         self.relays = random.choice([1, 1, 2, 3])
+        self.fares = {n: random.choice(WELL) for n in range(self.relays)}
         self.index = random.random() < 0.5
         self.held = random.choice([0, 0, random.randint(1, self.blocks)]) if self.index else 0
         self.client = IndexAndHolders(self) if self.index else None
-        self.made = [self._publication(number) for number in range(random.randrange(6))]
+        self.made = [self._publication(number) for number in range(random.randint(1, 6))]
 
     def _publication(self, number: int) -> Made:
         random = self.random
@@ -295,10 +320,10 @@ class World:
             sizes[-1:] = [sizes[-1] - last, last]
         state = random.choice(["whole", "whole", "whole", "live", "stalled", "abandoned"])
         forged = self.mode != "plain" and random.random() < 0.2
-        ways: list[Lie | str] = ["as it is", "as it is", "silent", "refused"]
+        ways: list[Lie | str] = [*["as it is"] * 4, "silent", "refused"]
         if state == "whole":
             ways += [random.choice(LIES), random.choice(LIES)]
-        relays = {n: random.choice(ways) for n in range(self.relays) if random.random() < 0.7}
+        relays = {n: random.choice(ways) for n in range(self.relays) if random.random() < 0.8}
         made = Made(
             self,
             self.tokens[: common * BLOCK] + others,
@@ -308,6 +333,7 @@ class World:
             "whole" if forged else state,
             forged,
             relays,
+            random.choice(ENCODINGS),
         )
         if self.client is not None and random.random() < 0.6:
             made.recorded = random.randrange(self.relays)
@@ -388,13 +414,15 @@ class World:
 
             async def connect(url: str):
                 await asyncio.sleep(0.01)
+                if self.fares[RELAYS.index(url)] == "gone":
+                    raise ConnectError(f"{url} cannot be reached")
                 return links[url].session
 
             own, *others = links
-            producing = asyncio.ensure_future(self._produce())
-            stack.callback(producing.cancel)
+            for going_on in (self._produce(), self._lose(links)):
+                stack.callback(asyncio.ensure_future(going_on).cancel)
             consumer = Consumer(
-                links[own].session,
+                None if self.fares[0] == "gone" else links[own].session,
                 self.scope,
                 DESCRIBED,
                 self.tokens,
@@ -415,7 +443,9 @@ class World:
             async with consumer:
                 yield consumer
 
-    def _relay(self, number: int) -> Relay:
+    def _relay(self, number: int) -> SessionHandler:
+        if self.fares[number] == "mute":
+            return Mute()
         relay = Relay()
         for made in self.made:
             way = made.relays.get(number)
@@ -432,6 +462,12 @@ class World:
             elif way == "refused":
                 relay.refused[namespace] = self.random.choice(REFUSALS)
         return relay
+
+    async def _lose(self, links) -> None:
+        for number, link in enumerate(links.values()):
+            if self.fares[number] == "lost":
+                await asyncio.sleep(self.random.uniform(0, 0.1))
+                link.pair.server.close(reason="the relay is lost")
 
     async def _produce(self) -> None:
         while True:
@@ -473,7 +509,7 @@ class World:
 
     def _may_be(self, layer: GivenLayer, span: range) -> set[tuple[int, int]]:
         """The productions that a layer may be of, each up to which block: after the end of a
-        segment of the publication what follows may be of holders."""
+        segment, or where the publication goes on with other tokens, it may be of holders."""
         made = {made.publication.namespace.publication_id: made for made in self.made}.get(
             layer.publication
         )
@@ -482,8 +518,9 @@ class World:
         may_be = {(OF_HOLDERS, span.stop)} if span.stop <= held else set()
         if made is None:
             return may_be
-        ends = {end for end in accumulate(made.sizes) if span.start < end and span.stop <= held}
-        return may_be | {(made.production, end) for end in (*ends, span.stop)}
+        ends = {*accumulate(made.sizes), made.common} if span.stop <= held else set()
+        ends = {end for end in ends if span.start < end < span.stop} | {span.stop}
+        return may_be | {(made.production, end) for end in ends}
 
     def _is(self, layer: GivenLayer, block: int, production: int) -> bool:
         """Whether a block of a layer is that of a production, and of our tokens."""
@@ -497,7 +534,7 @@ class World:
     def __str__(self) -> str:
         lines = [
             f"{self.mode}, {self.blocks} blocks, wanted {self.wanted}, layers {self.layers}, "
-            f"{self.relays} relays, {self.discovery}, {self.way}, follow {self.follow}, "
+            f"relays {[*self.fares.values()]}, {self.discovery}, {self.way}, follow {self.follow}, "
             f"index {self.index}, held {self.held}: expected {self.expected()}"
         ]
         for made in self.made:
