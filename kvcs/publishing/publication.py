@@ -77,6 +77,8 @@ class _Segment:
     digests: dict[DataTrack, list[bytes]]
     layer: int = 0
     block: int = 0
+    ended: bool = False
+    """The manifest says that it is complete, and its tracks have ended."""
 
 
 _Data = list[tuple[Octets, bytes]]
@@ -363,6 +365,8 @@ class Publication:
                 f"the publication cannot be {what} yet: layer {due[0]}, block {due[1]} of segment "
                 f"{self.segment} is due, and its last layer is {self.descriptor.layers - 1}"
             )
+        if not self._segment.ended:
+            self._end_segment(self._segment)  # its manifest could not be signed so far
 
     def _store(self, name: bytes) -> TrackStore:
         store = TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
@@ -371,26 +375,31 @@ class Publication:
         return store
 
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
-        """Begin a segment: its tracks are served before the manifest names them."""
+        """Begin a segment: its tracks are served before the manifest names them. Nothing has
+        changed when it raises."""
         descriptor = self.descriptor
         check_manifest_size(descriptor, self.blocks + len(keys), self.encodings)
         number = self._builder.add_segment(keys, self._forms)
         names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
-        self._segment = _Segment(
-            number,
-            self.blocks,
-            len(keys),
-            {track: self._store(track.name) for track in names},
-            {track: [] for track in names},
-        )
+        stores = {track: self._store(track.name) for track in names}
+        try:
+            for publisher in tuple(self._serving):
+                for store in stores.values():
+                    publisher.add_track(store)
+            self._publish_manifest()
+        except BaseException:
+            self._builder.take_back_segment()
+            for store in stores.values():
+                self._sealers.pop(store, None)
+                for publisher in tuple(self._serving):
+                    publisher.remove_track(store.name)
+            raise
+        digests: dict[DataTrack, list[bytes]] = {track: [] for track in names}
+        self._segment = _Segment(number, self.blocks, len(keys), stores, digests)
         self.blocks += len(keys)
         self._last_key = keys[-1]
         self._rest = list(tokens[len(keys) * descriptor.block_tokens :])
-        self.tracks += tuple(self._segment.stores.values())
-        for publisher in tuple(self._serving):
-            for store in self._segment.stores.values():
-                publisher.add_track(store)
-        self._publish_manifest()
+        self.tracks += tuple(stores.values())
 
     def _check(self, tensor: Tensor, where: str) -> None:
         try:
@@ -485,6 +494,7 @@ class Publication:
         self._publish_manifest()
         for store in segment.stores.values():
             end_track(store, segment.layer)
+        segment.ended = True
         if not self._growing:
             self._end()
 
@@ -512,7 +522,9 @@ class Publication:
         text: Sequence[Octets] = self._builder.version()
         if self._signer is not None:
             text = (sign(b"".join(text), self._signer),)
+        # what has been sealed is published: there is no other payload for its Location
         self._append(self._manifest, self._version, 0, text, MANIFEST_PRIORITY)
+        self._builder.published()
         end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 
