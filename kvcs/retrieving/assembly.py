@@ -25,6 +25,7 @@ from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
+from kvcs.trust.records import of_ours
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
@@ -438,7 +439,8 @@ class Assembly(LayerBuffer):
         """Check that it is for our tokens, and choose segments and tracks."""
         covered, self._bound = manifest.blocks, {}
         if self.keys is not None:
-            confirmed, self._bound = self._of_ours(manifest, self.keys)
+            anchor = self.namespace.anchor_key
+            confirmed, self._bound = of_ours(manifest, anchor, self.keys, self._records)
             covered = max([confirmed, *(block + 1 for block in self._bound)])
         self._facts, self.segments = {}, []
         self._take(manifest, self.most(min(covered, manifest.blocks)))
@@ -482,29 +484,6 @@ class Assembly(LayerBuffer):
         if self.total:
             for tracks in self.segments[len(self._spans) :]:
                 self._add(self._facts[tracks[0]].span)
-
-    def _of_ours(
-        self, manifest: Manifest, keys: Sequence[bytes]
-    ) -> tuple[int, dict[int, Sequence[bytes]]]:
-        """How many leading blocks have our keys as the manifest shows it, and the layer digests
-        of those after them that the index service has records of."""
-        anchor = self.namespace.anchor_key
-        # a publication that goes on with other tokens: the manifest cannot show where
-        known = keys if anchor in keys else keys[: len(self._records)]
-        confirmed = manifest.check_keys(known, anchor)
-        bound: dict[int, Sequence[bytes]] = {}
-        for block in range(confirmed, len(self._records)):
-            record = self._records[block]
-            if record.codec != Codec.RAW or record.layer_digests is None:
-                break
-            bound[block] = record.layer_digests
-        if not confirmed and not bound:
-            raise DecodeError(
-                DecodeErrorName.KEYS_MISMATCH,
-                "it has more blocks than there are tokens, and no record of an index service "
-                "shows which of them are theirs",
-            )
-        return confirmed, bound
 
     def most(self, blocks: int) -> int:
         """At most as many blocks as are wanted."""
@@ -563,10 +542,8 @@ class Assembly(LayerBuffer):
         stats = self._stats
         held = self._open.get((track.segment, layer))
         if held is None:
-            stats.objects_confirmed += sum(
-                (facts.first + number, layer) not in stats.over_http
-                for number in range(facts.blocks)
-            )
+            for number in range(facts.blocks):
+                stats.objects_confirmed += self._was_verified(track, layer, facts.first + number)
             if digests != expected:
                 stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
                 raise VerificationFailed(
@@ -579,20 +556,38 @@ class Assembly(LayerBuffer):
             if not held.has(track.component, number):
                 continue
             part = slice(number * HASH_OCTETS, (number + 1) * HASH_OCTETS)
-            over_http = (block, layer) in stats.over_http
             if digests[part] == expected[part]:
-                stats.objects_confirmed += not over_http
+                stats.objects_confirmed += self._was_verified(track, layer, block)
                 continue
             held.take_back(track.component, number)
             self._taken_back.append((track, Location(layer, number)))
+            if self._resumed_no_more(track, layer, block):
+                stats.discarded[OTHER_PRODUCTION] += 1
+                continue
             stats.octets -= raw_octets(self.descriptor, track.component)
-            if over_http:
+            if (block, layer) in stats.over_http:
                 stats.discarded[OTHER_PRODUCTION] += 1
                 self.foreign.add(block)
                 continue
             stats.objects_verified -= 1
             stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
             self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
+
+    def _was_verified(self, track: DataTrack, layer: int, block: int) -> bool:
+        """Whether an Object came here, and neither from a holder nor an earlier retrieval."""
+        over_http = (block, layer) in self._stats.over_http
+        return not over_http and (track, layer, block) not in self._unlisted
+
+    def _resumed_no_more(self, track: DataTrack, layer: int, block: int) -> bool:
+        """Forget that an Object was there from an earlier retrieval; whether it was."""
+        if (track, layer, block) not in self._unlisted:
+            return False
+        self._unlisted.discard((track, layer, block))
+        self._stats.objects_resumed -= 1
+        tracks = self.segments[track.segment]
+        if not any((each, layer, block) in self._unlisted for each in tracks):
+            self._stats.resumed.discard((block, layer))
+        return True
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(

@@ -99,6 +99,9 @@ class LayerBuffer:
         """Blocks that holders have of another production."""
         self._destination = destination
         self._notes: Resumable | None = None
+        self._unlisted: set[tuple[DataTrack, int, int]] = set()
+        """Objects of an earlier retrieval, by track, layer and block, that no manifest listed
+        when they were taken up."""
         self._stats = stats
         self._spans: list[range] = []
         """The blocks of each segment."""
@@ -251,6 +254,7 @@ class LayerBuffer:
                 self._stats.resumed.add((block, layer))
                 if listed is None:
                     known.remember(layer, number, digest)
+                    self._unlisted.add((track, layer, block))
                 self._check_bound(layer, block, held, number)
 
     def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:

@@ -29,6 +29,7 @@ from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
+    EndOfRange,
     GroupOrder,
     ObjectStatus,
     PropertyType,
@@ -39,7 +40,7 @@ from moqt.values.codes import (
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, Properties, property_value
 from moqt.values.names import FullTrackName, Location
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, RangeMarker
 
 MANIFEST_FETCHES: Final = 2
 """How often the manifest is fetched when its subscription does not bring it."""
@@ -88,8 +89,11 @@ class ManifestVersions:
         self._live = False
         self._fetching = False
         self._fetches = 0
-        self.ended = False
-        """The publisher has said that the track has ended: no version will follow."""
+        self._fetched_from = -1
+        self.said_to_end = False
+        """The peer has said that the track has ended."""
+        self._latest = -1
+        """The latest version that is known to have been published, when not all of it came."""
         self.arrivals = 0
         """Answers and parts of Objects that have come."""
 
@@ -105,6 +109,16 @@ class ManifestVersions:
         self._requests.clear()
 
     # -- what the requests bring ---------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether the track has ended and its last version has come: none will follow."""
+        return self.said_to_end and not self._behind
+
+    @property
+    def _behind(self) -> bool:
+        """Whether a later version than the one there is known of, and was not brought."""
+        return self._assembly.version < self._latest
 
     @property
     def max_octets(self) -> int:
@@ -135,6 +149,21 @@ class ManifestVersions:
                     f"{self.max_octets} that the Objects it may list need"
                 )
             )
+
+    def track_ended(self, last: int | None = None, *, all_came: bool = False) -> None:
+        """No version will follow `last`, or those that are known when nobody says which it is;
+        `all_came`: there are none but those that have come."""
+        self.said_to_end = True
+        if all_came:
+            last = self._assembly.version
+        if last is not None:
+            self._latest = last
+
+    def version_cut(self, version: int) -> None:
+        """The stream of a version was reset: it is as missing as if it had never been sent."""
+        self._latest = max(self._latest, version)
+        if self._behind:
+            self._miss("its stream was reset")
 
     def stream_ended(self, why: str, *, fetched: bool) -> None:
         """A FETCH or a fill is over."""
@@ -189,15 +218,18 @@ class ManifestVersions:
             return
         self.cancel()
         self.track = ManifestTrack.MANIFEST
-        self._live = self._fetching = False
-        self._fetches = 0
+        self._live = self._fetching = self.said_to_end = False
+        self._fetches, self._latest = 0, -1
         self.ask()
 
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
-        manifest = self._assembly.manifest
-        if self._retrieval.over or self._fetching or (self._live and manifest is not None):
+        manifest, version = self._assembly.manifest, self._assembly.version
+        waits = self._live and manifest is not None and not self._behind
+        if self._retrieval.over or self._fetching or waits:
             return
+        if version > self._fetched_from:
+            self._fetches, self._fetched_from = 0, version  # what is asked for now is another one
         if self._assembly.complete and (self.ended or not self._assembly.growing):
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
@@ -257,6 +289,8 @@ class ManifestReceiver(ObjectReceiver):
         self._priority = DEFAULT_PRIORITY
         self._to_the_end = False
         """No version follows those of the FETCH, if it brings them all."""
+        self._gaps = False
+        """Of some it says that they are not to be had."""
 
     @property
     def _in_use(self) -> bool:
@@ -300,8 +334,9 @@ class ManifestReceiver(ObjectReceiver):
         if received.status is ObjectStatus.NORMAL:
             location, payload = received.location, received.payload
             self._received(location, payload, received.priority, received.properties)
-        elif received.status is ObjectStatus.END_OF_TRACK:
-            self.versions.ended |= self._in_use
+        elif received.status is ObjectStatus.END_OF_TRACK and self._in_use:
+            group, number = received.location
+            self.versions.track_ended(group if number else group - 1)
 
     def _received(
         self,
@@ -318,14 +353,24 @@ class ManifestReceiver(ObjectReceiver):
         if self._in_use:
             self.versions.too_large(header.length)
 
+    def range_marker(self, stream: IncomingStream, marker: RangeMarker) -> None:
+        super().range_marker(stream, marker)
+        self._gaps |= marker.kind is not EndOfRange.NON_EXISTENT
+
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if self._in_use and (self.fetched or stream.via is Via.FILL):
-            self.versions.ended |= self._to_the_end and error is None
+        if not self._in_use:
+            return
+        if self.fetched or stream.via is Via.FILL:
+            if self._to_the_end and error is None:
+                self.versions.track_ended(all_came=not self._gaps)
             self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
+        elif error is not None and stream.subgroup is not None:
+            self.versions.version_cut(stream.subgroup.group)
 
     def subscription_done(self, code: int, reason: str) -> None:
         if self._in_use:
-            self.versions.ended |= code == PublishDoneCode.TRACK_ENDED
+            if code == PublishDoneCode.TRACK_ENDED:
+                self.versions.track_ended()
             name = code_name(PublishDoneCode, code)
             self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
 
