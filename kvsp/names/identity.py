@@ -34,7 +34,7 @@ from kvsp.names.codes import (
 from kvsp.names.content_keys import CONTENT_KEYS, ContentKey, ContentKeys, parse_content_keys
 from kvsp.names.errors import DecodeError, FileError, ScopeFileError
 from kvsp.names.prefix import complete_blocks
-from kvsp.names.private_files import create_private, read_private, replace_private
+from kvsp.names.private_files import changing, create_private, read_private, replace_private
 
 if TYPE_CHECKING:
     import numpy as np
@@ -442,18 +442,22 @@ class Scope:
     @classmethod
     def rotate(cls, path: str | os.PathLike[str]) -> ContentKey:
         """Add a fresh content key to a scope file, in one step: it is sealed with from now on,
-        the others are for reading. Its cipher suite is that of the last one.
+        the others are for reading. Its cipher suite is that of the last one. Whoever else rotates
+        is waited for, so that no key is lost.
 
         Raises what `load` raises, and ScopeFileError when the file cannot be written.
         """
-        scope = cls.load(path, sealing=True)
-        suites = [each.cipher_suite for each in scope.content_keys[-1:]]
-        fresh = ContentKey.generate(scope.content_keys, *suites)
         try:
-            # what others keep in it stays
-            tree = ijson.loads(read_private(path, MAX_SCOPE_FILE_OCTETS))
-            tree[CONTENT_KEYS] = [each.to_dict() for each in (*scope.content_keys, fresh)]
-            replace_private(path, ijson.canonical(tree) + b"\n")
+            with changing(path):
+                scope = cls.load(path, sealing=True)
+                suites = [each.cipher_suite for each in scope.content_keys[-1:]]
+                fresh = ContentKey.generate(scope.content_keys, *suites)
+                # what others keep in it stays
+                tree = ijson.loads(read_private(path, MAX_SCOPE_FILE_OCTETS))
+                tree[CONTENT_KEYS] = [each.to_dict() for each in (*scope.content_keys, fresh)]
+                replace_private(path, ijson.canonical(tree) + b"\n")
+        except ScopeFileError:
+            raise
         except FileError as error:
             raise ScopeFileError(str(error)) from error
         return fresh

@@ -47,7 +47,7 @@ def test_a_consumer_takes_the_encoding_that_it_asks_for(finite: Cache, tmp_path:
                 assert 0 < error <= np.abs(wide).max() / 200
         assert octets["x-q8"] < octets["raw"]
         alone = hub.subscribe(finite, tmp_path / "x", "--codec", "x-zlib", name="zlib").finish(1)
-        assert "offered only as" in readable(alone)
+        assert "is offered only as raw, x-q8 (lossy), kv.x-zstd" in readable(alone)
 
 
 @pytest.mark.parametrize(
