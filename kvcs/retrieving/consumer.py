@@ -52,7 +52,8 @@ from kvcs.retrieving.stats import Mode, Stats
 from kvcs.trust.producers import Producers
 from kvcs.trust.terms import Terms
 from kvsp.names.codes import Codec
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.tokens import Tokens
 from moqt.aio import MoqtSession
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
