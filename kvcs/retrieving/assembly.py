@@ -249,21 +249,30 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
-        """A version of the manifest; its number is the Group ID."""
-        version, object_id = location
-        if version == self.version:
+    def expects(self, location: Location) -> bool:
+        """Whether a version of the manifest is to be read; its number is the Group ID."""
+        if location.group == self.version:
             self._stats.duplicates += 1
-            return
-        if version < self.version:
-            return  # overtaken by a later version, which says all that this one does
-        if location in self._refused:
-            return  # Objects are immutable: asked for again, it is as bad as before
+        # one that was overtaken says nothing more; one that was refused is as bad as before
+        return location.group > self.version and location not in self._refused
+
+    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
+        """A version of the manifest."""
+        if self.expects(location):
+            self.manifest_read(location, self.terms.read(location, text, came, self.namespace))
+
+    def manifest_read(self, location: Location, read: Manifest | DecodeError) -> None:
+        """A version that was read, or what is wrong with it."""
+        version, object_id = location
+        if version <= self.version or location in self._refused:
+            return  # overtaken while it was read
         try:
             if object_id:
                 detail = "a manifest is Object 0 of its Group"
                 raise DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
-            manifest = self.terms.manifest(location, text, came, self.namespace)
+            if isinstance(read, DecodeError):
+                raise read
+            manifest = read
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:
@@ -561,7 +570,7 @@ class Assembly(LayerBuffer):
                 continue
             held.take_back(track.component, number)
             self._taken_back.append((track, Location(layer, number)))
-            if self._resumed_no_more(track, layer, block):
+            if self._resumed_no_more(track, layer, block, self.segments[track.segment]):
                 stats.discarded[OTHER_PRODUCTION] += 1
                 continue
             stats.octets -= raw_octets(self.descriptor, track.component)
@@ -572,22 +581,6 @@ class Assembly(LayerBuffer):
             stats.objects_verified -= 1
             stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
             self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
-
-    def _was_verified(self, track: DataTrack, layer: int, block: int) -> bool:
-        """Whether an Object came here, and neither from a holder nor an earlier retrieval."""
-        over_http = (block, layer) in self._stats.over_http
-        return not over_http and (track, layer, block) not in self._unlisted
-
-    def _resumed_no_more(self, track: DataTrack, layer: int, block: int) -> bool:
-        """Forget that an Object was there from an earlier retrieval; whether it was."""
-        if (track, layer, block) not in self._unlisted:
-            return False
-        self._unlisted.discard((track, layer, block))
-        self._stats.objects_resumed -= 1
-        tracks = self.segments[track.segment]
-        if not any((each, layer, block) in self._unlisted for each in tracks):
-            self._stats.resumed.discard((block, layer))
-        return True
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(

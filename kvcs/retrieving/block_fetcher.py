@@ -20,6 +20,7 @@ from kvcs.finding.relays import Connect
 from kvcs.names.errors import NotAuthorized, RetrievalError, UnknownKey, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.refusals import not_authorized
+from kvcs.retrieving.asking.threads import in_thread
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.layers import Layer
@@ -194,7 +195,12 @@ class MoqtFetcher:
             terms=terms,
         )
         retrieval = Retrieval(
-            session.session, assembly, stats, require_listed=listed, changed=changed.set
+            session.session,
+            assembly,
+            stats,
+            require_listed=listed,
+            changed=changed.set,
+            beside=in_thread,
         )
         retrieval.start()
         try:

@@ -36,6 +36,7 @@ from kvcs.names.errors import (
     worse_of,
 )
 from kvcs.names.namespace import PublicationNamespace
+from kvcs.retrieving.asking.threads import in_thread
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
@@ -413,6 +414,7 @@ class Consumer:
             require_listed=self._require_listed,
             changed=self._event.set,
             hold=True,
+            beside=in_thread,
         )
 
     def _has_others(self, url: str | None) -> bool:

@@ -8,14 +8,17 @@ the peer says that the other does not exist, and no producer is required.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest import Manifest
 from kvcs.names.manifest_text import ManifestReader, Text, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.terms import ENVELOPE_OCTETS, Came
+from kvsp.names.errors import DecodeError
 from moqt.receiving.receiver import (
     AcceptedFetch,
     AcceptedSubscribe,
@@ -52,6 +55,15 @@ ROOM_TO_GO_ON: Final = 16 << 20
 """Octets that any manifest may have: a publication may go on with segments after our tokens."""
 
 
+BESIDE_OCTETS: Final = 256 << 10
+"""Octets from which on reading a manifest at once takes a millisecond or more."""
+
+Beside = Callable[
+    [Callable[[], Manifest | DecodeError], Callable[[Manifest | DecodeError], None]], None
+]
+"""Calls the first beside everything else, and then the second with what it has returned."""
+
+
 class ManifestNeeds(Protocol):
     """What asking for the manifest needs of the retrieval it is a part of."""
 
@@ -63,8 +75,8 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, payload: Text, came: Came) -> None:
-        """An Object of the manifest track; one in clear was read as it came."""
+    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
+        """A version of the manifest, or what is wrong with it."""
 
     def versions_over(self) -> None:
         """No further version will come."""
@@ -79,8 +91,22 @@ class ManifestNeeds(Protocol):
 class ManifestVersions:
     """The requests for the manifest of a publication, and what they are still to bring."""
 
-    def __init__(self, session: Session, assembly: Assembly, retrieval: ManifestNeeds) -> None:
+    def __init__(
+        self,
+        session: Session,
+        assembly: Assembly,
+        retrieval: ManifestNeeds,
+        beside: Beside | None = None,
+    ) -> None:
+        """Long ones that are signed or sealed are read by `beside`, when it is given."""
         self._session = session
+        self._beside = beside
+        self._reading = 0
+        """Versions that are being read."""
+        self._missed: str | None = None
+        """Why something may be missing, once they are."""
+        self.again = False
+        """The version that is there was brought by another session: it comes once more."""
         self._assembly = assembly
         self._retrieval = retrieval
         self.track = ManifestTrack.MANIFEST_COSE
@@ -137,8 +163,24 @@ class ManifestVersions:
         return self.track is ManifestTrack.MANIFEST and not self._assembly.terms.content_keys
 
     def received(self, location: Location, payload: Text, came: Came) -> None:
-        """An Object of the track."""
-        self._retrieval.version_received(location, payload, came)
+        """An Object of the track; one in clear was read as it came."""
+        assembly = self._assembly
+        if (self.again and location.group == assembly.version) or not assembly.expects(location):
+            return
+        read = partial(assembly.terms.read, location, payload, came, assembly.namespace)
+        short = isinstance(payload, ManifestReader) or len(payload) < BESIDE_OCTETS
+        if self._beside is None or short:
+            self._retrieval.version_received(location, read())
+        else:
+            self._reading += 1
+            self._beside(read, partial(self._was_read, location))
+
+    def _was_read(self, location: Location, read: Manifest | DecodeError) -> None:
+        self._reading -= 1
+        self._retrieval.version_received(location, read)
+        if self._missed is not None and not self._reading:
+            missed, self._missed = self._missed, None
+            self._miss(missed)
 
     def too_large(self, octets: int) -> None:
         """A manifest of more than `max_octets` has begun, and is thrown away."""
@@ -224,6 +266,9 @@ class ManifestVersions:
 
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
+        if self._reading:
+            self._missed = why
+            return
         manifest, version = self._assembly.manifest, self._assembly.version
         waits = self._live and manifest is not None and not self._behind
         if self._retrieval.over or self._fetching or waits:

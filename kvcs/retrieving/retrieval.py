@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.manifest_text import Text
+from kvcs.names.manifest import Manifest
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.asking.later import Later
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
-from kvcs.retrieving.manifest_track import ManifestVersions
+from kvcs.retrieving.manifest_track import Beside, ManifestVersions
 from kvcs.retrieving.receivers import (
     CONFIRM_GRACE,
     PATIENCE,
@@ -36,7 +36,6 @@ from kvcs.retrieving.receivers import (
     max_object_octets,
 )
 from kvcs.retrieving.stats import Mode, Stats
-from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError, KvspError
 from moqt.receiving.receiver import IncomingStream, Via
@@ -74,10 +73,11 @@ class Retrieval:
         hold: bool = False,
         layers: range | None = None,
         again: bool = False,
+        beside: Beside | None = None,
     ) -> None:
         """With `hold` no more than `start` asks for is asked for before `go`. With `layers` it is
         a part of another one: `ask_for` says what is asked for, and the arrays are not its own.
-        `again`: the assembly has what another session brought."""
+        `again`: the assembly has what another session brought. `beside` reads long manifests."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -86,8 +86,6 @@ class Retrieval:
         self.lanes: Spread | None = None
         """Who asks for the data of complete segments, on several connections."""
         self._is_part = layers is not None
-        self._keeps = not self._is_part
-        """Whether the arrays end with it."""
         self._again = again
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
@@ -104,7 +102,9 @@ class Retrieval:
         """Segments whose tracks were asked for, the first ones."""
         self._arrived = 0
         """`arrivals` on tracks of segments that are whole."""
-        self._versions = ManifestVersions(session, assembly, self)
+        self._beside = beside
+        self._versions = ManifestVersions(session, assembly, self, beside)
+        self._versions.again = again
         self._early: Early | None = None
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
@@ -226,12 +226,12 @@ class Retrieval:
         self._versions.cancel()
         if self._early is not None:
             self._early.cancel()
-        if self._keeps:
+        if not self._is_part:
             self.assembly.release()
 
     def again_on(self, session: Session) -> Retrieval:
         """The rest of it, on another session; this one is over. `start` it."""
-        self._keeps = False
+        self._is_part = True  # the arrays are those of the other one from now on
         self.close()
         again = Retrieval(
             session,
@@ -241,6 +241,7 @@ class Retrieval:
             require_listed=self._require_listed,
             changed=self._changed,
             again=True,
+            beside=self._beside,
         )
         again._versions.track = self._versions.track
         return again
@@ -272,12 +273,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, text: Text, came: Came) -> None:
-        if self.over or (self._again and location.group == self.assembly.version):
+    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
+        if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, text, came)
+            self.assembly.manifest_read(location, read)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return

@@ -90,6 +90,15 @@ class Terms:
             )
         return manifest
 
+    def read(
+        self, location: Location, payload: Text, came: Came, namespace: PublicationNamespace
+    ) -> Manifest | DecodeError:
+        """`manifest`, in whatever thread: what it raises is returned."""
+        try:
+            return self.manifest(location, payload, came, namespace)
+        except DecodeError as error:
+            return error
+
     def unsealed(self, payload: Text, came: Came, namespace: PublicationNamespace) -> Manifest:
         """`manifest`, of what was opened."""
         if came.track is ManifestTrack.MANIFEST_COSE and not isinstance(payload, ManifestReader):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.retrieving.manifest_track import MANIFEST_FETCHES, ManifestVersions
+from kvcs.retrieving.manifest_track import BESIDE_OCTETS, MANIFEST_FETCHES, ManifestVersions
 from kvcs.trust.producers import ProducerKey, Producers
 from kvcs.trust.terms import ENVELOPE_OCTETS, Terms
 from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
@@ -30,10 +31,21 @@ NAMESPACE = produced().namespace
 ABSENT = RequestError(RequestErrorCode.DOES_NOT_EXIST)
 
 
+@dataclass(frozen=True)
+class NotingTerms(Terms):
+    """Takes note of what is to be read."""
+
+    came: list = field(default_factory=list)
+
+    def read(self, location, payload, came, namespace):
+        self.came.append((payload, came.track, came.priority))
+        return f"manifest {location.group}"
+
+
 class Asked:
     """A retrieval, a session and an assembly that take note."""
 
-    def __init__(self, producers=None, *, signed: bool = False) -> None:
+    def __init__(self, producers=None, *, signed: bool = False, beside=None) -> None:
         self.over = self.no_more = False
         self.error: Exception | None = None
         self.delays: list[float] = []
@@ -46,11 +58,13 @@ class Asked:
             complete=False,
             keys=[NAMESPACE.anchor_key],
             descriptor=DESCRIPTOR,
-            terms=Terms(producers=producers),
+            terms=NotingTerms(producers=producers),
+            expects=lambda location: True,
         )
         self.names: list[bytes] = []
-        self.came: list = []
-        self.versions = ManifestVersions(self, self.assembly, self)
+        self.came = self.assembly.terms.came
+        self.read: list = []
+        self.versions = ManifestVersions(self, self.assembly, self, beside)
         self.versions.ask()
         if not signed:
             self.receivers[0].request_failed(ABSENT)
@@ -80,8 +94,8 @@ class Asked:
 
     fetch = subscribe
 
-    def version_received(self, location, payload, came) -> None:
-        self.came.append((payload, came.track, came.priority))
+    def version_received(self, location, read) -> None:
+        self.read.append(read)
 
     @property
     def fetches(self) -> int:
@@ -298,3 +312,33 @@ def test_the_priority_of_a_manifest_is_its_own_or_the_one_of_the_track() -> None
 
 def version(payload: bytes, priority: int | None = None) -> ReceivedObject:
     return ReceivedObject(Location(0, 0), 0, priority, ObjectStatus.NORMAL, payload)
+
+
+# --- long ones that cannot be read as they come ------------------------------------------
+
+
+def test_a_long_signed_manifest_is_read_beside_everything_else_and_missed_only_then() -> None:
+    jobs: list = []
+    asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
+    short, long = version(bytes(BESIDE_OCTETS - 1)), version(bytes(BESIDE_OCTETS))
+    asked.receivers[0].object_received(short)
+    assert asked.read == ["manifest 0"] and not jobs
+    asked.receivers[0].object_received(long)
+    asked.end(asked.receivers[0], Via.FILL)
+    asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
+    assert len(asked.read) == len(jobs) == 1 and asked.fetches == 0 and not asked.over
+    ((read, told),) = jobs
+    told(read())
+    assert asked.read == ["manifest 0"] * 2
+    assert asked.fetches == 1, "it turned out to be none that helps"
+
+
+def test_what_is_read_beside_others_makes_no_difference_to_what_comes_of_it() -> None:
+    jobs: list = []
+    asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
+    asked.receivers[0].object_received(version(bytes(BESIDE_OCTETS)))
+    asked.end(asked.receivers[0], Via.FILL)
+    asked.assembly.manifest = object()
+    ((read, told),) = jobs
+    told(read())
+    assert asked.fetches == 0 and not asked.over, "the subscription stands"
