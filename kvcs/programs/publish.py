@@ -247,7 +247,7 @@ def command(
             signer = None if sign_key is None else ProducerKey.load(sign_key)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
-            encodings = [Encoding.parse(name) for name in codec or ("raw",)]
+            encodings = _encodings(codec or [Codec.RAW.label])
             chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, max_segments(encodings))
             publication = Publication(
                 scope,
@@ -554,6 +554,14 @@ class _Program(Serving):
     async def _pause(self) -> None:
         if self._settings.live_delay:
             await asyncio.sleep(self._settings.live_delay)
+
+
+def _encodings(names: list[str]) -> list[Encoding]:
+    """Those named, in their order. Raises InputError."""
+    try:
+        return [Encoding.parse(name) for name in names]
+    except ValueError as error:
+        raise InputError(f"--codec: {error}") from None
 
 
 def _chunks(ids: list[int], tokens: int | None, block_tokens: int, most: int) -> list[list[int]]:
