@@ -38,16 +38,16 @@ DescriptorSource = Callable[[bytes], Awaitable[Descriptor | None]]
 
 DEFAULT_TTL_MS: Final = 600_000
 _CONCURRENT: Final = 8
-_MANY: Final = 256
+MANY: Final = 256
 """Records in one request, where the index takes many."""
 
-_MANY_OCTETS: Final = 2 << 20
+MANY_OCTETS: Final = 2 << 20
 """Octets of records in one request, about."""
 
 _LATE_S: Final = 10.0
 """A record that has waited longer than this is late."""
 
-_PENDING_WITHDRAWALS: Final = 4096
+PENDING_WITHDRAWALS: Final = 4096
 _AWAY: Final = "the index service is away"
 _BEHIND: Final = "records are late"
 _NO_DESCRIPTOR: Final = "the index service cannot be asked for descriptors"
@@ -354,7 +354,7 @@ class RecordPublisher:
         if self._stale and many is not None and not await self._start_clean(many):
             return
         await self._withdraw_pending()
-        while blocks := self.table.due(self._clock(), _CONCURRENT if many is None else _MANY):
+        while blocks := self.table.due(self._clock(), _CONCURRENT if many is None else MANY):
             await (self._all(blocks) if many is None else self._all_at_once(blocks, many))
             many = self._many
             self._tell_whether_behind()
@@ -404,7 +404,7 @@ class RecordPublisher:
         texts: list[bytes] = []
         octets = 0
         for block in blocks:
-            if octets > _MANY_OCTETS:
+            if octets > MANY_OCTETS:
                 self.table.changed(block, sent)
             elif (record := self._source(block, self._ttl_ms)) is not None:
                 self._flying[block] = record.path
@@ -576,7 +576,7 @@ class RecordPublisher:
 
     def _remember(self, path: str, until: float) -> None:
         self._pending[path] = until
-        while len(self._pending) > _PENDING_WITHDRAWALS:
+        while len(self._pending) > PENDING_WITHDRAWALS:
             # the index forgets it by its TTL, or has to be told all anew
             del self._pending[next(iter(self._pending))]
             self._stale = self._many is not None

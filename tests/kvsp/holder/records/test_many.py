@@ -123,7 +123,7 @@ async def test_a_withdrawal_that_did_not_arrive_is_repeated_as_long_as_the_holde
 async def test_more_withdrawals_than_are_remembered_end_in_a_new_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvsp.holder.records.publishing._PENDING_WITHDRAWALS", 2)
+    monkeypatch.setattr("kvsp.holder.records.publishing.PENDING_WITHDRAWALS", 2)
     world = await world_with(6)
     await world.publisher.step()
     world.index.up = False
@@ -230,7 +230,7 @@ async def test_a_holder_that_cannot_keep_up_says_so_in_readiness_metric_and_log(
 
     world.index.keep = slow  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvsp.holder.records.publishing._MANY", 1)
+        patch.setattr("kvsp.holder.records.publishing.MANY", 1)
         step = asyncio.ensure_future(world.publisher.step())
         while "too slowly" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_a_holder_whose_records_the_index_loses_says_so(
 
 
 async def test_a_request_has_a_bounded_number_of_octets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsp.holder.records.publishing._MANY_OCTETS", 1)
+    monkeypatch.setattr("kvsp.holder.records.publishing.MANY_OCTETS", 1)
     world = await world_with(3)
     await world.publisher.step()
     assert asked(world) == [("DELETE", BASE), *[("POST", "1")] * 3]
