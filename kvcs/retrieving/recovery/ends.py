@@ -18,11 +18,16 @@ class ShorterError(RetrievalError):
     """Holders do not have the blocks beyond the publication after all."""
 
 
-def too_short(assembly: Assembly, given: int, least: int) -> RetrievalError | None:
-    """Why a publication is not worth its retrieval, by its manifest: it has no more blocks than
-    the `given` ones, or less than `least` and does not grow. None when it is."""
+def too_short(
+    assembly: Assembly, over_http: int, *, given: int, least: int
+) -> RetrievalError | None:
+    """Why a publication is not retrieved of whose blocks its manifest has told; None when it is.
+    Holders give `over_http` blocks, `given` were given of another one, `least` are asked for."""
     if assembly.blocks <= given:
         return PublisherLost("no other publication has more")
-    if assembly.blocks < least and not assembly.growing:
-        return NotFound(f"a publication has {assembly.blocks} usable blocks, {least} are needed")
-    return None
+    if assembly.growing or max(assembly.blocks, over_http) >= least:
+        return None
+    return NotFound(
+        f"publication {assembly.publication.hex()} has {assembly.blocks} blocks of these tokens, "
+        f"and at least {least} are asked for"
+    )

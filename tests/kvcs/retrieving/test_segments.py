@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcs.names.errors import NotFound, Unsupported
+from kvcs.names.errors import Unsupported
 from kvcs.programs.common import exit_code
 from moqt.publisher import Publisher
 from tests.kvcs.support import (
@@ -104,25 +104,6 @@ async def test_before_a_segment_in_a_codec_we_lack_the_others_are_retrieved_and_
         consumer = link.consumer()
         check(await collect(consumer), 3)
         assert consumer.stats.discarded == {"codec-unsupported": 1}
-
-
-async def test_a_publication_of_which_too_few_blocks_are_usable_is_not_retrieved() -> None:
-    """Its namespace promises more than its manifest has for us."""
-    few = segmented((3, 2), CACHE, change=in_codec("x-new", 1))
-    async with Link(publisher(few)) as link:
-        consumer = link.consumer(min_blocks=4, publications=[few.namespace])
-        with pytest.raises(NotFound, match="3 usable blocks, 4 are needed"):
-            await collect(consumer)
-    for known in ((), (few.namespace,)):
-        async with Link(publisher(few)) as link:
-            check(await collect(link.consumer(min_blocks=3, publications=list(known) or None)), 3)
-    # another one has them
-    other = produced(cache=CACHE)
-    async with Link(publisher(few, other)) as link:
-        named = [few.namespace, other.namespace]
-        consumer = link.consumer(min_blocks=4, publications=named)
-        check(await collect(consumer))
-        assert consumer.stats.publication == other.namespace.publication_id.hex()
 
 
 async def test_a_track_of_a_component_we_do_not_know_is_passed_over() -> None:
