@@ -101,14 +101,19 @@ def fill(
 ) -> float:
     """Insert records; the seconds it took, the making of the records not counted."""
     made, seconds = replica(geometry), 0.0
+    block, no_key = made.block, made.block_key.hex().encode()
+    # one of each holder is made, the others have another key in it
+    of_holder = [replace(made, holder=holder) for holder in holders]
+    forms = [(one.holder, one.replica_id, stored_form(one, geometry)) for one in of_holder]
     for first in range(0, records, BATCH):
         now_ms = time.time_ns() // 1_000_000
         entries = []
         for number in range(first, min(first + BATCH, records)):
-            one = replace(made, block_key=key(number), holder=holders[number % len(holders)])
-            data = stored_form(one, geometry)
-            expires_ms = KEPT_MS if kept else now_ms + one.ttl_ms
-            entries.append(Entry(one.block, one.replica_id, one.holder, expires_ms, data))
+            holder, replica_id, form = forms[number % len(forms)]
+            data = form.replace(no_key, key(number).hex().encode(), 1)
+            expires_ms = KEPT_MS if kept else now_ms + made.ttl_ms
+            filed = block._replace(block_key=key(number))
+            entries.append(Entry(filed, replica_id, holder, expires_ms, data))
         started = time.perf_counter()
         store.put(entries, now_ms)
         seconds += time.perf_counter() - started
