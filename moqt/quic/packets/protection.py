@@ -20,8 +20,9 @@ Frame = tuple[bytes, int, int, int, bool, list[memoryview]]
 """A STREAM frame to send: the octets of the Stream ID, those that the Offset is to have (0, 4 or
 8), Offset, Length, FIN and the data."""
 
-Group = tuple[int, list[Frame]]
-"""So many packets, one with these frames, or several that divide a single frame evenly."""
+Group = tuple[int, list[Frame] | bytes]
+"""So many packets: one with these frames, or with frames as they are, four octets at least; or
+several that divide a single frame evenly."""
 
 Event = tuple[int, int, bytes, bool] | tuple[bytes, bool]
 """Stream ID, Offset, data and FIN of STREAM frames that follow one on another; or what a packet has
@@ -236,8 +237,11 @@ def header_masks(hp: Any, samples: list[bytes]) -> bytes:
     return masks
 
 
-def _payloads(count: int, frames: list[Frame]) -> Iterator[bytes]:
+def _payloads(count: int, frames: list[Frame] | bytes) -> Iterator[bytes]:
     """What is in each packet of a group."""
+    if isinstance(frames, bytes):
+        yield frames
+        return
     if count == 1:
         parts: list[bytes | memoryview] = []
         for stream_id, width, start, length, fin, pieces in frames:

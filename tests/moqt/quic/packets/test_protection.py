@@ -190,6 +190,8 @@ def test_both_backends_say_the_same_of_whatever_they_are_given(seed: int) -> Non
         [(1, [(b"", 4, 0, 1, False, [memoryview(b"x")])])],
         [(1, [(b"\x02", 4, 0, 0x4000, False, [memoryview(bytes(0x4000))])])],
         [(1 << 20, [frame(0, bytes(1 << 20))])],
+        [(1, b"\x01")],
+        [(2, b"\x01\x01\x01")],
         [(1, ["frame"])],
         ["group"],
     ],
