@@ -59,7 +59,8 @@ class QuicConfig:
 
     stream_window: int = STREAM_WINDOW
     """Receive credit per stream beyond what the application has consumed, at most: it begins with
-    8 MiB and grows to four times what comes in a round trip, up to half of the session's."""
+    8 MiB, or an eighth of the session's, and goes to four times what comes in a round trip, as far
+    as it leaves something to the other streams, those that are paused included."""
     session_window: int = SESSION_WINDOW
     """Receive credit over all streams beyond what the application has consumed, at most: it begins
     with 16 MiB and grows likewise."""

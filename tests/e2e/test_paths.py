@@ -52,14 +52,19 @@ def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_chan
         assert told["down"]["forwarded"] > 0
 
 
-def test_the_bench_of_paths_measures_a_path(tmp_path):
-    command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "2"]
-    process = Process(tmp_path, "bench", *command, "--paths", "lan", "--again", "--seconds", "40")
-    (row,) = json.loads(process.finish(deadline=110).stdout)
+def test_the_bench_of_paths_measures_a_path_and_keeps_its_results(tmp_path):
+    command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "1"]
+    command += ["--paths", "lan", "--seconds", "40", "--keep", str(tmp_path / "results")]
+    process = Process(tmp_path, "bench", *command)
+    told = json.loads(process.finish(deadline=110).stdout)
+    (row,) = told["rows"]
     assert row["path"] == "lan" and "failed" not in row["kvcs"]
     assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
     assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
     assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)
+    assert {goal["reached"] for goal in told["goals"]} == {None}  # they are of other paths
+    (kept,) = (tmp_path / "results").iterdir()
+    assert json.loads(kept.read_text()) == told
 
 
 def test_four_connections_share_what_a_policer_gives_each_flow(tmp_path):

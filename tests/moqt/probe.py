@@ -55,6 +55,11 @@ class Probe:
         """The streams whose credit is kept back."""
         return self.transport._paused
 
+    @property
+    def lent(self) -> int:
+        """Octets of the session's window that its streams may hold."""
+        return self.connection.window._lent
+
     def chunks(self, stream_id: int) -> Sequence[memoryview]:
         """What waits on a stream to be sent and acknowledged."""
         chunks: Sequence[memoryview] = self.streams[stream_id].sender._chunks

@@ -83,7 +83,7 @@ class Connection(ProbingConnection):
         if path is not self._searched:
             self._follow_path(path, now)
         probes: list[Datagram] = []
-        if self.mtu.probe_at <= now or self.recovery.reserved:
+        if self.mtu.probe_at <= now or self.recovery.reserved or self.probe_again is not None:
             probes = self._mtu_probes(path, now)
         closing = self._close_pending
         self.capped = False

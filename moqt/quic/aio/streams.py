@@ -67,6 +67,11 @@ class StreamSender(QuicStreamSender):
         return 0 if self._reset_error_code is not None else self._buffer_stop - self.highest_offset
 
     @property
+    def acknowledged(self) -> bool:
+        """Whether the peer has all that was written."""
+        return self._reset_error_code is not None or self._buffer_start == self._buffer_stop
+
+    @property
     def has_new(self) -> bool:
         """Whether there is data, or a FIN, that was never sent or whose FIN was lost."""
         return self._reset_error_code is None and (
@@ -291,6 +296,9 @@ class Stream(QuicStream):
         self.credited = 0  # the offset up to which it counts as consumed
         self.window = max_stream_data_local
         """Octets beyond what the handler has that the peer may send."""
+        self.lent = 0
+        """Octets of the session's window that it may hold; 0 before it has used a part of its own
+        and was never paused."""
         self.mark = NO_MARK
         self.paused = False
         self.stopped = False
