@@ -62,7 +62,9 @@ def draw_groups(dice: random.Random) -> list[Group]:
     """Groups as a connection makes them: of one packet, or of several that divide a frame."""
     groups: list[Group] = []
     for _ in range(dice.randint(0, 8)):
-        if dice.random() < 0.5:
+        if dice.random() < 0.1:
+            groups.append((1, dice.randbytes(dice.randint(2, 1400))))
+        elif dice.random() < 0.5:
             frames = [_draw_frame(dice, 1) for _ in range(dice.randint(1, 4))]
             groups.append((1, frames))
         else:

@@ -32,8 +32,7 @@ static void keys_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     EVP_CIPHER_CTX_free(self->aead); /* which wipes the key */
     EVP_CIPHER_CTX_free(self->header);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
@@ -43,12 +42,8 @@ static PyObject *keys_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     const unsigned char *key, *iv, *hp;
     Py_ssize_t key_size, iv_size, hp_size;
     const EVP_CIPHER *aead, *header;
-    if (kwargs && PyDict_Size(kwargs)) {
-        PyErr_SetString(PyExc_TypeError, "Keys takes no keyword arguments");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "iy#y#y#p", &suite, &key, &key_size, &iv, &iv_size, &hp, &hp_size,
-                          &sealing))
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "iy#y#y#p", &suite, &key, &key_size, &iv, &iv_size, &hp, &hp_size, &sealing))
         return NULL;
     switch (suite) {
     case 0: aead = EVP_aes_128_gcm(); header = EVP_aes_128_ecb(); break;
@@ -150,8 +145,8 @@ static int read_frame(PyObject *object, Frame *frame) {
         PyErr_SetString(PyExc_TypeError, "a frame is a tuple");
         return 0;
     }
-    if (!PyArg_ParseTuple(object, "y#iKnpO", &frame->id, &frame->id_size, &frame->width,
-                          &frame->start, &frame->length, &frame->fin, &frame->pieces))
+    if (!PyArg_ParseTuple(object, "y#iKnpO", &frame->id, &frame->id_size, &frame->width, &frame->start,
+                          &frame->length, &frame->fin, &frame->pieces))
         return 0;
     if (frame->id_size < 1 || frame->id_size > 8 || frame->length < 0 || !PyList_Check(frame->pieces) ||
         !(frame->width == 4 || frame->width == 8 || (frame->width == 0 && frame->start == 0)) ||
@@ -162,8 +157,8 @@ static int read_frame(PyObject *object, Frame *frame) {
     return 1;
 }
 
-static unsigned char *write_header(unsigned char *out, const Frame *frame, uint64_t start,
-                                   size_t length, int fin) {
+static unsigned char *write_header(unsigned char *out, const Frame *frame, uint64_t start, size_t length,
+                                   int fin) {
     *out++ = (unsigned char)((frame->width ? 0x0E : 0x0A) | fin);
     memcpy(out, frame->id, (size_t)frame->id_size);
     out += frame->id_size;
@@ -172,6 +167,22 @@ static unsigned char *write_header(unsigned char *out, const Frame *frame, uint6
     *out++ = (unsigned char)(0x40 | length >> 8);
     *out++ = (unsigned char)length;
     return out;
+}
+
+/* A packet behind those in `list`, of which all but its frames is written: where they begin. */
+static unsigned char *add_packet(PyObject *list, Packet *packet, const unsigned char *prefix,
+                                 Py_ssize_t prefix_size, size_t clear, uint64_t number) {
+    size_t head = (size_t)prefix_size + NUMBER;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(head + clear + TAG));
+    int kept = bytes && PyList_Append(list, bytes) == 0;
+    Py_XDECREF(bytes); /* the list has it */
+    if (!kept) return NULL;
+    unsigned char *out = (unsigned char *)PyBytes_AsString(bytes);
+    *packet = (Packet){out, head + clear + TAG};
+    memcpy(out, prefix, (size_t)prefix_size);
+    out[head - 2] = (unsigned char)(number >> 8);
+    out[head - 1] = (unsigned char)number;
+    return out + head;
 }
 
 /* The packets of one group in clear, behind `packets`; how many, or -1. */
@@ -183,12 +194,23 @@ static Py_ssize_t write_group(PyObject *group, PyObject *list, Packet *packets, 
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a group is a tuple");
         return -1;
     }
+    size_t clear = 0;
+    if (PyBytes_Check(frames) && count == 1 && count <= most) {
+        clear = (size_t)PyBytes_Size(frames);
+        if (clear < 4 - NUMBER || clear > MAX_PACKET) {
+            PyErr_SetString(PyExc_ValueError, "frames that make no packet");
+            return -1;
+        }
+        unsigned char *out = add_packet(list, packets, prefix, prefix_size, clear, number);
+        if (!out) return -1;
+        memcpy(out, PyBytes_AsString(frames), clear);
+        return 1;
+    }
     Py_ssize_t kinds = PyList_Check(frames) ? PyList_Size(frames) : 0;
     if (count < 1 || count > most || kinds < 1 || (count > 1 && kinds > 1)) {
         PyErr_SetString(PyExc_ValueError, "a group without packets or frames, or with too many");
         return -1;
     }
-    size_t head = (size_t)prefix_size + NUMBER, clear = 0;
     Source source = {0};
     Frame frame;
     for (Py_ssize_t i = 0; i < kinds; i++) { /* how large the packets are */
@@ -206,17 +228,9 @@ static Py_ssize_t write_group(PyObject *group, PyObject *list, Packet *packets, 
     }
     source.pieces = frame.pieces;
     for (Py_ssize_t done = 0; done < count; done++) {
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(head + clear + TAG));
-        int kept = bytes && PyList_Append(list, bytes) == 0;
-        Py_XDECREF(bytes); /* the list has it */
-        if (!kept) goto end;
-        unsigned char *out = (unsigned char *)PyBytes_AsString(bytes);
         uint64_t its = number + (uint64_t)done;
-        packets[done] = (Packet){out, head + clear + TAG};
-        memcpy(out, prefix, (size_t)prefix_size);
-        out[head - 2] = (unsigned char)(its >> 8);
-        out[head - 1] = (unsigned char)its;
-        out += head;
+        unsigned char *out = add_packet(list, packets + done, prefix, prefix_size, clear, its);
+        if (!out) goto end;
         for (Py_ssize_t i = 0; i < kinds; i++) {
             if (kinds > 1) {
                 if (!read_frame(PyList_GetItem(frames, i), &frame)) goto end;
@@ -295,7 +309,7 @@ static PyObject *keys_seal(PyObject *object, PyObject *args) {
     packets = malloc((size_t)(most ? most : 1) * sizeof *packets);
     samples = malloc((size_t)(most ? most : 1) * 2 * SAMPLE);
     if (!list || !packets || !samples) {
-        if (!PyErr_Occurred()) PyErr_NoMemory();
+        PyErr_NoMemory();
         goto fail;
     }
     for (Py_ssize_t i = 0; i < kinds; i++) {
@@ -305,14 +319,9 @@ static PyObject *keys_seal(PyObject *object, PyObject *args) {
         count += made;
     }
     size_t head = (size_t)prefix_size + NUMBER;
-    int well;
-    if (count < FEW) {
-        well = protect(self, packets, (size_t)count, head, number, samples);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        well = protect(self, packets, (size_t)count, head, number, samples);
-        Py_END_ALLOW_THREADS
-    }
+    PyThreadState *others = count < FEW ? NULL : PyEval_SaveThread();
+    int well = protect(self, packets, (size_t)count, head, number, samples);
+    if (others) PyEval_RestoreThread(others);
     if (well) goto done;
     PyErr_SetString(PyExc_RuntimeError, "OpenSSL cannot seal");
 fail:
@@ -417,7 +426,8 @@ static int read_frames(Read *read, size_t size) {
     return 1;
 }
 
-static uint64_t whole_number(uint64_t truncated, int bits, uint64_t expected) { /* RFC 9000 A.3 */
+/* RFC 9000 appendix A.3 */
+static uint64_t whole_number(uint64_t truncated, int bits, uint64_t expected) {
     uint64_t window = 1ULL << bits, half = window / 2;
     uint64_t number = (expected & ~(window - 1)) | truncated;
     if (number + half <= expected && number < (1ULL << 62) - window) return number + window;
@@ -537,20 +547,15 @@ static PyObject *keys_open(PyObject *object, PyObject *args) {
         memcpy(samples + count * SAMPLE, octet + 1 + cid_size + 4, SAMPLE);
         octets += (size_t)size;
     }
-    /* Masks follow the samples of those that are read. */
     read.clear = malloc(octets + 1);
     if (!read.clear) {
         PyErr_NoMemory();
         goto done;
     }
-    Py_ssize_t taken;
-    if (count < FEW) {
-        taken = unprotect(self, packets, count, (size_t)cid_size, phase, expected, largest, samples, &read);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        taken = unprotect(self, packets, count, (size_t)cid_size, phase, expected, largest, samples, &read);
-        Py_END_ALLOW_THREADS
-    }
+    PyThreadState *others = count < FEW ? NULL : PyEval_SaveThread();
+    Py_ssize_t taken =
+        unprotect(self, packets, count, (size_t)cid_size, phase, expected, largest, samples, &read);
+    if (others) PyEval_RestoreThread(others);
     if (taken == -1) {
         PyErr_NoMemory();
     } else if (taken < 0) {
@@ -576,18 +581,12 @@ done:
 
 /* ---- the module */
 
-static PyMethodDef keys_methods[] = {
-    {"seal", keys_seal, METH_VARARGS, "seal(prefix, number, groups): the packets"},
-    {"open", keys_open, METH_VARARGS,
-     "open(datagrams, index, cid, phase, expected, largest): the index after the last, and runs"},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef keys_methods[] = {{"seal", keys_seal, METH_VARARGS, NULL},
+                                     {"open", keys_open, METH_VARARGS, NULL},
+                                     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot keys_slots[] = {
-    {Py_tp_doc, "Keys(suite, key, iv, hp, sealing): keys of one direction and key phase."},
-    {Py_tp_new, keys_new},
-    {Py_tp_dealloc, keys_dealloc},
-    {Py_tp_methods, keys_methods},
-    {0, NULL}};
+    {Py_tp_new, keys_new}, {Py_tp_dealloc, keys_dealloc}, {Py_tp_methods, keys_methods}, {0, NULL}};
 
 static PyType_Spec keys_spec = {"moqt.quic._packets.Keys", sizeof(Keys), 0, Py_TPFLAGS_DEFAULT, keys_slots};
 
@@ -601,7 +600,6 @@ static int fill_module(PyObject *module) {
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill_module}, {0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_packets", "Protection of QUIC packets in batches.", 0, NULL, module_slots,
-    NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT, "_packets", NULL, 0, NULL, module_slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__packets(void) { return PyModuleDef_Init(&module); }

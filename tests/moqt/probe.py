@@ -245,6 +245,22 @@ class Probe:
         )
 
 
+def count_built(probe: Probe) -> list[int]:
+    """Note from now on how many packets each call of aioquic's packet builder made, if any."""
+    built: list[int] = []
+    inner: Any = probe.connection
+    flush = inner._flush_builder
+
+    def noting(builder: Any, *given: Any, **named: Any) -> Any:
+        datagrams = flush(builder, *given, **named)
+        if datagrams:
+            built.append(len(datagrams))
+        return datagrams
+
+    inner._flush_builder = noting
+    return built
+
+
 def announce(monkeypatch: pytest.MonkeyPatch, octets: bytes) -> None:
     """Connections have `octets` behind their other transport parameters."""
     serialize = Connection._serialize_transport_parameters

@@ -7,7 +7,6 @@ streams; everything else goes through aioquic.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -192,7 +191,7 @@ class ReceivingConnection(StreamTable):
         self.closed_by_peer = True
         self._close_begin(is_initiator=False, now=now)
 
-    def receive_batch(self, datagrams: Sequence[bytes], addr: Address, now: float) -> None:
+    def receive_batch(self, datagrams: list[bytes], addr: Address, now: float) -> None:
         """`receive_datagram` for several datagrams from one address, in order."""
         index, count = 0, len(datagrams)
         while index < count and self._state not in CLOSED_STATES and not self._close_pending:
@@ -218,7 +217,7 @@ class ReceivingConnection(StreamTable):
             self._ack_at_once = False
 
     def _receive_short(
-        self, datagrams: Sequence[bytes], index: int, path: QuicNetworkPath, now: float
+        self, datagrams: list[bytes], index: int, path: QuicNetworkPath, now: float
     ) -> int:
         """Read the run of 1-RTT packets to our current connection id that begins at `index`.
 

@@ -38,9 +38,9 @@ from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.counters import Wait
-from moqt.quic.packets.layout import PN_LENGTH, TAG_LENGTH, Datagram, stream_header
+from moqt.quic.packets.layout import PN_LENGTH, TAG_LENGTH, Datagram, stream_header, varint
 from moqt.quic.packets.protection import Frame, Group
-from moqt.quic.packets.sent import SentPacket
+from moqt.quic.packets.sent import SentAck, SentPacket
 
 BURST = 256 << 10
 """Octets built before they go to the socket: the peer reads while we build the next ones."""
@@ -53,6 +53,9 @@ TURN = 64 << 10
 
 MAX_FRAME_DATA = 0x3FFF - 64
 """What a two-octet STREAM length (and the packet around it) can carry."""
+
+FEW_RANGES = 8
+"""Ranges of an ACK frame that is made without the packet builder."""
 
 KEY_UPDATE_PACKETS = 1 << 22
 """Half the confidentiality limit of AES-GCM (RFC 9001 section 6.6); aioquic never updates."""
@@ -87,6 +90,8 @@ class Connection(ProbingConnection):
         if self._has_nothing(now):
             self._pacing_at = None
             return probes
+        if not closing and (alone := self._lone_ack(path, now)):
+            return probes + alone
         size = self._max_datagram_size
         if self.recovery.wants_small_probes or path.remote_challenges:
             # What has full size, an answer to PATH_CHALLENGE too, may be what does not arrive.
@@ -167,6 +172,11 @@ class Connection(ProbingConnection):
 
     def _has_nothing(self, now: float) -> bool:
         """Whether there is surely nothing to send, which many batches of datagrams end with."""
+        ack_at = self._spaces[tls.Epoch.ONE_RTT].ack_at
+        return (ack_at is None or ack_at > now) and self._has_no_more_than_ack()
+
+    def _has_no_more_than_ack(self) -> bool:
+        """Whether there is surely nothing but an ACK frame to send."""
         path = self._network_paths[0]
         return (
             self._handshake_confirmed
@@ -175,8 +185,58 @@ class Connection(ProbingConnection):
             and path.is_validated
             and len(self._network_paths) == 1
             and self._remote_preferred_address is None  # else it is to be probed
-            and not self._control_is_pending(self._spaces[tls.Epoch.ONE_RTT], path, now)
+            and not self._control_is_pending(path)
         )
+
+    def _lone_ack(self, path: QuicNetworkPath, now: float) -> list[Datagram]:
+        """A packet with the ACK frame that is due, if nothing else is, without the packet builder:
+        most packets of a receiver of bulk data are such."""
+        space = self._spaces[tls.Epoch.ONE_RTT]
+        crypto = self._cryptos[tls.Epoch.ONE_RTT]
+        received, number = space.ack_queue, self._packet_number
+        if (
+            space.ack_at is None
+            or space.ack_at > now
+            or self.trace is not None
+            or len(received) > FEW_RANGES
+            or (len(received) > 1 and number % 8 == 0)  # which has a PING, too
+            or crypto._update_key_requested
+            or self._packets_under_key >= KEY_UPDATE_PACKETS
+            or not self._has_no_more_than_ack()
+        ):
+            return []
+        self._follow_phase(crypto)
+        ranges = list(received)
+        newest = ranges.pop()
+        assert space.largest_received_time is not None
+        delay = int((now - space.largest_received_time) * 1e6) >> self._local_ack_delay_exponent
+        frame = b"\x02" + varint(newest.stop - 1) + varint(delay) + varint(len(ranges))
+        frame += varint(len(newest) - 1)
+        following = newest.start
+        for run in reversed(ranges):
+            frame += varint(following - run.stop - 1) + varint(len(run) - 1)
+            following = run.start
+        largest = space.largest_received_packet
+        handlers = [(self._on_ack_delivery, (space, largest))]
+        prefix = self._short_prefix(crypto, self._peer_cid.cid, self._spin_bit)
+        (data,) = self._sealing.of(crypto.send).seal(prefix, number, [(1, frame)])
+        self._packet_number += 1
+        self._packets_under_key += 1
+        self._pacing_at = None
+        self._unacknowledged = 0
+        self.ack_rule.acked = newest.stop - 1
+        space.ack_at = None
+        packet = SentAck(number, len(data), handlers, now, None)
+        self.recovery.on_packet_sent(packet=packet, space=space)
+        self._pacer.spend(len(data))
+        path.bytes_sent += len(data)
+        return [(data, path.addr)]
+
+    @staticmethod
+    def _short_prefix(crypto: CryptoPair, cid: bytes, spin: bool) -> bytes:
+        """What 1-RTT packets have before their numbers, in clear."""
+        first = 0x40 | (spin << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1)
+        return b"%c%b" % (first, cid)
 
     def _write_ack_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, now: float
@@ -212,13 +272,10 @@ class Connection(ProbingConnection):
         if arrived:
             self.recovery.max_ack_delay = delay
 
-    def _control_is_pending(
-        self, space: QuicPacketSpace, network_path: QuicNetworkPath, now: float
-    ) -> bool:
-        """Whether anything but the octets of data streams waits to be sent."""
+    def _control_is_pending(self, network_path: QuicNetworkPath) -> bool:
+        """Whether anything but ACKs and the octets of data streams waits to be sent."""
         return bool(
-            (space.ack_at is not None and space.ack_at <= now)
-            or self._control_queue
+            self._control_queue
             or self._credit_queue
             or any(self._messages)
             or self._limit_is_due(self._local_max_data)
@@ -260,7 +317,8 @@ class Connection(ProbingConnection):
                 and self.trace is None
                 and network_path.is_validated
                 and not crypto._update_key_requested
-                and not self._control_is_pending(space, network_path, now)
+                and (space.ack_at is None or space.ack_at > now)
+                and not self._control_is_pending(network_path)
             ):
                 self._write_stream_packets(builder, crypto, now)
                 return
@@ -464,10 +522,7 @@ class Connection(ProbingConnection):
         if allowance == 0:
             self._pacing_at = self._pacer.next_send_time(now)
             return
-        prefix = b"%c%b" % (
-            0x40 | (builder._spin_bit << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1),
-            builder._peer_cid,
-        )
+        prefix = self._short_prefix(crypto, builder._peer_cid, builder._spin_bit)
         overhead = len(prefix) + PN_LENGTH + TAG_LENGTH
         size = self._max_datagram_size
         burst = max(1, BURST // size)

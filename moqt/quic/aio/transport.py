@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioquic import tls
@@ -290,7 +290,7 @@ class AioquicTransport:
     def attach(self, handler: TransportHandler) -> None:
         self._handler = handler
 
-    def receive(self, datagrams: Sequence[bytes], addr: Address, now: float) -> list[Datagram]:
+    def receive(self, datagrams: list[bytes], addr: Address, now: float) -> list[Datagram]:
         """Take datagrams from `addr`; returns those that answer a peer that missed our close."""
         connection = self._connection
         if connection.closing:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from aioquic.quic.crypto import CryptoContext, derive_key_iv_hp
@@ -16,12 +17,15 @@ from cryptography.exceptions import InvalidTag
 
 from moqt.quic.packets.layout import PN_LENGTH, SAMPLE_LENGTH, stream_header
 
+log = logging.getLogger(__name__)
+
 Frame = tuple[bytes, int, int, int, bool, list[memoryview]]
 """A STREAM frame to send: the octets of the Stream ID, those that the Offset is to have (0, 4 or
 8), Offset, Length, FIN and the data."""
 
-Group = tuple[int, list[Frame]]
-"""So many packets, one with these frames, or several that divide a single frame evenly."""
+Group = tuple[int, list[Frame] | bytes]
+"""So many packets: one with these frames, or with frames as they are, four octets at least; or
+several that divide a single frame evenly."""
 
 Event = tuple[int, int, bytes, bool] | tuple[bytes, bool]
 """Stream ID, Offset, data and FIN of STREAM frames that follow one on another; or what a packet has
@@ -44,7 +48,7 @@ SUITES = {
 class Keys(Protocol):
     """The keys of one direction and one key phase."""
 
-    def seal(self, prefix: bytes, number: int, groups: Sequence[Group]) -> list[bytes]:
+    def seal(self, prefix: bytes, number: int, groups: list[Group]) -> list[bytes]:
         """The packets of `groups`, numbered from `number` on.
 
         `prefix` is their first octet and the connection ID; packet numbers have two octets.
@@ -52,7 +56,7 @@ class Keys(Protocol):
 
     def open(
         self,
-        datagrams: Sequence[bytes],
+        datagrams: list[bytes],
         index: int,
         cid: bytes,
         phase: int,
@@ -80,7 +84,7 @@ class PythonKeys:
         self._encrypt = aead._aead.encrypt
         self._decrypt = aead._aead.decrypt
 
-    def seal(self, prefix: bytes, number: int, groups: Sequence[Group]) -> list[bytes]:
+    def seal(self, prefix: bytes, number: int, groups: list[Group]) -> list[bytes]:
         iv, encrypt = self._iv, self._encrypt
         headers: list[bytes] = []
         sealed: list[bytes] = []
@@ -114,7 +118,7 @@ class PythonKeys:
 
     def open(
         self,
-        datagrams: Sequence[bytes],
+        datagrams: list[bytes],
         index: int,
         cid: bytes,
         phase: int,
@@ -215,10 +219,14 @@ class KeysOfDirection:
         if self._native is None:
             return PythonKeys(context)
         key, iv, _ = self._derive(context)
-        assert context.cipher_suite is not None
-        keys: Keys = self._native.Keys(
-            SUITES[context.cipher_suite], key, iv, self._hp, self._sealing
-        )
+        suite = context.cipher_suite
+        assert suite is not None
+        try:
+            keys: Keys = self._native.Keys(SUITES[suite], key, iv, self._hp, self._sealing)
+        except RuntimeError as error:  # the system's OpenSSL may be without some
+            log.warning("packets of %s are protected in Python: %s", suite.name, error)
+            self._native = None
+            return PythonKeys(context)
         return keys
 
     @staticmethod
@@ -236,8 +244,11 @@ def header_masks(hp: Any, samples: list[bytes]) -> bytes:
     return masks
 
 
-def _payloads(count: int, frames: list[Frame]) -> Iterator[bytes]:
+def _payloads(count: int, frames: list[Frame] | bytes) -> Iterator[bytes]:
     """What is in each packet of a group."""
+    if isinstance(frames, bytes):
+        yield frames
+        return
     if count == 1:
         parts: list[bytes | memoryview] = []
         for stream_id, width, start, length, fin, pieces in frames:

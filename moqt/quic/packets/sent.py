@@ -40,7 +40,7 @@ class SentPacket:
         sent_bytes: int,
         delivery_handlers: Sequence[tuple[Any, Any]],
         sent_time: float,
-        departure: Departure,
+        departure: Departure | None,
         count: int = 1,
     ) -> None:
         self.packet_number = packet_number
@@ -67,6 +67,14 @@ class SentPacket:
         self.count -= count
         self.sent_bytes -= octets
         return front
+
+
+class SentAck(SentPacket):
+    """A packet that has but an ACK frame: it is no burden to the path, and nobody answers it."""
+
+    __slots__ = ()
+    in_flight = False
+    is_ack_eliciting = False
 
 
 class SentPackets(deque[Any]):

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from moqt.quic import backend
+from moqt.quic.aio import sending
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.backend import VARIABLE, Backend, chosen, native
 from moqt.quic.config import QuicConfig
-from tests.moqt.quic_pair import Pair, quic_config
+from tests.moqt.probe import count_built
+from tests.moqt.quic_pair import Pair, Source, quic_config
 from tests.moqt.simulator import certificate
 
 MIB = 1 << 20
@@ -87,3 +89,35 @@ def test_every_backend_talks_to_every_backend(client: Backend, server: Backend) 
     assert received == octets["client"]
     (received,) = pair.client.record.data.values()
     assert received == octets["server"]
+
+
+def story(backend: str, seed: int) -> tuple[list[Any], int]:
+    """What crosses a path of losses and reordering that carries 2 MiB: when, whence, whither, how
+    large and with what fate; and how often the receiver used the packet builder."""
+    config = quic_config(quic_backend=backend)
+    pair = Pair(config, config, loss=0.03, reorder=0.1, seed=seed)
+    stream_id = pair.client.live.open_stream(bidirectional=False)
+    assert stream_id is not None
+    source = Source(pair.client.live, stream_id, bytes(2 * MIB))
+    pair.client.record.on_ready = source
+    built = count_built(pair.server.probe)
+    assert pair.run(lambda: stream_id in pair.server.record.finished)
+    return pair.simulation.trace, len(built)
+
+
+@pytest.mark.skipif(native() is None, reason="the C extension is not built here")
+@pytest.mark.parametrize("seed", range(3))
+def test_every_datagram_of_a_story_is_the_same_with_either_backend(seed: int) -> None:
+    assert story("python", seed)[0] == story("native", seed)[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_ack_that_is_made_without_the_packet_builder_is_the_one_that_it_makes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, built = story("python", seed)
+    acks = sum(1 for _, source, _, _, _ in quick if source == "server")
+    monkeypatch.setattr(sending, "FEW_RANGES", 0)
+    slow, all_built = story("python", seed)
+    assert quick == slow
+    assert built < all_built / 2 and all_built <= acks

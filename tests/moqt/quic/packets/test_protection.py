@@ -190,6 +190,8 @@ def test_both_backends_say_the_same_of_whatever_they_are_given(seed: int) -> Non
         [(1, [(b"", 4, 0, 1, False, [memoryview(b"x")])])],
         [(1, [(b"\x02", 4, 0, 0x4000, False, [memoryview(bytes(0x4000))])])],
         [(1 << 20, [frame(0, bytes(1 << 20))])],
+        [(1, b"\x01")],
+        [(2, b"\x01\x01\x01")],
         [(1, ["frame"])],
         ["group"],
     ],
@@ -212,3 +214,18 @@ def test_the_extension_refuses_keys_of_a_wrong_length() -> None:
         native().Keys(0, bytes(32), bytes(12), bytes(16), True)
     with pytest.raises(ValueError, match="no such cipher suite"):
         native().Keys(3, bytes(32), bytes(12), bytes(32), True)
+
+
+def test_where_openssl_is_without_a_cipher_python_does_it_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Without:
+        def Keys(self, *given: Any) -> Keys:
+            raise RuntimeError("OpenSSL does not take the keys")
+
+    context = context_of(SUITES[2], SECRET)
+    keys = keys_of(context, Without(), sealing=True)
+    groups: list[Any] = [(1, [frame(0, b"octets")])]
+    python = keys_of(context, None, sealing=True)
+    assert keys.seal(b"\x41" + CID, 0, groups) == python.seal(b"\x41" + CID, 0, groups)
+    assert "CHACHA20_POLY1305" in caplog.text and "Python" in caplog.text
