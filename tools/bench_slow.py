@@ -34,7 +34,7 @@ SETTLED = 3.0
 """Seconds after which nothing moves any more."""
 PATIENCE = 60.0
 """Seconds that a handshake may take: a thousand sessions keep one process busy."""
-DIALLING = 16
+DIALLING = 4
 """Sessions that are begun at a time."""
 
 
