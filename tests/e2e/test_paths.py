@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from moqt.quic.backend import native
 from tests.e2e.support import Process, Relay, eventually, make_cache, relay
+
+HERE = ["python"] if native() is None else ["python", "native"]
+"""The backends for packets."""
 
 PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
 """What a connection begins with, by its congestion control."""
@@ -104,3 +108,21 @@ def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
             assert hub.metric("quic_receive_window_octets") > 0
             consumer.finish()
         cache.check(tmp_path / "out")
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_each_backend_for_packets_brings_a_cache_whole_to_any_other(backend, cache, tmp_path):
+    with relay(tmp_path, "--quic-backend", backend) as hub:
+        hub.produce(cache).say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "5ms", "--loss", "1%", "--reorder", "2%"):
+            for other in HERE:
+                out = tmp_path / f"out-{other}"
+                hub.subscribe(cache, out, "--timeout", "50", "--quic-backend", other).finish()
+                cache.check(out)
+        assert f'quic_backend{{backend="{backend}"}} 1.0' in hub.metrics()
+
+
+def test_a_backend_that_is_not_there_is_said_at_the_start(cache, hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVCS_QUIC_BACKEND", "rust")
+    ended = hub.subscribe(cache, tmp_path / "out").finish(2)
+    assert "'rust'" in ended.stderr and "python" in ended.stderr

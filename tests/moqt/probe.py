@@ -322,6 +322,16 @@ def send_with(endpoint: Endpoint, send: Callable[[Any], int]) -> None:
     udp.send = send
 
 
+def arrive(endpoint: Endpoint, datagrams: list[bytes], addr: Address) -> None:
+    """Datagrams come from `addr` that the kernel hands over in one call."""
+    udp: Any = endpoint._udp
+    receive, udp.receive = udp.receive, lambda: ([(datagrams, addr)], False)
+    try:
+        endpoint._on_readable()
+    finally:
+        udp.receive = receive
+
+
 def mute(endpoint: Endpoint) -> None:
     """Nothing leaves an endpoint any more, and it does not notice."""
     send_with(endpoint, len)

@@ -173,6 +173,10 @@ class AioquicTransport:
             self._connection.without_credit.add(stream_id)
         return room
 
+    def acknowledged(self, stream_id: int) -> bool:
+        stream = self._connection.stream(stream_id)
+        return stream is None or self._connection.over or stream.out.acknowledged
+
     def take_credited(self) -> Iterable[int]:
         credited, self._connection.credited = self._connection.credited, set()
         return credited
@@ -269,6 +273,10 @@ class AioquicTransport:
     def ask_interface(self, limit: Callable[[Address], int | None]) -> None:
         """`limit` tells the octets that the interface towards an address takes, if known."""
         self._connection.interface_limit = limit
+
+    @property
+    def peer_address(self) -> str:
+        return show_address(self.remote_address)
 
     @property
     def remote_address(self) -> Address | None:
