@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import moqt
@@ -33,7 +33,9 @@ OBJECT, OBJECTS, GROUPS = 32 << 10, 64, 16
 SETTLED = 3.0
 """Seconds after which nothing moves any more."""
 PATIENCE = 60.0
-"""Seconds that a handshake may take: a thousand sessions keep one process busy."""
+"""Seconds that a handshake may take: a thousand sessions keep one process busy ..."""
+ATTEMPTS = 3
+"""... and how often the relay may find that it took too long."""
 DIALLING = 4
 """Sessions that are begun at a time."""
 
@@ -58,6 +60,9 @@ async def role_read(options: argparse.Namespace) -> None:
 
     async def dial() -> moqt.MoqtSession:
         async with places:
+            for _ in range(ATTEMPTS):
+                with suppress(moqt.ConnectError):
+                    return await moqt.connect(options.url, quic=quic, timeout=PATIENCE)
             return await moqt.connect(options.url, quic=quic, timeout=PATIENCE)
 
     sessions = await asyncio.gather(*(dial() for _ in range(options.readers)))
