@@ -171,8 +171,9 @@ class SessionWindow:
 
     def pause(self, had: int, held: int) -> int:
         """A stream that was lent `had` octets stands still, and may come to hold `held`, which it
-        returns: the others have as much beside that as a session has at first."""
-        self._raise(min(self._lent + held - had + INITIAL_SESSION_WINDOW, self._most))
+        returns: the others have as much beside that as a session has at first, up to half of what
+        it may have, as what is not read is kept by the application."""
+        self._raise(min(self._lent + held - had + INITIAL_SESSION_WINDOW, self._most // 2))
         return self.keep(had, held)
 
     def _bound(self, setting: str, wanted: int, most: int) -> int:

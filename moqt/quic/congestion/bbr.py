@@ -177,8 +177,14 @@ class Bbr:
             self._check_probe_rtt_done(now)
 
     def on_persistent_congestion(self, now: float) -> None:
-        """Nothing came for long: begin with little, and believe the model again as ACKs come."""
+        """Nothing came for long: begin with little, and believe the model again as ACKs come.
+
+        In STARTUP that little is what bounds the rate then: that it does not grow beyond the one of
+        before says nothing of the path.
+        """
         self.window = at_once(MINIMUM_WINDOW, self.size)
+        if not self._pipe_was_full:
+            self._look_for_more(0.0)
 
     def resume(self, octets: int, trip: float, delivered: int, now: float) -> None:
         if self._pipe_was_full or octets <= self.window:

@@ -148,6 +148,13 @@ def test_of_a_window_that_n_paused_streams_have_filled_an_n_plus_first_part_is_l
     assert window.octets == 64 * MIB
 
 
+def test_for_paused_streams_alone_a_window_grows_to_half_of_what_it_may_have() -> None:
+    window = session(WindowMemory())
+    for number in range(1, 8):
+        window.pause(0, 4 * MIB)
+        assert window.octets == min(16 + 4 * number, 32) * MIB
+
+
 def test_streams_that_flow_have_equal_parts_of_half_of_a_window() -> None:
     window = session(WindowMemory(), most=16 * MIB)
     lent = [0] * 7

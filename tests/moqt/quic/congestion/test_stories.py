@@ -90,6 +90,13 @@ def test_after_two_seconds_without_a_path_the_rate_is_back_within_a_second() -> 
     assert share(flow, 6.5, 9) >= 0.85
 
 
+@pytest.mark.parametrize(("begin", "seconds"), [(0.3, 1), (0.45, 1), (0.45, 2)])
+def test_an_outage_in_startup_does_not_end_it(begin: float, seconds: float) -> None:
+    dark = path(bandwidth=4 * RATE, queue=8 * BDP, blackouts=((begin, begin + seconds),))
+    flow = transfer(None, dark, congestion="bbr", until=begin + seconds + 2.5)
+    assert share(flow, begin + seconds + 2, begin + seconds + 2.5) >= 0.85 * 4
+
+
 def test_after_a_pause_the_rate_is_back_in_a_round_trip_without_a_burst() -> None:
     flow = transfer(None, path(), congestion="bbr", until=9, pauses=((3, 6),))
     assert share(flow, 6.3, 8.5) >= 0.85
