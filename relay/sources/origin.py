@@ -105,6 +105,9 @@ class Origin:
 
     # -- Asking ----------------------------------------------------------------------------
 
+    def fetch_answered(self, fetch: UpstreamFetch) -> None:
+        """It says nothing of what is compared."""
+
     def fetch_failed(self, fetch: UpstreamFetch) -> None:
         self.fetch_over(fetch)
 
