@@ -65,6 +65,7 @@ class Wire:
 
     packet_sizes = 0, 0
     peer_certificate = None
+    peer_address = ""
 
     def wake(self) -> None: ...
 

@@ -522,6 +522,20 @@ class Relay(SessionHandler):
         track.downstream.end(code, stream_code, reason)
         self._forget(track)
 
+    def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
+        """Drop what is cached of tracks under `prefix`: how many and how many octets, and how many
+        stay because somebody reads them."""
+        tracks = octets = used = 0
+        for track in tuple(self.tracks_by_namespace.under(prefix)):
+            if not track.idle:
+                used += 1
+                continue
+            tracks += 1
+            octets += track.store.octets
+            track.close_upstream()
+            self._forget(track)
+        return tracks, octets, used
+
     def forget_all(self) -> None:
         """Give up what is cached; no session is left."""
         for track in tuple(self.tracks.values()):

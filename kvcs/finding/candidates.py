@@ -133,7 +133,7 @@ class Candidates:
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
         `Listing` and `Probing`, which each have their own `grace` without one. `preferred` is
         the Publication ID of one that goes before others of as many blocks. What `failures` has
-        seen to fail lately is tried last, and what fails here is noted there.
+        seen to fail lately is tried last, but for that one, and what fails here is noted there.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -177,15 +177,18 @@ class Candidates:
             times.append(search.poll(now))
             if search.error is not None and not lost:
                 self.failed(search.error)  # others may still be had
-        began = self._searches[-1].began
-        if began is not None and self._relays and self._searches[-1].open:
-            if now >= began + SLOW:
-                relay = self._sessions.name(self._searches[-1].url)
+        # one that says nothing keeps no further one from being asked, whatever came of others
+        silent = [each for each in self._searches if each.open and each.began is not None]
+        if silent and self._relays:
+            last = silent[-1]
+            assert last.began is not None
+            if now >= last.began + SLOW:
+                relay = self._sessions.name(last.url)
                 if relay is not None:
                     self._failures.note(relay, now)
                 self.widen()
                 return self.poll(now)
-            times.append(began + SLOW)
+            times.append(last.began + SLOW)
         return min((at for at in times if at is not None), default=None)
 
     def widen(self) -> bool:
@@ -195,6 +198,11 @@ class Candidates:
         self._searches.append(self._search(self._relays.pop(0)))
         self._changed()
         return True
+
+    def elsewhere(self, url: str | None) -> bool:
+        """Whether there is another relay to ask than this one."""
+        best = self.best()
+        return bool(self._relays) or (best is not None and best.url != url)
 
     @property
     def open(self) -> int:
@@ -237,7 +245,10 @@ class Candidates:
         self._known = (None, None)
 
     def doubted(self, candidate: Candidate) -> bool:
-        """Whether it was seen to fail lately: what is there is better than what it may have."""
+        """Whether it was seen to fail lately: what is there is better than what it may have. Not
+        the preferred one: of that there is something here."""
+        if candidate.namespace.publication_id == self._preferred:
+            return False
         return self._failures.holds((candidate.url, candidate.namespace), self._now)
 
     def failed(self, error: RetrievalError, candidate: Candidate | None = None) -> None:

@@ -129,6 +129,10 @@ class LoggedTransport:
     def peer_certificate(self) -> x509.Certificate | None:
         return self._transport.peer_certificate
 
+    @property
+    def peer_address(self) -> str:
+        return self._transport.peer_address
+
     def wake(self) -> None:
         self._transport.wake()
 

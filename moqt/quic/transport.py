@@ -119,6 +119,11 @@ class Transport(Protocol):
         """The certificate that the peer has shown, None without one."""
         ...
 
+    @property
+    def peer_address(self) -> str:
+        """Where the peer is, for people; empty when there is no such thing."""
+        ...
+
     def wake(self) -> None:
         """Something was queued outside a handler call: transmit soon."""
 

@@ -128,6 +128,7 @@ class MemoryTransport:
 
     packet_sizes = 0, 0
     peer_certificate = None
+    peer_address = ""
 
     def wake(self) -> None: ...
 

@@ -83,6 +83,16 @@ class StreamSender(QuicStreamSender):
         return self._reset_error_code is None and len(self._lost) > 0
 
     @property
+    def next_lost(self) -> int:
+        """Where the first lost range begins; 0 if there is none."""
+        return self._lost[0].start if len(self._lost) else 0
+
+    @property
+    def lost_in_a_row(self) -> int:
+        """The octets of the first lost range; there must be one."""
+        return len(self._lost[0])
+
+    @property
     def failed(self) -> bool:
         return self._reset_error_code is not None
 
@@ -286,6 +296,9 @@ class Stream(QuicStream):
         self.credited = 0  # the offset up to which it counts as consumed
         self.window = max_stream_data_local
         """Octets beyond what the handler has that the peer may send."""
+        self.lent = 0
+        """Octets of the session's window that it may hold; 0 before it has used a part of its own
+        and was never paused."""
         self.mark = NO_MARK
         self.paused = False
         self.stopped = False

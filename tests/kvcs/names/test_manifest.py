@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -149,6 +150,12 @@ def test_every_rule_of_the_manifest_has_its_error(path: str, value: Any, error: 
     assert name_of(parse, changed(path, value)) == error
 
 
+def test_a_segment_lists_tracks_of_its_own() -> None:
+    assert offered("k.raw.s0", "v.raw.s0").segments[0].tracks == (K0, V0)
+    assert name_of(offered, "k.raw.s1", "v.raw.s1") == "bad-manifest"
+    assert name_of(offered, "k.raw.s0", "v.raw.s0", "kv.raw.s1") == "bad-manifest"
+
+
 def test_faults_are_named_in_the_order_of_the_specification() -> None:
     assert name_of(Manifest.parse, b"[]") == "not-an-object"
     assert name_of(Manifest.parse, b"\xff") == "not-i-json"
@@ -252,6 +259,11 @@ def test_a_segment_of_other_tokens_is_refused() -> None:
     assert name_of(manifest.check_keys, KEYS[:1], KEYS[0]) == "keys-mismatch"
 
 
+def test_the_anchor_key_of_the_namespace_is_that_of_segment_0() -> None:
+    # a manifest of our tokens under the namespace of others
+    assert name_of(parse(TREE).check_keys, KEYS, bytes(32)) == "keys-mismatch"
+
+
 def test_later_segments_count_as_far_as_they_continue_with_the_consumers_tokens() -> None:
     manifest = parse(TREE)
     assert manifest.check_keys(KEYS[:2], KEYS[1]) == 2
@@ -344,11 +356,15 @@ def test_the_choice_among_many_tracks_compares_each_with_a_few_others(monkeypatc
     assert compared <= 10 * len(tracks)
 
 
-def test_an_error_names_the_first_of_many_tracks_only() -> None:
+def test_an_error_names_encodings_and_the_first_of_many_only() -> None:
     tracks = tuple(DataTrack(Component.KV, f"x-{n}", 0) for n in range(1000))
     entry = SegmentEntry(0, 0, 1, bytes(32), tracks, complete=False, object_digests=None)
-    assert entry.track_names.startswith("kv.x-0.s0, kv.x-1.s0, ")
-    assert entry.track_names.endswith(", 992 more") and len(entry.track_names) < 200
+    assert entry.offered.startswith("kv.x-0, kv.x-1, ")
+    assert entry.offered.endswith(", 992 more") and len(entry.offered) < 200
+    names = ("k.raw.s0", "v.raw.s0", "kv.x-q8.s0", "k.x-new.s0", "v.x-new.s0")
+    tracks = tuple(map(parse_track_name, names))
+    entry = replace(entry, tracks=tracks, other_tracks=("latent.raw.s0",))
+    assert entry.offered == "raw, kv.x-q8 (lossy), x-new, latent.raw.s0"
 
 
 def test_tracks_of_components_that_are_not_known_are_passed_over_and_no_fault() -> None:

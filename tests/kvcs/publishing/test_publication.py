@@ -13,13 +13,14 @@ from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest import check_progress
 from kvcs.names.payload import check_payload
 from kvcs.publishing.publication import Publication, publish, unpublish
+from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
-from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue
-from moqt.values.names import Location
+from moqt.values.names import FullTrackName, Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -194,6 +195,23 @@ def test_the_first_manifest_is_there_before_the_first_object():
     assert manifest.publication == publication.namespace.publication_id
 
 
+@pytest.mark.parametrize("signed", [False, True])
+def test_of_the_two_manifest_tracks_one_is_there_and_the_other_said_not_to_be(signed):
+    signer = ProducerKey.generate() if signed else None
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS, signer=signer, cache_ms=5000)
+    served = Publisher()
+    publication.serve(served)
+    pair = Pair(server=served)
+    plain, cose = Collector(), Collector()
+    for name, collector in ((b"manifest", plain), (b"manifest.cose", cose)):
+        pair.client.subscribe(FullTrackName(publication.namespace.fields, name), collector)
+    pair.run()
+    there, absent = (cose, plain) if signed else (plain, cose)
+    assert there.accepted is not None and there.failed is None
+    assert absent.failed.code == RequestErrorCode.DOES_NOT_EXIST
+    assert absent.failed.retry_after_ms == 5000
+
+
 def test_a_new_manifest_comes_every_eight_layers_and_at_the_end():
     described = descriptor(layers=20)
     publication = Publication(SCOPE, described, TOKENS)
@@ -294,3 +312,33 @@ def test_the_function_that_makes_an_array_contiguous_is_named_and_exported():
         publication.put_layer(0, turned, v)
     publication.put_layer(0, kvcs.to_layout_1(turned), v)
     assert publication.next_object == (1, 0)
+
+
+class ByDlpack:
+    """A tensor of another library: it has nothing but the DLPack protocol."""
+
+    def __init__(self, array) -> None:
+        self.__dlpack__ = array.__dlpack__
+        self.__dlpack_device__ = array.__dlpack_device__
+
+
+def test_tensors_of_others_are_published_where_they_are():
+    described = descriptor(kv_dtype="fp16")
+    cache = kv(described)
+    publication = Publication(SCOPE, described, TOKENS)
+    for layer, (k, v) in enumerate(cache):
+        publication.put_layer(layer, ByDlpack(k), ByDlpack(v))
+    stored = [bytes(each.payload)[68:] for each in publication.tracks[1].objects()]
+    assert b"".join(stored) == b"".join(k.tobytes() for k, _ in cache)
+
+
+def test_an_array_that_does_not_fit_is_told_with_the_function_that_makes_one_that_does():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    k, v = kv()[0]
+    wrong = np.asfortranarray(k)
+    with pytest.raises(MisuseError, match=r"layer 0: k: .* convert it with to_layout_1") as raised:
+        publication.put_layer(0, wrong, v)
+    name = str(raised.value).rpartition(" ")[2]
+    publication.put_layer(0, getattr(kvcs, name)(wrong), v)
+    with pytest.raises(MisuseError, match="layer 1: v: list is no tensor"):
+        publication.put_layer(1, k, [[[1.0]]])
