@@ -113,3 +113,10 @@ class Counters:
     objects_out: int = 0
     octets_out: int = 0
     """Payload octets of the Objects whose sending has begun."""
+
+    @property
+    def requests(self) -> int:
+        """Those for tracks that were made, either way."""
+        upstream = self.upstream_subscriptions + self.upstream_fetches + self.publications
+        offered = self.publications_offered + self.requests_refused
+        return upstream + offered + self.downstream_subscriptions + self.downstream_fetches

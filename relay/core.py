@@ -387,6 +387,11 @@ class Relay(SessionHandler):
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
         track.read_above |= session_of(request) in self.upstreams
+        if isinstance(request, IncomingFetch) and track.ranges.asks_for_end(
+            request, partial(self.track_serve, track, request)
+        ):
+            self.waiting.for_track(request, track.downstream)
+            return
         if isinstance(request, IncomingSubscribe):
             request.updates.gate = partial(track.demand.update_received, request)
         request.accept(track.store)

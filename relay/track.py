@@ -172,9 +172,8 @@ class UpstreamTrack:
 
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
-        sessions = [each.session for each in self.subscriptions if each.established]
-        sessions += [each for rank in self.home.ranks(self) for each in rank]
-        return [s for s in dict.fromkeys(sessions) if s.closed is None]
+        established = {each.session for each in self.subscriptions if each.established}
+        return [s for s in self.candidates.ordered(established) if s.closed is None]
 
     # -- upstream subscriptions ------------------------------------------------------------
 

@@ -177,7 +177,9 @@ async def _tick(
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time())
-        garbage.tick(scopes.cache.objects, scopes.counters.sessions - len(scopes.sessions()))
+        counters = scopes.counters
+        ended = counters.sessions - len(scopes.sessions())
+        garbage.tick(counters.objects_in, ended, counters.requests)
         if uplink is not None:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():

@@ -2,8 +2,9 @@
 
 One looks at all that was not found to be garbage before: two seconds for a million Objects, in
 which nothing else runs. What is cached is no garbage, and is freed when it is evicted without any
-collection. So what there is, is left out from time to time (`gc.freeze`); and since that may be
-the remains of sessions, too, everything is looked at once in many sessions.
+collection. So what there is, is left out from time to time (`gc.freeze`), as often as so much
+has come, also to a full cache; and since that may be the remains of sessions and of requests
+that were open then, too, everything is looked at once in many of these.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import gc
 from typing import Final
 
 GROWTH: Final = 20_000
-"""Objects by which the cache grows before they are left out, some milliseconds' worth."""
+"""Objects that come before they are left out, some milliseconds' worth."""
 
 SESSIONS: Final = 256
 """Sessions that have ended before everything is looked at again."""
+
+REQUESTS: Final = 65_536
+"""Requests that were made before everything is looked at again."""
 
 
 class Garbage:
@@ -23,15 +27,15 @@ class Garbage:
 
     def __init__(self) -> None:
         self._objects = 0
-        """Objects in the cache when they were left out."""
-        self._sessions = 0
-        """Sessions that had ended when everything was looked at."""
+        """Objects that had come when they were left out."""
+        self._sessions = self._requests = 0
+        """Sessions that had ended, and requests that had been made, when everything was looked
+        at."""
 
-    def tick(self, objects: int, sessions_ended: int) -> None:
-        """`objects` are in the cache now; so many sessions have ended since the start."""
-        self._objects = min(self._objects, objects)
-        if sessions_ended >= self._sessions + SESSIONS:
-            self._sessions = sessions_ended
+    def tick(self, objects: int, sessions_ended: int, requests: int) -> None:
+        """So many Objects have come, sessions ended and requests been made since the start."""
+        if sessions_ended >= self._sessions + SESSIONS or requests >= self._requests + REQUESTS:
+            self._sessions, self._requests = sessions_ended, requests
             gc.unfreeze()
         elif objects < self._objects + GROWTH:
             return

@@ -92,6 +92,13 @@ class Candidates:
                 return new
         return []
 
+    def ordered(self, established: set[Session]) -> list[Session]:
+        """All of them in their order, ranks of which nobody is among the `established` behind the
+        others, and those that have declined last."""
+        ranks = sorted(self.ranks(), key=established.isdisjoint)
+        sessions = dict.fromkeys(each for rank in ranks for each in rank)
+        return sorted(sessions, key=lambda each: each in self._declined)
+
     @property
     def due(self) -> bool:
         """Whether it is time to ask others."""

@@ -44,6 +44,9 @@ class Unknown(NamedTuple):
 class Asking(Protocol):
     """Who has ranges fetched, and is told how each ends."""
 
+    def fetch_answered(self, fetch: UpstreamFetch) -> None:
+        """FETCH_OK, or the stream, has come."""
+
     def fetch_failed(self, fetch: UpstreamFetch) -> None:
         """Refused, reset or lost: the next publisher may be asked."""
 
@@ -160,7 +163,23 @@ class UpstreamFetch(UpstreamReceiver):
     def fetch_accepted(self, request: AcceptedFetch) -> None:
         self._accepted = request
         self.progress = self.track.clock.now
+        if request.end_of_track and not self._learn_end(request):
+            return
+        self._asking.fetch_answered(self)
         self._check_over()
+
+    def _learn_end(self, request: AcceptedFetch) -> bool:
+        """FETCH_OK says that nothing lies beyond its End Location; False: that cannot be."""
+        store, end_location = self.track.store, request.end_location
+        assert end_location is not None
+        try:
+            if store.end_of_track is None and end_location < MAX_LOCATION:
+                store.set_end_of_track(location_after(end_location))
+        except MalformedTrack as malformed:
+            if not self.filling.contradicted(str(malformed)):
+                self.track.malformed(str(malformed))
+            return False
+        return True
 
     def request_failed(self, error: MoqtError) -> None:
         self.cancel()
@@ -168,6 +187,10 @@ class UpstreamFetch(UpstreamReceiver):
             self.track.malformed(error.reason)
         else:
             self._asking.fetch_failed(self)
+
+    def stream_opened(self, stream: IncomingStream) -> None:
+        super().stream_opened(stream)
+        self._asking.fetch_answered(self)  # the answer may be late
 
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload
@@ -269,6 +292,11 @@ class UpstreamFetch(UpstreamReceiver):
         )
 
     @property
+    def silent(self) -> bool:
+        """Nothing has come: no answer, and no stream."""
+        return self._accepted is None and not self.streams and not self._finished
+
+    @property
     def paused(self) -> bool:
         """It waits for those who read it."""
         return self._paused is not None
@@ -360,13 +388,6 @@ class UpstreamFetch(UpstreamReceiver):
         for start, end in self._gaps:
             if not store.mark_nonexistent(start, end):
                 self._reject(start, end)
-        try:
-            if request.end_of_track and store.end_of_track is None and end_location < MAX_LOCATION:
-                store.set_end_of_track(location_after(end_location))
-        except MalformedTrack as malformed:
-            if not self.filling.contradicted(str(malformed)):
-                self.track.malformed(str(malformed))
-            return
         self._asking.fetch_over(self, self._unknown, self._rejected)
 
 

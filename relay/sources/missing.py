@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from moqt.requests import IncomingFetch
 from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject, SubgroupLog
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
+from moqt.values.messages import LocationFilter
 from moqt.values.names import Location, location_after, location_before
 from relay.sources.fetches import Attempt, Unknown, UpstreamFetch
 from relay.sources.filled import Filled
@@ -40,6 +42,8 @@ class Ranges:
         """The same as a set: each of many readers asks again whenever something has come."""
         self._failures: list[tuple[float, Location, Location]] = []
         self._missed: list[tuple[Location, Location]] = []
+        self._held: dict[IncomingFetch, Callable[[], None]] = {}
+        """FETCHes that wait for upstream's answer to one of ours."""
 
     @property
     def idle(self) -> bool:
@@ -206,6 +210,35 @@ class Ranges:
             else:
                 self._remember_failure([(fetch.next, fetch.end)])
 
+    def fetch_answered(self, fetch: UpstreamFetch) -> None:
+        self._serve_held()
+
+    def asks_for_end(self, request: IncomingFetch, serve: Callable[[], None]) -> bool:
+        """Whether FETCH_OK to `request` has to wait for upstream's, which says whether the track
+        ends there (MOQT "FETCH_OK"); `serve` is called when it has come, or does not."""
+        store, largest = self._track.store, self._track.store.largest
+        if not request.pending or store.end_of_track is not None or largest is None:
+            return False
+        if request.parameters.fill_timeout is not None:
+            return False  # it does not wait for what is not at hand
+        chosen = request.parameters.location_filter or LocationFilter.absolute_start(0)
+        start, end = chosen.resolve(largest)
+        if not start <= largest <= end or largest in store.known:
+            return False
+        if store.first_unknown(start, largest) != start or not self.want(start, largest):
+            return False  # what is cached is sent at once
+        if store.get(largest) is None and any(
+            fetch.silent for fetch in (*self.fetches, *self.queue) if fetch.end >= largest
+        ):
+            self._held[request] = serve
+            return True
+        return False
+
+    def _serve_held(self) -> None:
+        held, self._held = self._held, {}
+        for serve in held.values():
+            serve()
+
     def fetch_failed(self, fetch: UpstreamFetch) -> None:
         """Refused, reset or lost: ask the next publisher, or say that it cannot be had."""
         if fetch in self.fetches:
@@ -233,6 +266,7 @@ class Ranges:
             self._remember_failure(rejected)
         self.pump()
         self._track.store.changed()
+        self._serve_held()
 
     def _remember_failure(self, ranges: list[tuple[Location, Location]]) -> None:
         until = self._track.clock.now + self._track.config.failure_memory

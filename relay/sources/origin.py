@@ -69,7 +69,7 @@ class Origin:
         if end is not None and (largest is None or ours is None or not ours <= largest < end):
             self.contradicted("a track that had ended goes on, or begins anew")
         elif largest is not None and ours is not None:
-            self._compare(min(largest, ours))
+            self._compare(session, min(largest, ours))
 
     def contradicted(self, reason: str) -> bool:
         """Something says otherwise than what is here: whether that was inherited and is dropped."""
@@ -82,13 +82,14 @@ class Origin:
             self._track.confirmed()
         return True
 
-    def _compare(self, at: Location) -> None:
-        """Have the Object that is held there, or the last one before, brought again: what comes
-        twice is compared."""
+    def _compare(self, session: Session, at: Location) -> None:
+        """Have the Object that is held there, or the last one before, brought by `session`, too:
+        what comes twice is compared."""
         held = self._track.store.largest_in(Location(0, 0), at)
         if held is None or not held.complete or self._probe is not None:
             return
-        probe = UpstreamFetch(self._track, self, held.location, held.location)
+        others = [each for each in self._track.sources() if each is not session]
+        probe = UpstreamFetch(self._track, self, held.location, held.location, tried=others)
         self._probe = probe
         if not probe.open():
             self._probe = None
@@ -104,6 +105,9 @@ class Origin:
             probe.cancel()
 
     # -- Asking ----------------------------------------------------------------------------
+
+    def fetch_answered(self, fetch: UpstreamFetch) -> None:
+        """It says nothing of what is compared."""
 
     def fetch_failed(self, fetch: UpstreamFetch) -> None:
         self.fetch_over(fetch)

@@ -54,6 +54,31 @@ def test_a_subscribe_a_fetch_and_a_track_status_nobody_here_serves_are_asked_ups
     assert refused.failed.code == RequestErrorCode.DOES_NOT_EXIST
 
 
+@pytest.mark.parametrize("status", [True, False])
+@pytest.mark.parametrize("asked", [(), ((0, 0), (9, 9)), ((1, 2), (1, 3))])
+def test_that_a_track_ends_is_in_the_first_fetch_ok_through_two_relays(chain, status, asked):
+    store = track(2)
+    if status:
+        end_track(store, 2)
+    else:
+        store.finish(PublishDoneCode.TRACK_ENDED)
+    chain.top.publisher(store)
+    for _ in range(2):
+        fetched = chain.bottom.fetch(chain.bottom.connect(), *asked)
+        assert fetched.request.end_of_track and fetched.request.end_location == Location(1, 3)
+        assert fetched.payloads == {
+            at: data for at, data in everything(2).items() if not asked or at >= asked[0]
+        }
+    part = chain.bottom.fetch(chain.bottom.connect(), (0, 0), (1, 2))
+    assert not part.request.end_of_track
+
+
+def test_a_track_that_goes_on_has_no_end_in_fetch_ok_through_two_relays(chain):
+    chain.top.publisher(track(2))
+    fetched = chain.bottom.fetch(chain.bottom.connect())
+    assert fetched.payloads == everything(2) and not fetched.request.end_of_track
+
+
 def test_two_subscribers_cost_upstream_one_subscription(chain):
     publisher = chain.top.publisher(track(1))
     chain.bottom.subscriber(JOIN)

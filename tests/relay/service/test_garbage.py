@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from relay.service.garbage import GROWTH, SESSIONS, Garbage
+from relay.service.garbage import GROWTH, REQUESTS, SESSIONS, Garbage
 
 
 @pytest.fixture
@@ -17,27 +17,24 @@ def calls(monkeypatch):
     return made
 
 
-def test_what_is_cached_is_left_out_of_collections_as_the_cache_grows(calls) -> None:
+def test_what_comes_is_left_out_of_collections_whether_or_not_the_cache_grows_by_it(calls) -> None:
     garbage = Garbage()
     for objects in range(0, 10 * GROWTH + 1, GROWTH // 4):
-        garbage.tick(objects, 0)
+        garbage.tick(objects, 0, 0)
     assert calls == ["collect", "freeze"] * 10
-
-
-def test_a_cache_that_was_emptied_and_grows_again_is_left_out_again(calls) -> None:
-    garbage = Garbage()
-    garbage.tick(GROWTH, 0)
-    garbage.tick(0, 0)
-    garbage.tick(GROWTH - 1, 0)
-    assert calls == ["collect", "freeze"]
-    garbage.tick(GROWTH, 0)
-    assert calls == ["collect", "freeze"] * 2
 
 
 def test_the_remains_of_sessions_are_looked_for_once_in_many(calls) -> None:
     garbage = Garbage()
     for ended in range(2 * SESSIONS + 1):
-        garbage.tick(0, ended)
+        garbage.tick(0, ended, 0)
+    assert calls == ["unfreeze", "collect", "freeze"] * 2
+
+
+def test_the_remains_of_requests_are_looked_for_though_no_session_ends(calls) -> None:
+    garbage = Garbage()
+    for made in range(0, 2 * REQUESTS + 1, REQUESTS // 8):
+        garbage.tick(0, 0, made)
     assert calls == ["unfreeze", "collect", "freeze"] * 2
 
 
@@ -50,7 +47,7 @@ def test_what_was_left_out_is_freed_when_it_is_evicted() -> None:
 
     held = [Cached() for _ in range(3)]
     try:
-        Garbage().tick(GROWTH, 0)
+        Garbage().tick(GROWTH, 0, 0)
         held.clear()
         assert Cached.gone == 3
     finally:
@@ -70,7 +67,7 @@ def test_what_is_garbage_already_is_not_kept_by_being_left_out() -> None:
     gc.disable()
     try:
         Request()
-        Garbage().tick(GROWTH, 0)
+        Garbage().tick(GROWTH, 0, 0)
         gc.collect()
         assert Request.gone == 1
     finally:
