@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz bench bench-paths bench-long random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -49,7 +49,7 @@ e2e: $(STAMP)    ## the tests with real processes from end to end
 
 test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
 	$(PIP) --editable '.[torch]'
-	$(BIN)/pytest -rs tests/kvsp/instance/engines/test_torch_engine.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
+	$(BIN)/pytest -rs tests/kvsp/blocks/test_torch_tensors.py tests/kvsp/instance/engines/test_torch_engine.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
 
 test: lint unit e2e  ## lint and every test
 
@@ -65,6 +65,12 @@ test-lowest:     ## the same with the lowest version that pyproject.toml allows 
 MINUTES ?= 1
 fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES)
+
+native: $(STAMP)  ## build the C extension for packets into the checkout, with what is here
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
+	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
 
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
@@ -87,6 +93,8 @@ bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 O
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits
+	$(BIN)/python -m tools.configuration
+	$(BIN)/python -m tools.relay_schema
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kvcs.trust.producers import ProducerKey, Producers
     from kvsp.blocks.kv_files import KvFile, KvFileWriter, load_descriptor, load_tokens
     from kvsp.blocks.layout import to_layout_1
+    from kvsp.blocks.tensors import to_torch
     from kvsp.names.codes import Codec
     from kvsp.names.errors import DecodeError, FileError
     from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -94,6 +95,7 @@ _WHERE = {
     "load_tokens": "kvsp.blocks.kv_files",
     "publish": "kvcs.publishing.publication",
     "to_layout_1": "kvsp.blocks.layout",
+    "to_torch": "kvsp.blocks.tensors",
 }
 
 
@@ -147,4 +149,5 @@ __all__ = [
     "load_tokens",
     "publish",
     "to_layout_1",
+    "to_torch",
 ]

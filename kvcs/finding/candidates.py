@@ -133,7 +133,7 @@ class Candidates:
         `min_blocks` is the shortest prefix worth having; `grace` and `probes` are those of
         `Listing` and `Probing`, which each have their own `grace` without one. `preferred` is
         the Publication ID of one that goes before others of as many blocks. What `failures` has
-        seen to fail lately is tried last, and what fails here is noted there.
+        seen to fail lately is tried last, but for that one, and what fails here is noted there.
         """
         self.failure: RetrievalError | None = None
         """The failure of those tried that tells most."""
@@ -199,6 +199,11 @@ class Candidates:
         self._changed()
         return True
 
+    def elsewhere(self, url: str | None) -> bool:
+        """Whether there is another relay to ask than this one."""
+        best = self.best()
+        return bool(self._relays) or (best is not None and best.url != url)
+
     @property
     def open(self) -> int:
         """Publications of so many of our blocks, and of fewer, may yet be found."""
@@ -240,7 +245,10 @@ class Candidates:
         self._known = (None, None)
 
     def doubted(self, candidate: Candidate) -> bool:
-        """Whether it was seen to fail lately: what is there is better than what it may have."""
+        """Whether it was seen to fail lately: what is there is better than what it may have. Not
+        the preferred one: of that there is something here."""
+        if candidate.namespace.publication_id == self._preferred:
+            return False
         return self._failures.holds((candidate.url, candidate.namespace), self._now)
 
     def failed(self, error: RetrievalError, candidate: Candidate | None = None) -> None:

@@ -30,7 +30,8 @@ from kvcs.names.errors import (
 from kvcs.names.namespace import PublicationNamespace, compat_prefix
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvsp.names.errors import DecodeError
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.tokens import Tokens
 from moqt.aio import MoqtSession
 from moqt.requests import OutgoingSubscribeNamespace, RequestState
 from moqt.session import Session

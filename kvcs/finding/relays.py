@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moqt.aio import MoqtSession
-from moqt.session import Session
+from moqt.session import Session, SessionState
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
     from kvsp.blocks.layout import Tensor
@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # HTTP is loaded by those who use it
 
 DEFAULT_AFTER: Final = 2.0
 """Seconds after which what MOQT has not brought is late, and taken over HTTP."""
+
+DEFAULT_AGAIN: Final = 5.0
+"""Seconds for which a relay is tried again whose session was lost."""
 
 _CLOSE_SECONDS: Final = 1.0
 
@@ -36,7 +39,8 @@ class Fallback:
     `after` seconds after it was due is taken from holders. With `relay` and `connect` the
     consumer opens its session itself, so that it need not wait for a relay that does not answer;
     `connect` is also used for `relays`, which are asked one after another when those before have
-    nothing more or do not answer, and for relays that only the index service names.
+    nothing more or do not answer, and for relays that only the index service names. A relay whose
+    session is lost is tried again first: for `again_within` seconds, or once when there are others.
 
     When nothing of that gives the cache, at the latest `recompute_within` seconds after the
     beginning, what recomputing takes, it is recomputed: `recompute(layers, tokens)` gives (layer,
@@ -50,6 +54,7 @@ class Fallback:
     relays: Sequence[str] = ()
     recompute: Recompute | None = None
     recompute_within: float | None = None
+    again_within: float = DEFAULT_AGAIN
 
 
 class Sessions:
@@ -79,6 +84,7 @@ class Sessions:
         relays = fallback.relays if fallback is not None else ()
         self.relays = tuple(url for url in dict.fromkeys(relays) if self.reaches(url))
         self._dialled: dict[str | None, asyncio.Task[MoqtSession]] = {}
+        self._lost: list[asyncio.Task[MoqtSession]] = []
         self._others = others
         self._further: list[asyncio.Task[MoqtSession]] = []
         if given is None and (self._relay is None or self._connect is None):
@@ -100,6 +106,20 @@ class Sessions:
                 further.add_done_callback(lambda _: self._changed())
         return task
 
+    def dial_again(self, url: str | None) -> asyncio.Task[MoqtSession] | None:
+        """The session to a relay, another one when that was lost or could not be opened; None when
+        there is no way to open one."""
+        target, task = self._relay if url is None else url, self._dialled.get(url)
+        if target is None or self._connect is None:
+            return None
+        if task is not None and (not task.done() or _is_open(task)):
+            return task
+        if task is not None:
+            self._lost.append(task)
+        task = self._dialled[url] = asyncio.ensure_future(self._connected(target))
+        task.add_done_callback(lambda _: self._changed())
+        return task
+
     def further(self) -> list[Session]:
         """The further sessions to our own relay that there are by now."""
         over = [task for task in self._further if task.done() and not task.cancelled()]
@@ -110,8 +130,11 @@ class Sessions:
             await self._given.wait_established()
             return self._given
         target = self._relay if url is None else url
-        assert self._connect is not None
         assert target is not None
+        return await self._connected(target)
+
+    async def _connected(self, target: str) -> MoqtSession:
+        assert self._connect is not None
         return await self._connect(target)
 
     def name(self, url: str | None) -> str | None:
@@ -137,7 +160,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Close the sessions that were opened here."""
-        tasks = [*self._dialled.values(), *self._further]
+        tasks = [*self._dialled.values(), *self._lost, *self._further]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -151,6 +174,12 @@ class Sessions:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await asyncio.gather(*(session.wait_closed() for session in ours))
+
+
+def _is_open(task: asyncio.Task[MoqtSession]) -> bool:
+    """Whether there is a session that was not lost."""
+    opened = not task.cancelled() and task.exception() is None
+    return opened and task.result().session.state is not SessionState.CLOSED
 
 
 def _failure(task: asyncio.Task[MoqtSession]) -> str | None:

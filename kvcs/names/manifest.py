@@ -50,7 +50,7 @@ _DIGESTS = re.compile(r"[0-9a-f]*")
 _EVERY_CODEC: Final = frozenset(Codec)
 
 _TOLD: Final = 8
-"""Tracks that an error names."""
+"""Encodings that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,12 @@ class SegmentEntry:
     """Tracks of components that are not known here."""
 
     @property
-    def track_names(self) -> str:
-        """Its tracks, for people, who read no more than the first ones."""
-        names = (*self.tracks, *self.other_tracks)
+    def offered(self) -> str:
+        """The encodings it is offered in, for people, who read no more than the first ones: the
+        name of a codec, after `kv.` for K and V in one track; tracks of other components."""
+        names = [*map(_encoding_name, selections(self.tracks)), *self.other_tracks]
         more = [f"{len(names) - _TOLD} more"] if len(names) > _TOLD else []
-        return ", ".join([*map(str, names[:_TOLD]), *more])
+        return ", ".join([*names[:_TOLD], *more])
 
     def listed_groups(self, track: DataTrack) -> int:
         """How many Groups of `track`, from 0, have their digests listed."""
@@ -266,7 +267,7 @@ class Manifest:
         if not ranked:
             raise DecodeError(
                 DecodeErrorName.CODEC_UNSUPPORTED,
-                f"segment {segment} is offered only as {entry.track_names}",
+                f"segment {segment} is offered only as {entry.offered}",
             )
         return choices[min(ranked)[1]]
 
@@ -529,6 +530,13 @@ def selections(tracks: Sequence[DataTrack]) -> list[tuple[DataTrack, ...]]:
         if listed.issuperset(pair):
             found[pair] = None
     return list(found)
+
+
+def _encoding_name(tracks: tuple[DataTrack, ...]) -> str:
+    first = tracks[0]
+    joint = "" if len(tracks) > 1 else f"{first.component.label}."
+    lossy = first.known_codec is not None and not first.known_codec.lossless
+    return f"{joint}{first.codec}{' (lossy)' * lossy}"
 
 
 def _segment_tree(

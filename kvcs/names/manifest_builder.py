@@ -72,6 +72,10 @@ class ManifestBuilder:
         )
         return number
 
+    def take_back_segment(self) -> None:
+        """The segment that was added last is none after all."""
+        self._segments.pop()
+
     def add_group(self, track: DataTrack, group: int, digests: Sequence[bytes]) -> None:
         """List the Data Digests of a completed Group, in Object order.
 
@@ -121,15 +125,18 @@ class ManifestBuilder:
 
     def version(self) -> list[bytes]:
         """The octets of the next version: the manifest as it stands, in pieces. Those of Groups
-        are the ones of the versions before, so that a version costs what is new in it.
+        are the ones of the versions before, so that a version costs what is new in it. Call
+        `published` when it is.
 
         Raises KvcsError for one that is larger than what consumers take, DecodeError
         `bad-manifest` without a segment.
         """
         texts = {track: each for segment in self._segments for track, each in segment.texts.items()}
-        pieces = self.build().pieces(texts)
+        return self.build().pieces(texts)
+
+    def published(self) -> None:
+        """There is a version that lists what is listed now."""
         self._listed_before += self.listed
-        return pieces
 
     def build(self) -> Manifest:
         """The manifest as it stands. Raises DecodeError `bad-manifest` without a segment."""

@@ -14,14 +14,19 @@ import typer
 from cryptography import x509
 
 from kvcs.finding.listing import Found
+from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import NotAuthorized, NotFound, PublisherLost, RetrievalError
+from kvcs.names.manifest import Manifest
+from kvcs.names.manifest_text import ManifestReader, Text
 from kvcs.names.namespace import PublicationNamespace, scope_prefix
 from kvcs.names.refusals import not_authorized
 from kvcs.programs.common import (
     Cafile,
     Congestion,
+    QuicBackend,
     TokenFile,
     Url,
+    Version,
     check_url,
     exit_code,
     explained,
@@ -34,14 +39,18 @@ from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Stats
-from kvcs.trust.terms import Terms
+from kvcs.trust.cose import read
+from kvcs.trust.producers import Producers
+from kvcs.trust.sealing import sealed_with
+from kvcs.trust.terms import Came, Terms
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.quic.backend import Backend
 from moqt.quic.config import QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -81,16 +90,17 @@ class _Findings:
     """What was seen, each `ok`, `warning` or `failed`; said as it is found."""
 
     quiet: bool
-    items: list[dict[str, str]] = field(default_factory=list)
+    items: list[dict[str, Any]] = field(default_factory=list)
     worst: ExitCode = ExitCode.DONE
 
-    def add(self, level: str, what: str, text: str) -> None:
-        self.items.append({"level": level, "what": what, "text": text})
+    def add(self, level: str, what: str, text: str, **more: object) -> None:
+        """`more` is told to machines."""
+        self.items.append({"level": level, "what": what, "text": text, **more})
         if not self.quiet:
             print(f"{level:8} {what}: {text}", flush=True)
 
-    def failed(self, what: str, text: str, code: ExitCode) -> None:
-        self.add("failed", what, text)
+    def failed(self, what: str, text: str, code: ExitCode, **more: object) -> None:
+        self.add("failed", what, text, **more)
         self.worst = max(self.worst, code)
 
 
@@ -100,6 +110,43 @@ class _Prompt:
     descriptor: Descriptor
     tokens: int
     keys: Sequence[bytes]
+    producers: Producers | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Noting(Terms):
+    """Terms that take note of how a manifest came, be it acceptable or not."""
+
+    seen: list[tuple[Came, bytes | None]] = field(default_factory=list)
+    """And the key identifier of who has signed it."""
+
+    def unsealed(self, payload: Text, came: Came, namespace: PublicationNamespace) -> Manifest:
+        kid = None
+        if came.track is ManifestTrack.MANIFEST_COSE and not isinstance(payload, ManifestReader):
+            with contextlib.suppress(DecodeError):
+                kid = read(payload).kid
+        self.seen.append((came, kid))
+        return Terms.unsealed(self, payload, came, namespace)
+
+    def told(self, manifest: Manifest | None) -> tuple[list[str], dict[str, Any]]:
+        """In which encodings the publication is, who has signed it and with what it is sealed: in
+        words, and for machines. What nobody can tell is left out."""
+        words: list[str] = []
+        more: dict[str, Any] = {}
+        if manifest is not None:
+            offered = list(dict.fromkeys(entry.offered for entry in manifest.segments))
+            words.append(f"in {'; or '.join(offered)}")
+            more["encodings"] = offered
+        if self.seen:
+            came, kid = self.seen[-1]
+            signed = came.track is ManifestTrack.MANIFEST_COSE
+            who = "somebody who does not say so" if kid is None else kid.hex()
+            verified = ", not verified (--producers FILE)" if self.producers is None else ""
+            words.append(f"signed by {who}{verified}" if signed else "not signed")
+            key_id = sealed_with(came.properties)
+            words.append("in clear" if key_id is None else f"sealed with content key {key_id}")
+            more |= {"signed": signed, "signed_by": kid and kid.hex(), "content_key": key_id}
+        return words, more
 
 
 @app.command(
@@ -107,7 +154,8 @@ class _Prompt:
     help=(
         "Say what keeps a cache from being found and retrieved: whether the relay can be reached, "
         "its certificate and this machine's clock, the draft, the path's packets, what the token "
-        "is good for, what is published of these tokens, and why a longer prefix is not.\n\n"
+        "is good for, what is published of these tokens, in which encodings, by whom signed and "
+        "with what sealed, whether it can be read here, and why a longer prefix is not.\n\n"
         "Exit code: 0 nothing does, 1 the relay or a publisher cannot be reached, 2 wrong usage, "
         "3 nothing of these tokens is published, 4 not authorized, 5 a manifest is not what it "
         "should be."
@@ -126,12 +174,17 @@ def command(
         str | None,
         typer.Option(metavar="FILE", help="JSON array of token ids; - is standard input."),
     ] = None,
+    producers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Producers, one of whom has to have signed a manifest."),
+    ] = None,
     cafile: Cafile = None,
     token_file: TokenFile = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 30,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     version: Version = False,
 ) -> None:
@@ -149,10 +202,17 @@ def command(
                 descriptor = readable_descriptor(compat)
                 ids = load_tokens(tokens)
                 keys = block_keys(scope, descriptor, ids)
-            prompt = _Prompt(scope, descriptor, len(ids), keys)
-        elif (scope_key_file, compat, tokens) != (None, None, None):
-            raise InputError("--scope-key-file, --compat and --tokens go together")
-        quic = QuicConfig(cafile=cafile, congestion_control_algorithm=congestion)
+                accepted = None if producers is None else Producers.load(producers)
+            prompt = _Prompt(scope, descriptor, len(ids), keys, accepted)
+        elif (scope_key_file, compat, tokens, producers) != (None, None, None, None):
+            raise InputError(
+                "--scope-key-file, --compat and --tokens go together"
+                + ("" if producers is None else ", and --producers with them")
+            )
+        with inputs():
+            quic = QuicConfig(
+                cafile=cafile, congestion_control_algorithm=congestion, quic_backend=quic_backend
+            )
         return examine(shown, quic, prompt)
 
     async def examine(shown: SessionConfig, quic: QuicConfig, prompt: _Prompt | None) -> None:
@@ -220,12 +280,13 @@ def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
 
 
 async def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
-    # the session is there before it is known what the path carries
+    # the session is there before it is known what the path carries, which is found step by step
+    ours = 0
     for _ in range(LOOKS):
-        if session.packet_sizes[0] > SMALL_PACKETS:
+        before, (ours, _) = ours, session.packet_sizes
+        if before == ours > SMALL_PACKETS:
             break
         await asyncio.sleep(PROBED / LOOKS)
-    ours, _ = session.packet_sizes
     small = ours <= SMALL_PACKETS
     text = f"the path carries packets of {ours} octets of UDP payload"
     if small:
@@ -316,7 +377,7 @@ async def _ask_manifest(
     """Leading blocks of our tokens that a publication has, by its manifest."""
     changed, now = asyncio.Event(), asyncio.get_running_loop().time
     descriptor = prompt.descriptor
-    stats = Stats()
+    stats, noting = Stats(), _Noting(prompt.scope.content_keys, prompt.producers)
     assembly = Assembly(
         namespace,
         descriptor,
@@ -324,7 +385,7 @@ async def _ask_manifest(
         range(descriptor.layers),
         MemoryDestination(descriptor),
         stats,
-        terms=Terms(prompt.scope.content_keys),
+        terms=noting,
     )
     retrieval = Retrieval(session.session, assembly, stats, changed=changed.set, hold=True)
     what = f"publication {namespace.publication_id.hex()}"
@@ -343,11 +404,14 @@ async def _ask_manifest(
                 f"it is announced, and its manifest did not come within {PATIENCE:g} s: its "
                 "publisher is lost or cannot be reached from the relay"
             )
+        words, more = noting.told(assembly.manifest)
         if error is not None:
-            findings.failed(what, f"{blocks} blocks: {error}", exit_code(error))
+            text = "; ".join([f"{blocks} blocks: {error}", *words, "it cannot be read here"])
+            findings.failed(what, text, exit_code(error), readable=False, **more)
             return 0
         done = "complete" if assembly.complete else "still in production"
-        findings.add("ok", what, f"{assembly.blocks} of our blocks, {done}")
+        words = [f"{assembly.blocks} of our blocks, {done}", *words, "it can be read here"]
+        findings.add("ok", what, "; ".join(words), readable=True, **more)
         return assembly.blocks
     finally:
         retrieval.close()

@@ -1,4 +1,5 @@
-"""`kvcs-inspect`: what is in an Object, a manifest, a namespace, a container or a KV file."""
+"""`kvcs-inspect`: what is in an Object, a manifest, signed or not, a namespace, a container or a KV
+file."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ from kvcs.names.manifest import Manifest, SegmentEntry
 from kvcs.names.namespace import PublicationNamespace, parse_publication_uri
 from kvcs.names.payload import data_digest, decode_header
 from kvcs.programs.common import inputs
+from kvcs.trust.cose import open_message, read
+from kvcs.trust.producers import Algorithm, Producers
 from kvsp.blocks.container import ENTRY, ENTRY_OCTETS, FIXED, FIXED_OCTETS, layer_digest
 from kvsp.blocks.container import decode as decode_container
 from kvsp.blocks.kv_files import MAX_HEADER_OCTETS, load_descriptor, parse_header
@@ -41,7 +44,8 @@ PROGRAM: Final = "kvcs-inspect"
 EXAMPLES: Final = (
     "Examples:  kvcs-inspect cache.safetensors\n\n"
     "           kvcs-inspect --json - < manifest.json\n\n"
-    "           kvcs-inspect --compat compat.json block.kvb"
+    "           kvcs-inspect --compat compat.json block.kvb\n\n"
+    "           kvcs-inspect --producers producers.json manifest.cose"
 )
 MAX_PIPE_OCTETS: Final = 1 << 30
 """What is read of a pipe; a file is mapped, whatever its size."""
@@ -52,6 +56,9 @@ _TEXT_OCTETS: Final = 4096
 """More than the text of a namespace, or the URI of a publication, has."""
 
 _ENCODED_NAMESPACE: Final = bytes([5, len(NAMESPACE_TAG)]) + NAMESPACE_TAG
+_TAGGED: Final = b"\xd2\x84"
+_UNTAGGED: Final = b"\x84"
+"""How a COSE_Sign1 message begins."""
 _FRAGMENT: Final = f"#{URI_FRAGMENT_TYPE}".encode()
 _MOST_SHOWN: Final = 8
 """Layers, tensors or segments of which people are told each."""
@@ -70,8 +77,9 @@ class UnknownKindError(InputError):
 @app.command(
     cls=PlainCommand,
     help=(
-        "Say what is in an Object payload, a manifest, a namespace, a block container or a "
-        "safetensors file, and whether it is what it should be.\n\nExit code: 0 it is, 2 wrong "
+        "Say what is in an Object payload, a manifest, signed or not, a namespace, a block "
+        "container or a safetensors file, and whether it is what it should be.\n\n"
+        "Exit code: 0 it is, 2 wrong "
         "usage, or nobody can tell what it is, 5 it is not what it should be."
     ),
     epilog=EXAMPLES,
@@ -82,6 +90,12 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Descriptor that a container is compared with."),
     ] = None,
+    producers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Producers, one of whom has to have signed a signed manifest."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     version: Version = False,
 ) -> None:
@@ -89,8 +103,9 @@ def command(
     try:
         with inputs():
             descriptor = None if compat is None else load_descriptor(compat)
+            accepted = None if producers is None else Producers.load(producers)
         data = _read(file)
-        result = describe(data, descriptor)
+        result = describe(data, descriptor, accepted)
     except InputError as error:
         if json:
             print_json({"ok": False, "error": str(error), "exit_code": int(ExitCode.USAGE)})
@@ -110,13 +125,16 @@ _Members = Iterator[tuple[str, Any]]
 """Name and value of each thing that is read; what is not as it should be is raised."""
 
 
-def describe(data: memoryview, descriptor: Descriptor | None = None) -> dict[str, Any]:
+def describe(
+    data: memoryview, descriptor: Descriptor | None = None, producers: Producers | None = None
+) -> dict[str, Any]:
     """What octets are, for people and as JSON: `kind`, `octets`, its members as far as they can
     be read, and `faults`, sentences on what is not as it should be.
 
-    A container is compared with the `descriptor` of its block. Raises UnknownKindError.
+    A container is compared with the `descriptor` of its block, the signature of a manifest with
+    the keys of `producers`. Raises UnknownKindError.
     """
-    kind, members = _recognized(data, descriptor)
+    kind, members = _recognized(data, descriptor, producers)
     result: dict[str, Any] = {"kind": kind, "octets": len(data), "faults": []}
     try:
         result.update(members)
@@ -125,7 +143,9 @@ def describe(data: memoryview, descriptor: Descriptor | None = None) -> dict[str
     return result
 
 
-def _recognized(data: memoryview, descriptor: Descriptor | None) -> tuple[str, _Members]:
+def _recognized(
+    data: memoryview, descriptor: Descriptor | None, producers: Producers | None
+) -> tuple[str, _Members]:
     start = bytes(data[:_TEXT_OCTETS]).strip()
     short = len(data) < _TEXT_OCTETS
     if data[:4] == PAYLOAD_MAGIC.to_bytes(4):
@@ -143,6 +163,8 @@ def _recognized(data: memoryview, descriptor: Descriptor | None) -> tuple[str, _
         return "safetensors file", _safetensors(data)
     if start[:1] == b"{" and b'"kvcs"' in bytes(data[:MAX_MANIFEST_OCTETS]):
         return "manifest", _manifest(data)
+    if start.startswith(_TAGGED) or (start.startswith(_UNTAGGED) and _is_message(data)):
+        return "signed manifest", _signed(data, producers)
     raise UnknownKindError(
         "neither an Object, a manifest, a namespace, a container nor a safetensors file"
     )
@@ -228,6 +250,27 @@ def _manifest(data: memoryview) -> _Members:
     yield "blocks", manifest.blocks
     yield "tokens", manifest.blocks * compat.block_tokens
     yield "segments", [_segment(entry) for entry in manifest.segments]
+
+
+def _is_message(data: memoryview) -> bool:
+    try:
+        read(data)
+    except DecodeError:
+        return False
+    return True
+
+
+def _signed(data: memoryview, producers: Producers | None) -> _Members:
+    message = read(data)
+    known = message.alg in tuple(Algorithm)
+    yield "signed_by", None if message.kid is None else message.kid.hex()
+    yield "algorithm", Algorithm(message.alg).label if known else message.alg
+    yield from _manifest(message.payload)
+    if producers is None:
+        yield "signature", "not verified: --producers FILE says who may have signed it"
+        return
+    open_message(data, producers)
+    yield "signature", "verified"
 
 
 def _segment(entry: SegmentEntry) -> dict[str, Any]:

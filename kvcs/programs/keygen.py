@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ from kvsp.names.codes import CipherSuite
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Scope, parse_hex
-from kvsp.names.private_files import replace_private
+from kvsp.names.private_files import changing, replace_private
 from kvsp.names.uris import check_holder_uri
 from kvsp.principals import (
     EVERY_SCOPE,
@@ -115,8 +116,13 @@ def rotate(
     and keeps its mode. Prints the Key ID. Hand the new file to those who only read first, to
     publishers last: nobody can open what is sealed with a key that he does not have.
 
-    Exit code: 0 done, 1 the file is as it was, 2 wrong usage.
+    Exit code: 0 done, 1 the file could not be written and is as it was, 2 wrong usage, or no
+    scope file.
     """
+    try:
+        Scope.load(file, sealing=True)
+    except KvspError as error:
+        _fail(str(error), 2)
     try:
         fresh = Scope.rotate(file)
     except KvspError as error:
@@ -151,6 +157,11 @@ def producer(
     """
     if producers is not None and os.path.realpath(producers) == os.path.realpath(file):
         _fail(f"{file}: a private key and the list of public ones go to different files", 2)
+    with _alone_with(producers):
+        _make_producer(file, algorithm, kid, producers)
+
+
+def _make_producer(file: Path, algorithm: Alg, kid: str | None, producers: Path | None) -> None:
     try:
         chosen = None if kid is None else parse_hex(kid)
         fresh = ProducerKey.generate(_ALGORITHMS[algorithm], chosen)
@@ -249,6 +260,14 @@ def token(
             models=dict.fromkeys(model or (), rights),
         )
         entry = principal_entry(who, [secret])
+    except KvspError as error:
+        _fail(str(error), 2)
+    with _alone_with(principals):
+        _save_token(file, secret, principals, entry)
+
+
+def _save_token(file: Path, secret: str, principals: Path | None, entry: dict[str, Any]) -> None:
+    try:
         text = principals_with(principals, entry)
     except KvspError as error:
         _fail(str(error), 2)
@@ -279,6 +298,19 @@ def _check_names(roles: Sequence[str], uris: Sequence[str]) -> None:
             check_holder_uri(uri)
         except DecodeError as error:
             _fail(f"--uri: {uri!r}: {error.detail}; for example https://h1.example/kvsp/", 2)
+
+
+@contextlib.contextmanager
+def _alone_with(file: Path | None) -> Iterator[None]:
+    """Nobody else adds to the file meanwhile, whose record would be lost; exits when others are at
+    it for too long."""
+    with contextlib.ExitStack() as stack:
+        if file is not None:
+            try:
+                stack.enter_context(changing(file))
+            except FileError as error:
+                _fail(str(error), 1)
+        yield
 
 
 def _fail(text: str, code: int) -> NoReturn:

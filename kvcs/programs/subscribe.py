@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvcs.finding.candidates import DiscoveryMode
-from kvcs.finding.relays import DEFAULT_AFTER, Fallback
+from kvcs.finding.relays import DEFAULT_AFTER, DEFAULT_AGAIN, Fallback
 from kvcs.keeping.resume_file import ResumeFile
 from kvcs.names.errors import RetrievalError, RetrievalTimeout, VerificationFailed
 from kvcs.programs.common import (
@@ -26,11 +26,13 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     ScopeKeyFile,
     SessionWindow,
     TokenFile,
     Tokens,
     Url,
+    Version,
     check_not_input,
     check_url,
     failure,
@@ -55,12 +57,13 @@ from kvcs.retrieving.stats import NOT_NEEDED, Mode, Stats
 from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -104,7 +107,9 @@ def command(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Keep what was verified beside --out, and go on from what is there."
+            "--resume",
+            help="Keep what was verified beside --out, and go on from what is there. Not with "
+            "--follow.",
         ),
     ] = False,
     layers: Annotated[
@@ -117,7 +122,8 @@ def command(
         bool,
         typer.Option(
             "--follow",
-            help="Go on while the publication grows; FILE is replaced as more of it is whole.",
+            help="Go on while the publication grows; FILE is replaced as more of it is whole. Not "
+            "with --resume.",
         ),
     ] = False,
     discovery: Annotated[
@@ -163,6 +169,7 @@ def command(
     ] = False,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
@@ -188,6 +195,15 @@ def command(
             show_default="as --timeout",
         ),
     ] = None,
+    again_within: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long a relay is tried again whose session was lost; once when there are "
+            "other ways.",
+        ),
+    ] = DEFAULT_AGAIN,
     kvsp_after: Annotated[
         float,
         typer.Option(
@@ -204,6 +220,12 @@ def command(
 
     def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
+        if resume and follow:
+            raise InputError(
+                "--resume and --follow do not go together: what --follow has written is whole, and "
+                "what --resume keeps beside it is of one publication that has its length; leave "
+                "one of them out"
+            )
         for each in (url, *(relays or ())):
             check_url(each)
         check_cafile(cafile)
@@ -225,12 +247,11 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
             session_window=session_window,
         )
-        if resume and follow:
-            raise InputError("--resume and --follow do not go together")
         return retrieve(shown, access, scope, accepted, descriptor, ids, codecs, wanted, quic)
 
     async def retrieve(
@@ -261,6 +282,7 @@ def command(
                 after=kvsp_after,
                 relay=url,
                 relays=relays or (),
+                again_within=again_within,
                 connect=lambda relay: _connected(relay_session(relay)),
             )
             target: ResumeFile | FileDestination = FileDestination(out, descriptor)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from weakref import WeakSet
 
+import numpy as np
+
 from kvcs.names.codes import (
     MAX_LISTED_TRACKS,
     MAX_MANIFEST_OCTETS,
@@ -47,9 +49,11 @@ from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
 from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor, octets_of
+from kvsp.blocks.tensors import as_array
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.errors import DecodeError
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys, check_tokens
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.tokens import Tokens, token_list
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
@@ -77,6 +81,8 @@ class _Segment:
     digests: dict[DataTrack, list[bytes]]
     layer: int = 0
     block: int = 0
+    ended: bool = False
+    """The manifest says that it is complete, and its tracks have ended."""
 
 
 _Data = list[tuple[Octets, bytes]]
@@ -242,18 +248,19 @@ class Publication:
 
         `block` counts from the first of the segment. `k` and `v` are
         `[block_tokens, kv_heads, head_dim]`, C-contiguous, little-endian,
-        of the descriptor's element type; they are referred to, not copied.
+        of the descriptor's element type: arrays, torch tensors on the CPU, or whatever has
+        `__dlpack__`; they are referred to, not copied.
         Raises MisuseError, naming layer and block, when another Object is due or an array
         does not fit; nothing is published then.
         """
+        where, rows = f"layer {layer}, block {block}", self.descriptor.block_tokens
+        k, v = self._checked(k, f"{where}: k"), self._checked(v, f"{where}: v")
         for name, tensor in (("k", k), ("v", v)):
-            self._check(tensor, f"layer {layer}, block {block}: {name}")
-            if tensor.shape[0] != self.descriptor.block_tokens:
+            if tensor.shape[0] != rows:
                 raise MisuseError(
-                    f"layer {layer}, block {block}: {name} has {tensor.shape[0]} tokens, "
-                    f"a block has {self.descriptor.block_tokens}"
+                    f"{where}: {name} has {tensor.shape[0]} tokens, a block has {rows}"
                 )
-        sections = block_section(k, 0, len(k)), block_section(v, 0, len(v))
+        sections = block_section(k, 0, rows), block_section(v, 0, rows)
         self.put_data(layer, block, self.data_of(layer, block, *sections))
 
     def put_layer(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -262,8 +269,8 @@ class Publication:
 
         Rows after the last complete block are left out. Raises MisuseError as `put_block`.
         """
-        blocks = self._check_layer(layer, k, v)
-        for block, sections in enumerate(self._sections(k, v, range(blocks))):
+        k, v = self._check_layer(layer, k, v)
+        for block, sections in enumerate(self._sections(k, v, range(self._segment.blocks))):
             self.put_data(layer, block, self.data_of(layer, block, *sections))
 
     def layer_steps(
@@ -274,7 +281,8 @@ class Publication:
 
         Raises MisuseError as `put_block`, at once, and when a step is put.
         """
-        due = self._check_layer(layer, k, v)
+        k, v = self._check_layer(layer, k, v)
+        due = self._segment.blocks
         size = max(1, min(blocks, octets // (2 * self._section)))
         return (
             LayerStep(self, layer, start, self._sections(k, v, span))
@@ -294,8 +302,7 @@ class Publication:
         `max_segments` segments or the manifest too large. Nothing has changed then.
         """
         self._check_between("extended")
-        check_tokens(tokens)
-        following = [*self._rest, *tokens]
+        following = [*self._rest, *token_list(tokens)]
         keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
         if not keys:
             self._rest = following
@@ -363,6 +370,8 @@ class Publication:
                 f"the publication cannot be {what} yet: layer {due[0]}, block {due[1]} of segment "
                 f"{self.segment} is due, and its last layer is {self.descriptor.layers - 1}"
             )
+        if not self._segment.ended:
+            self._end_segment(self._segment)  # its manifest could not be signed so far
 
     def _store(self, name: bytes) -> TrackStore:
         store = TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
@@ -371,44 +380,51 @@ class Publication:
         return store
 
     def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
-        """Begin a segment: its tracks are served before the manifest names them."""
+        """Begin a segment, or raise: its tracks are served before the manifest names them."""
         descriptor = self.descriptor
         check_manifest_size(descriptor, self.blocks + len(keys), self.encodings)
         number = self._builder.add_segment(keys, self._forms)
         names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
-        self._segment = _Segment(
-            number,
-            self.blocks,
-            len(keys),
-            {track: self._store(track.name) for track in names},
-            {track: [] for track in names},
-        )
+        stores = {track: self._store(track.name) for track in names}
+        try:
+            for publisher in tuple(self._serving):
+                for store in stores.values():
+                    publisher.add_track(store)
+            self._publish_manifest()
+        except BaseException:
+            self._builder.take_back_segment()
+            for store in stores.values():
+                self._sealers.pop(store, None)
+                for publisher in tuple(self._serving):
+                    publisher.remove_track(store.name)
+            raise
+        digests: dict[DataTrack, list[bytes]] = {track: [] for track in names}
+        self._segment = _Segment(number, self.blocks, len(keys), stores, digests)
         self.blocks += len(keys)
         self._last_key = keys[-1]
-        self._rest = list(tokens[len(keys) * descriptor.block_tokens :])
-        self.tracks += tuple(self._segment.stores.values())
-        for publisher in tuple(self._serving):
-            for store in self._segment.stores.values():
-                publisher.add_track(store)
-        self._publish_manifest()
+        self._rest = token_list(tokens[len(keys) * descriptor.block_tokens :])
+        self.tracks += tuple(stores.values())
 
-    def _check(self, tensor: Tensor, where: str) -> None:
+    def _checked(self, tensor: Tensor, where: str) -> Tensor:
+        """The tensor as an array of the same octets."""
         try:
-            check_tensor(tensor, self.descriptor)
+            array = tensor if isinstance(tensor, np.ndarray) else as_array(tensor)
+            check_tensor(array, self.descriptor)
         except ValueError as error:
             raise MisuseError(f"{where}: {error}") from None
+        return array
 
-    def _check_layer(self, layer: int, k: Tensor, v: Tensor) -> int:
-        """How many blocks of the segment these arrays have: all of them."""
+    def _check_layer(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """These as arrays, which have all blocks of the segment."""
         rows, blocks = self.descriptor.block_tokens, self._segment.blocks
+        k, v = self._checked(k, f"layer {layer}: k"), self._checked(v, f"layer {layer}: v")
         for name, tensor in (("k", k), ("v", v)):
-            self._check(tensor, f"layer {layer}: {name}")
             if tensor.shape[0] < blocks * rows:
                 raise MisuseError(
                     f"layer {layer}: {name} has {tensor.shape[0]} tokens, "
                     f"{blocks * rows} are to be published, from token {self.first_token} on"
                 )
-        return blocks
+        return k, v
 
     def _sections(self, k: Tensor, v: Tensor, blocks: range) -> list[tuple[memoryview, memoryview]]:
         """K and V of some blocks of a layer, as views of one: a view of its own for each would
@@ -485,6 +501,7 @@ class Publication:
         self._publish_manifest()
         for store in segment.stores.values():
             end_track(store, segment.layer)
+        segment.ended = True
         if not self._growing:
             self._end()
 
@@ -512,7 +529,9 @@ class Publication:
         text: Sequence[Octets] = self._builder.version()
         if self._signer is not None:
             text = (sign(b"".join(text), self._signer),)
+        # what has been sealed is published: there is no other payload for its Location
         self._append(self._manifest, self._version, 0, text, MANIFEST_PRIORITY)
+        self._builder.published()
         end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
         self._version += 1
 

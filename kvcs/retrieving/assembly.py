@@ -25,6 +25,7 @@ from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
+from kvcs.trust.records import of_ours
 from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
@@ -248,21 +249,30 @@ class Assembly(LayerBuffer):
 
     # -- what arrives --------------------------------------------------------------------
 
-    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
-        """A version of the manifest; its number is the Group ID."""
-        version, object_id = location
-        if version == self.version:
+    def expects(self, location: Location) -> bool:
+        """Whether a version of the manifest is to be read; its number is the Group ID."""
+        if location.group == self.version:
             self._stats.duplicates += 1
-            return
-        if version < self.version:
-            return  # overtaken by a later version, which says all that this one does
-        if location in self._refused:
-            return  # Objects are immutable: asked for again, it is as bad as before
+        # one that was overtaken says nothing more; one that was refused is as bad as before
+        return location.group > self.version and location not in self._refused
+
+    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
+        """A version of the manifest."""
+        if self.expects(location):
+            self.manifest_read(location, self.terms.read(location, text, came, self.namespace))
+
+    def manifest_read(self, location: Location, read: Manifest | DecodeError) -> None:
+        """A version that was read, or what is wrong with it."""
+        version, object_id = location
+        if version <= self.version or location in self._refused:
+            return  # overtaken while it was read
         try:
             if object_id:
                 detail = "a manifest is Object 0 of its Group"
                 raise DecodeError(DecodeErrorName.BAD_MANIFEST, detail)
-            manifest = self.terms.manifest(location, text, came, self.namespace)
+            if isinstance(read, DecodeError):
+                raise read
+            manifest = read
             if self.manifest is not None:
                 check_progress(self.manifest, manifest)
             if not self.total:
@@ -438,7 +448,8 @@ class Assembly(LayerBuffer):
         """Check that it is for our tokens, and choose segments and tracks."""
         covered, self._bound = manifest.blocks, {}
         if self.keys is not None:
-            confirmed, self._bound = self._of_ours(manifest, self.keys)
+            anchor = self.namespace.anchor_key
+            confirmed, self._bound = of_ours(manifest, anchor, self.keys, self._records)
             covered = max([confirmed, *(block + 1 for block in self._bound)])
         self._facts, self.segments = {}, []
         self._take(manifest, self.most(min(covered, manifest.blocks)))
@@ -482,29 +493,6 @@ class Assembly(LayerBuffer):
         if self.total:
             for tracks in self.segments[len(self._spans) :]:
                 self._add(self._facts[tracks[0]].span)
-
-    def _of_ours(
-        self, manifest: Manifest, keys: Sequence[bytes]
-    ) -> tuple[int, dict[int, Sequence[bytes]]]:
-        """How many leading blocks have our keys as the manifest shows it, and the layer digests
-        of those after them that the index service has records of."""
-        anchor = self.namespace.anchor_key
-        # a publication that goes on with other tokens: the manifest cannot show where
-        known = keys if anchor in keys else keys[: len(self._records)]
-        confirmed = manifest.check_keys(known, anchor)
-        bound: dict[int, Sequence[bytes]] = {}
-        for block in range(confirmed, len(self._records)):
-            record = self._records[block]
-            if record.codec != Codec.RAW or record.layer_digests is None:
-                break
-            bound[block] = record.layer_digests
-        if not confirmed and not bound:
-            raise DecodeError(
-                DecodeErrorName.KEYS_MISMATCH,
-                "it has more blocks than there are tokens, and no record of an index service "
-                "shows which of them are theirs",
-            )
-        return confirmed, bound
 
     def most(self, blocks: int) -> int:
         """At most as many blocks as are wanted."""
@@ -563,10 +551,8 @@ class Assembly(LayerBuffer):
         stats = self._stats
         held = self._open.get((track.segment, layer))
         if held is None:
-            stats.objects_confirmed += sum(
-                (facts.first + number, layer) not in stats.over_http
-                for number in range(facts.blocks)
-            )
+            for number in range(facts.blocks):
+                stats.objects_confirmed += self._was_verified(track, layer, facts.first + number)
             if digests != expected:
                 stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
                 raise VerificationFailed(
@@ -579,14 +565,16 @@ class Assembly(LayerBuffer):
             if not held.has(track.component, number):
                 continue
             part = slice(number * HASH_OCTETS, (number + 1) * HASH_OCTETS)
-            over_http = (block, layer) in stats.over_http
             if digests[part] == expected[part]:
-                stats.objects_confirmed += not over_http
+                stats.objects_confirmed += self._was_verified(track, layer, block)
                 continue
             held.take_back(track.component, number)
             self._taken_back.append((track, Location(layer, number)))
+            if self._resumed_no_more(track, layer, block, self.segments[track.segment]):
+                stats.discarded[OTHER_PRODUCTION] += 1
+                continue
             stats.octets -= raw_octets(self.descriptor, track.component)
-            if over_http:
+            if (block, layer) in stats.over_http:
                 stats.discarded[OTHER_PRODUCTION] += 1
                 self.foreign.add(block)
                 continue

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvcs.finding.relays import Connect
-from kvcs.names.errors import NotAuthorized, RetrievalError, VerificationFailed
+from kvcs.names.errors import NotAuthorized, RetrievalError, UnknownKey, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.refusals import not_authorized
+from kvcs.retrieving.asking.threads import in_thread
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.layers import Layer
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Stats
+from kvcs.trust.producers import Producers
+from kvcs.trust.terms import Terms
 from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import block_section
 from kvsp.client import Client, ClientError
@@ -32,7 +36,7 @@ from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, Write
 from kvsp.names import uris
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
-from kvsp.names.identity import Descriptor
+from kvsp.names.identity import Descriptor, Scope
 from kvsp.names.uris import BlockId
 from kvsp.records.problems import ProblemName
 from kvsp.records.records import ReplicaRecord, replica_digest
@@ -81,12 +85,19 @@ class MoqtFetcher:
         *,
         kept_octets: int = KEPT_OCTETS,
         timeout: float = FETCH_SECONDS,
+        scopes: Iterable[Scope] = (),
+        producers: Producers | None = None,
     ) -> None:
-        """`client` is that of the instance: its index service has the records."""
+        """`client` is that of the instance: its index service has the records. Of a scope among
+        `scopes` that has content keys only what is sealed with one of them is taken, and with
+        `producers` only what one of them has signed and listed."""
         self._client = client
         self._connect = connecting
         self._kept_octets = kept_octets
         self._timeout = timeout
+        self._terms = {each.scope_id: Terms(each.content_keys, producers) for each in scopes}
+        self._others = Terms(producers=producers)
+        """For publications of any other scope."""
         self._kept: OrderedDict[str, _Retrieved] = OrderedDict()
         # one at a time: the blocks of a directive are of the same publication
         self._lock = asyncio.Lock()
@@ -171,10 +182,26 @@ class MoqtFetcher:
         changed, stats, layers = asyncio.Event(), Stats(), list[Layer]()
         every, now = range(descriptor.layers), asyncio.get_running_loop().time
         block_octets = 2 * descriptor.layers * descriptor.section_octets()
+        terms = self._terms.get(namespace.scope_id, self._others)
+        listed = terms.producers is not None
         assembly = Assembly(
-            namespace, descriptor, None, every, MemoryDestination(descriptor), stats
+            namespace,
+            descriptor,
+            None,
+            every,
+            MemoryDestination(descriptor),
+            stats,
+            require_listed=listed,
+            terms=terms,
         )
-        retrieval = Retrieval(session.session, assembly, stats, changed=changed.set)
+        retrieval = Retrieval(
+            session.session,
+            assembly,
+            stats,
+            require_listed=listed,
+            changed=changed.set,
+            beside=in_thread,
+        )
         retrieval.start()
         try:
             while True:
@@ -193,14 +220,20 @@ class MoqtFetcher:
             retrieval.close()
 
 
-def fetcher(client: Client, cafile: Path | None) -> MoqtFetcher:
-    """What `kvsp-server` makes of the entry point: relays are authenticated with `cafile`."""
+def fetcher(
+    client: Client,
+    cafile: Path | None,
+    scopes: Iterable[Scope] = (),
+    producers: Producers | None = None,
+) -> MoqtFetcher:
+    """What `kvsp-server` makes of the entry point: relays are authenticated with `cafile`, and
+    publications of `scopes` opened with their content keys."""
     quic = QuicConfig(cafile=cafile)
 
     async def connecting(url: str) -> MoqtSession:
         return await connect(url, quic=quic)
 
-    return MoqtFetcher(client, connecting)
+    return MoqtFetcher(client, connecting, scopes=scopes, producers=producers)
 
 
 async def _wait(changed: asyncio.Event, due: float | None) -> None:
@@ -232,6 +265,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, VerificationFailed):
         return DIGEST_MISMATCH
     refused = isinstance(error, MoqtError) and not_authorized(error)
-    if refused or isinstance(error, NotAuthorized):
+    if refused or isinstance(error, NotAuthorized | UnknownKey):
         return str(ProblemName.FORBIDDEN)
     return UNREACHABLE

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -29,27 +30,31 @@ from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
     NotFound,
-    PublisherLost,
     RetrievalError,
     RetrievalTimeout,
     VerificationFailed,
     worse_of,
 )
 from kvcs.names.namespace import PublicationNamespace
+from kvcs.retrieving.asking.threads import in_thread
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.contest import DRIPS, Contest, Entrant
 from kvcs.retrieving.destinations import Destination, MemoryDestination, Resumable
 from kvcs.retrieving.lanes.lanes import Lanes
 from kvcs.retrieving.layers import Kept, Layer, LayerBuffer, wanted_layers
+from kvcs.retrieving.recovery.again import Again
+from kvcs.retrieving.recovery.assisting import assist
 from kvcs.retrieving.recovery.awaited import awaited
-from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError
+from kvcs.retrieving.recovery.ends import LateError, ShorterError, StalledError, too_short
+from kvcs.retrieving.recovery.patience import Patience
 from kvcs.retrieving.recovery.recomputing import or_recomputed
 from kvcs.retrieving.retrieval import Retrieval
 from kvcs.retrieving.stats import Mode, Stats
 from kvcs.trust.producers import Producers
 from kvcs.trust.terms import Terms
 from kvsp.names.codes import Codec
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.tokens import Tokens
 from moqt.aio import MoqtSession
 
 if TYPE_CHECKING:  # HTTP is loaded by those who use it
@@ -57,9 +62,6 @@ if TYPE_CHECKING:  # HTTP is loaded by those who use it
 
 DEFAULT_PATIENCE = 2.0
 """Seconds without anything arriving, after which another publication is tried, if known."""
-
-GO_BACK = 4
-"""Times its patience after which one is gone back to that had stalled before."""
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds a retrieval may take: choose what recomputing the tokens would take."""
@@ -162,6 +164,7 @@ class Consumer:
         held = destination.publication if isinstance(destination, Resumable) else None
         self._early = not others and held is None  # they have their share, what is held is held
         self._after = fallback.after if client is not None and fallback is not None else 0.0
+        self._again_within = fallback.again_within if fallback is not None else 0.0
         self._fallback = fallback
         self._path: HttpPath | None = None
         if client is not None:
@@ -191,7 +194,8 @@ class Consumer:
         self._given = 0  # blocks of segments that were given whole, as their manifest lists them
         self._hasty = not self._terms.strict  # to do without one that does not come in time
         self._started = False
-        self._since = self._arrived = self._deadline = 0.0
+        self._since = self._deadline = 0.0
+        self._patient: Patience | None = None
 
     @property
     def octets_held(self) -> int:
@@ -318,20 +322,19 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
-            if retrieval.assembly.blocks <= self._given:
-                retrieval.close()  # what was given of another one is no less
-                self._candidates.failed(PublisherLost("no other publication has more"))
+            more = 0 if self._path is None or self._terms.strict else self._path.blocks
+            useless = too_short(retrieval.assembly, more, given=self._given, least=self._min_blocks)
+            if useless is not None:
+                retrieval.close()
+                self._candidates.failed(useless)
                 continue
             self._retrieval = retrieval
-            if self._connections > 1 and candidate.url is None:
-                further, changed = self._sessions.further, self._event.set
-                most = self._connections
-                retrieval.lanes = Lanes(retrieval, further, connections=most, changed=changed)
+            self._spread(retrieval, candidate.url)
             self.stats.begin(candidate.namespace)
             self.stats.source = candidate.url or self._source
             self.stats.codecs = sorted({track.codec for track in retrieval.assembly.tracks})
             try:
-                async with aclosing(self._follow(retrieval)) as run:
+                async with aclosing(self._follow(retrieval, candidate.url)) as run:
                     async for layer in run:
                         yield layer
                 return
@@ -353,12 +356,14 @@ class Consumer:
             finally:
                 if self._path is not None:
                     self._path.stop()
+                retrieval = self._retrieval or retrieval
                 if not retrieval.finished:
                     self.stats.whole_blocks = retrieval.assembly.vouched
                     self._given = self.stats.whole_blocks  # what was given before is void
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
-                self._retrieval, self._since = None, self._now()
+                self._retrieval = self._patient = None
+                self._since = self._now()
 
     async def _choose(self) -> Entrant:
         """The publication to retrieve next. Raises why there is none."""
@@ -409,67 +414,74 @@ class Consumer:
             require_listed=self._require_listed,
             changed=self._event.set,
             hold=True,
+            beside=in_thread,
         )
 
-    async def _follow(self, retrieval: Retrieval) -> AsyncGenerator[Layer, None]:
+    def _has_others(self, url: str | None) -> bool:
+        """Whether there are other ways than this relay."""
+        holders = self._path is not None and self._path.blocks > 0
+        return holders or self._candidates.elsewhere(url)
+
+    def _spread(self, retrieval: Retrieval, url: str | None) -> None:
+        """Where there are further connections to the relay, let them bring a part of it."""
+        if self._connections > 1 and url is None:
+            further, changed = self._sessions.further, self._event.set
+            most = self._connections
+            retrieval.lanes = Lanes(retrieval, further, connections=most, changed=changed)
+
+    async def _follow(self, retrieval: Retrieval, url: str | None) -> AsyncGenerator[Layer, None]:
         """The layers of one publication, with the help of holders."""
         assembly = retrieval.assembly
         # once: whoever begins again with other blocks voids what was kept
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
-        arrivals, arrived, moved, layers = 0, self._now(), self._now(), (0, 0)
-        self._arrived = arrived
-        octets, gained = self.stats.octets, self._now()
-        patient_until = self._now() + self._patience
+        patience = self._patient = Patience(self._patience, self.stats, self._now())
+        again = Again(self._again_within, partial(self._sessions.dial_again, url), self._rest)
         while True:
             times = [retrieval.poll(self._now())]
             if isinstance(retrieval.error, VerificationFailed):
                 raise retrieval.error
             while retrieval.ready:
                 yield retrieval.ready.popleft()
-            if retrieval.error is not None:
+            if (failure := retrieval.error) is not None:
                 if self._path is None or not self._path.can_complete(retrieval):
-                    raise retrieval.error
+                    others = self._patience if self._has_others(url) else None
+                    self._retrieval = retrieval = await again.go_on(retrieval, others)
+                    self._spread(retrieval, url)
+                    retrieval.start()
+                    continue
                 async with aclosing(self._from_holders(assembly)) as run:
                     async for layer in run:
                         yield layer
                 if not assembly.whole:
-                    raise retrieval.error
+                    raise failure
                 return
             if retrieval.finished:
                 return
             now = self._now()
-            if self.stats.octets != octets:
-                octets, gained = self.stats.octets, now
-            if retrieval.arrivals != arrivals:
-                arrivals, arrived = retrieval.arrivals, now
-                self._arrived = now
-                # what comes drop by drop is no whole Object
-                patient_until = min(now, gained + (DRIPS - 1) * self._patience) + self._patience
-            at = (self.stats.segments, self.stats.layers)
-            if at != layers or assembly.caught_up:
-                layers, moved, patient_until = at, now, now + self._patience
-            if now >= patient_until and not (self._path is not None and self._path.busy):
+            patience.look(now, retrieval.arrivals, caught_up=assembly.caught_up)
+            if now >= patience.until and not (self._path is not None and self._path.busy):
                 times.append(self._candidates.poll(now))
                 if self._candidates.best() is None and not self._candidates.searching:
                     self._candidates.widen()
-                lasting = now >= max(arrived, moved) + GO_BACK * self._patience
+                lost = patience.is_lost(now)
                 if self._candidates.best() is not None or (
-                    lasting and self._candidates.others_stalled
+                    lost and self._candidates.others_stalled
                 ):
                     raise StalledError(
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
-                if lasting and self._hasty and self._path is not None and self._path.blocks:
+                if lost and self._hasty and self._path is not None and self._path.blocks:
                     raise LateError("nothing comes of the publication, and holders have blocks")
                 if not self._candidates.searching:
-                    patient_until = now + self._patience
-            if now < patient_until:
-                times.append(patient_until)
+                    patience.renew(now)
+            if now < patience.until:
+                times.append(patience.until)
             if self._path is not None and assembly.manifest is not None:
-                late_at = min(arrived, moved) + self._after
-                self._assist(self._path, retrieval, late=now >= late_at)
+                late_at = patience.late_at(self._after)
+                late, left = now >= late_at, self._left()
+                assist(self._path, retrieval, late=late, hasty=self._hasty, left=left)
                 if now < late_at:
                     times.append(late_at)
             if not self._event.is_set():
@@ -477,23 +489,6 @@ class Consumer:
             self._event.clear()
 
     # -- over HTTP -----------------------------------------------------------------------
-
-    def _assist(self, path: HttpPath, retrieval: Retrieval, *, late: bool) -> None:
-        """Ask holders for what the publication does not bring, or not in time."""
-        assembly = retrieval.assembly
-        if path.failure is not None:
-            raise path.failure
-        if path.busy or assembly.whole:
-            return
-        if path.blocks < assembly.total > assembly.blocks:
-            raise ShorterError("holders do not have what is beyond the publication")
-        for layer, block in list(assembly.promised):
-            if block in assembly.foreign or not path.has(layer, block):
-                assembly.promised.discard((layer, block))
-                retrieval.ask_again(layer, assembly.segment_of(block))
-        begun = path.begin_round(assembly, path.wanted(assembly, late), self._left())
-        if late and not begun and assembly.foreign and self._hasty and path.blocks:
-            raise LateError("what holders have is of another production than the publication")
 
     async def _from_holders(self, buffer: LayerBuffer) -> AsyncGenerator[Layer, None]:
         """Fill a buffer from holders, until it is whole or they have nothing more."""
@@ -563,6 +558,11 @@ class Consumer:
             if self._now() >= self._deadline:
                 raise self._too_late() from None
 
+    async def _rest(self, until: float) -> None:
+        """Wait for something that has not happened so far; raises as `_wait`."""
+        self._event.clear()
+        await self._wait(until)
+
     def _late_at(self) -> float | None:
         """When to do without a publication: as long as none has told of itself, and holders
         have something; a longer one is waited for with patience."""
@@ -589,7 +589,7 @@ class Consumer:
                 self._source or "the relay",
                 self._sessions,
                 self._candidates,
-                quiet=None if self._retrieval is None else self._now() - self._arrived,
+                quiet=None if self._patient is None else self._now() - self._patient.arrived,
                 over_http=self._buffer is not None,
                 asked=0 if (contest := self._contest) is None else contest.asked,
                 looked_up=self._path is None or self._path.looked_up,

@@ -10,6 +10,7 @@ from kvcs.keeping.resume_file import Origin
 from kvcs.names.tracks import DataTrack
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.blocks.layout import Tensor, allocate
+from kvsp.blocks.tensors import as_array
 from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.identity import Descriptor
 
@@ -58,10 +59,12 @@ class MemoryDestination:
 
 
 class ArrayDestination:
-    """The caller's arrays, by layer; they may have more rows than the cache has tokens."""
+    """The caller's arrays, by layer, or torch tensors on the CPU; they may have more rows than the
+    cache has tokens."""
 
     def __init__(self, arrays: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        self._arrays = arrays
+        """Raises ValueError for what is no array, and cannot be had as one."""
+        self._arrays = {layer: (as_array(k), as_array(v)) for layer, (k, v) in arrays.items()}
 
     def begin(self, tokens: int, layers: range) -> None:
         missing = [layer for layer in layers if layer not in self._arrays]

@@ -99,6 +99,9 @@ class LayerBuffer:
         """Blocks that holders have of another production."""
         self._destination = destination
         self._notes: Resumable | None = None
+        self._unlisted: set[tuple[DataTrack, int, int]] = set()
+        """Objects of an earlier retrieval, by track, layer and block, that no manifest listed
+        when they were taken up."""
         self._stats = stats
         self._spans: list[range] = []
         """The blocks of each segment."""
@@ -251,7 +254,26 @@ class LayerBuffer:
                 self._stats.resumed.add((block, layer))
                 if listed is None:
                     known.remember(layer, number, digest)
+                    self._unlisted.add((track, layer, block))
                 self._check_bound(layer, block, held, number)
+
+    def _was_verified(self, track: DataTrack, layer: int, block: int) -> bool:
+        """Whether an Object came here, and neither from a holder nor an earlier retrieval."""
+        over_http = (block, layer) in self._stats.over_http
+        return not over_http and (track, layer, block) not in self._unlisted
+
+    def _resumed_no_more(
+        self, track: DataTrack, layer: int, block: int, tracks: Sequence[DataTrack]
+    ) -> bool:
+        """Forget that an Object was there from an earlier retrieval; whether it was. `tracks` are
+        those of its segment."""
+        if (track, layer, block) not in self._unlisted:
+            return False
+        self._unlisted.discard((track, layer, block))
+        self._stats.objects_resumed -= 1
+        if not any((each, layer, block) in self._unlisted for each in tracks):
+            self._stats.resumed.discard((block, layer))
+        return True
 
     def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
         """Raises VerificationFailed for a block that is not the one it has to be."""

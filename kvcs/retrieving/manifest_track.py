@@ -8,14 +8,17 @@ the peer says that the other does not exist, and no producer is required.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.manifest import Manifest
 from kvcs.names.manifest_text import ManifestReader, Text, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
 from kvcs.trust.terms import ENVELOPE_OCTETS, Came
+from kvsp.names.errors import DecodeError
 from moqt.receiving.receiver import (
     AcceptedFetch,
     AcceptedSubscribe,
@@ -29,6 +32,7 @@ from moqt.session import Session
 from moqt.track.stored import Buffer
 from moqt.values.codes import (
     DEFAULT_PRIORITY,
+    EndOfRange,
     GroupOrder,
     ObjectStatus,
     PropertyType,
@@ -39,7 +43,7 @@ from moqt.values.codes import (
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import LocationFilter, Parameters, Properties, property_value
 from moqt.values.names import FullTrackName, Location
-from moqt.wire.objects import ObjectHeader
+from moqt.wire.objects import ObjectHeader, RangeMarker
 
 MANIFEST_FETCHES: Final = 2
 """How often the manifest is fetched when its subscription does not bring it."""
@@ -49,6 +53,15 @@ ENCODINGS: Final = 4
 
 ROOM_TO_GO_ON: Final = 16 << 20
 """Octets that any manifest may have: a publication may go on with segments after our tokens."""
+
+
+BESIDE_OCTETS: Final = 256 << 10
+"""Octets from which on reading a manifest at once takes a millisecond or more."""
+
+Beside = Callable[
+    [Callable[[], Manifest | DecodeError], Callable[[Manifest | DecodeError], None]], None
+]
+"""Calls the first beside everything else, and then the second with what it has returned."""
 
 
 class ManifestNeeds(Protocol):
@@ -62,8 +75,8 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, payload: Text, came: Came) -> None:
-        """An Object of the manifest track; one in clear was read as it came."""
+    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
+        """A version of the manifest, or what is wrong with it."""
 
     def versions_over(self) -> None:
         """No further version will come."""
@@ -78,8 +91,22 @@ class ManifestNeeds(Protocol):
 class ManifestVersions:
     """The requests for the manifest of a publication, and what they are still to bring."""
 
-    def __init__(self, session: Session, assembly: Assembly, retrieval: ManifestNeeds) -> None:
+    def __init__(
+        self,
+        session: Session,
+        assembly: Assembly,
+        retrieval: ManifestNeeds,
+        beside: Beside | None = None,
+    ) -> None:
+        """Long ones that are signed or sealed are read by `beside`, when it is given."""
         self._session = session
+        self._beside = beside
+        self._reading = 0
+        """Versions that are being read."""
+        self._missed: str | None = None
+        """Why something may be missing, once they are."""
+        self.again = False
+        """The version that is there was brought by another session: it comes once more."""
         self._assembly = assembly
         self._retrieval = retrieval
         self.track = ManifestTrack.MANIFEST_COSE
@@ -88,8 +115,11 @@ class ManifestVersions:
         self._live = False
         self._fetching = False
         self._fetches = 0
-        self.ended = False
-        """The publisher has said that the track has ended: no version will follow."""
+        self._fetched_from = -1
+        self.said_to_end = False
+        """The peer has said that the track has ended."""
+        self._latest = -1
+        """The latest version that is known to have been published, when not all of it came."""
         self.arrivals = 0
         """Answers and parts of Objects that have come."""
 
@@ -105,6 +135,16 @@ class ManifestVersions:
         self._requests.clear()
 
     # -- what the requests bring ---------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether the track has ended and its last version has come: none will follow."""
+        return self.said_to_end and not self._behind
+
+    @property
+    def _behind(self) -> bool:
+        """Whether a later version than the one there is known of, and was not brought."""
+        return self._assembly.version < self._latest
 
     @property
     def max_octets(self) -> int:
@@ -123,8 +163,24 @@ class ManifestVersions:
         return self.track is ManifestTrack.MANIFEST and not self._assembly.terms.content_keys
 
     def received(self, location: Location, payload: Text, came: Came) -> None:
-        """An Object of the track."""
-        self._retrieval.version_received(location, payload, came)
+        """An Object of the track; one in clear was read as it came."""
+        assembly = self._assembly
+        if (self.again and location.group == assembly.version) or not assembly.expects(location):
+            return
+        read = partial(assembly.terms.read, location, payload, came, assembly.namespace)
+        short = isinstance(payload, ManifestReader) or len(payload) < BESIDE_OCTETS
+        if self._beside is None or short:
+            self._retrieval.version_received(location, read())
+        else:
+            self._reading += 1
+            self._beside(read, partial(self._was_read, location))
+
+    def _was_read(self, location: Location, read: Manifest | DecodeError) -> None:
+        self._reading -= 1
+        self._retrieval.version_received(location, read)
+        if self._missed is not None and not self._reading:
+            missed, self._missed = self._missed, None
+            self._miss(missed)
 
     def too_large(self, octets: int) -> None:
         """A manifest of more than `max_octets` has begun, and is thrown away."""
@@ -135,6 +191,21 @@ class ManifestVersions:
                     f"{self.max_octets} that the Objects it may list need"
                 )
             )
+
+    def track_ended(self, last: int | None = None, *, all_came: bool = False) -> None:
+        """No version will follow `last`, or those that are known when nobody says which it is;
+        `all_came`: there are none but those that have come."""
+        self.said_to_end = True
+        if all_came:
+            last = self._assembly.version
+        if last is not None:
+            self._latest = last
+
+    def version_cut(self, version: int) -> None:
+        """The stream of a version was reset: it is as missing as if it had never been sent."""
+        self._latest = max(self._latest, version)
+        if self._behind:
+            self._miss("its stream was reset")
 
     def stream_ended(self, why: str, *, fetched: bool) -> None:
         """A FETCH or a fill is over."""
@@ -189,15 +260,21 @@ class ManifestVersions:
             return
         self.cancel()
         self.track = ManifestTrack.MANIFEST
-        self._live = self._fetching = False
-        self._fetches = 0
+        self._live = self._fetching = self.said_to_end = False
+        self._fetches, self._latest = 0, -1
         self.ask()
 
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
-        manifest = self._assembly.manifest
-        if self._retrieval.over or self._fetching or (self._live and manifest is not None):
+        if self._reading:
+            self._missed = why
             return
+        manifest, version = self._assembly.manifest, self._assembly.version
+        waits = self._live and manifest is not None and not self._behind
+        if self._retrieval.over or self._fetching or waits:
+            return
+        if version > self._fetched_from:
+            self._fetches, self._fetched_from = 0, version  # what is asked for now is another one
         if self._assembly.complete and (self.ended or not self._assembly.growing):
             self._retrieval.versions_over()
         elif self._fetches < MANIFEST_FETCHES:
@@ -257,6 +334,8 @@ class ManifestReceiver(ObjectReceiver):
         self._priority = DEFAULT_PRIORITY
         self._to_the_end = False
         """No version follows those of the FETCH, if it brings them all."""
+        self._gaps = False
+        """Of some it says that they are not to be had."""
 
     @property
     def _in_use(self) -> bool:
@@ -300,8 +379,9 @@ class ManifestReceiver(ObjectReceiver):
         if received.status is ObjectStatus.NORMAL:
             location, payload = received.location, received.payload
             self._received(location, payload, received.priority, received.properties)
-        elif received.status is ObjectStatus.END_OF_TRACK:
-            self.versions.ended |= self._in_use
+        elif received.status is ObjectStatus.END_OF_TRACK and self._in_use:
+            group, number = received.location
+            self.versions.track_ended(group if number else group - 1)
 
     def _received(
         self,
@@ -318,14 +398,24 @@ class ManifestReceiver(ObjectReceiver):
         if self._in_use:
             self.versions.too_large(header.length)
 
+    def range_marker(self, stream: IncomingStream, marker: RangeMarker) -> None:
+        super().range_marker(stream, marker)
+        self._gaps |= marker.kind is not EndOfRange.NON_EXISTENT
+
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
-        if self._in_use and (self.fetched or stream.via is Via.FILL):
-            self.versions.ended |= self._to_the_end and error is None
+        if not self._in_use:
+            return
+        if self.fetched or stream.via is Via.FILL:
+            if self._to_the_end and error is None:
+                self.versions.track_ended(all_came=not self._gaps)
             self.versions.stream_ended("its stream ended without it", fetched=self.fetched)
+        elif error is not None and stream.subgroup is not None:
+            self.versions.version_cut(stream.subgroup.group)
 
     def subscription_done(self, code: int, reason: str) -> None:
         if self._in_use:
-            self.versions.ended |= code == PublishDoneCode.TRACK_ENDED
+            if code == PublishDoneCode.TRACK_ENDED:
+                self.versions.track_ended()
             name = code_name(PublishDoneCode, code)
             self.versions.request_over(f"its subscription ended with {name}", fetched=self.fetched)
 

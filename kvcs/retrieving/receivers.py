@@ -108,7 +108,7 @@ class Spread(Protocol):
     @property
     def arrivals(self) -> int: ...
 
-    def begin(self, segment: int, layers: Sequence[int]) -> None: ...
+    def begin(self, segment: int, layers: Sequence[int], *, again: bool = False) -> None: ...
 
     def ask_again(self, layer: int, segment: int) -> None: ...
 
@@ -189,6 +189,17 @@ class TrackState:
         if largest is None or largest < self.first:
             self.fill_over = True
 
+    def early_due(self, now: float) -> float | None:
+        """When the request that was made early counts as hung; then it is given up, whatever else
+        comes meanwhile, and what it owes is asked for again."""
+        if self.early is None:
+            return None
+        due = self.early.silent_at(now)
+        if now < due:
+            return due
+        self.early.cancel()
+        return None
+
     def speaks(self) -> None:
         """The subscription brings something (again)."""
         if self.silent is not None:
@@ -215,6 +226,8 @@ class TrackState:
         """Whether somebody is still to bring the Object."""
         if location in self.lost:
             return False
+        if self.early is not None and self.early.covers(location):
+            return True
         if not self.subscribed or self.silent is not None:
             return False
         if not self.answered:
@@ -275,7 +288,7 @@ class TrackState:
         first = last = None
         for layer in sorted(self.suspects):
             owed = missing(self.track, layer)
-            if self.subscribed:
+            if self.subscribed or self.early is not None:
                 owed = [b for b in owed if not self.is_coming(Location(layer, b))]
             if not owed:
                 self.suspects.discard(layer)
@@ -469,6 +482,19 @@ class EarlyFetch(ObjectReceiver):
         self._held: list[tuple[ObjectHeader, list[Buffer]]] = []
         self._state: TrackState | None = None
         self._retrieval: DataNeeds | None = None
+        self._arrivals = self._seen = 0
+        """Answers and parts of Objects that have come, and how many had when last looked at."""
+        self._since: float | None = None
+
+    def covers(self, location: Location) -> bool:
+        """Whether it is to bring the Object."""
+        return location.group == self.start.group and location.object < self._blocks
+
+    def silent_at(self, now: float) -> float:
+        """When it counts as hung, unless something comes of it before."""
+        if self._since is None or self._arrivals != self._seen:
+            self._since, self._seen = now, self._arrivals
+        return self._since + STALL
 
     @property
     def made(self) -> bool:
@@ -516,6 +542,16 @@ class EarlyFetch(ObjectReceiver):
 
     # -- what it brings ------------------------------------------------------------------
 
+    def object_arrived(
+        self, stream: IncomingStream, header: ObjectHeader, payload: Payload
+    ) -> bool:
+        self._heard()
+        return super().object_arrived(stream, header, payload)
+
+    def object_part(self, stream: IncomingStream, part: Buffer) -> None:
+        super().object_part(stream, part)
+        self._heard()
+
     def object_whole(
         self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
     ) -> None:
@@ -524,7 +560,6 @@ class EarlyFetch(ObjectReceiver):
         if self._state is None or self._retrieval is None:
             self._held.append((header, parts))
             return
-        self._state.arrivals += 1
         self._retrieval.object_received(self._state, header, parts)
 
     def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
@@ -532,6 +567,11 @@ class EarlyFetch(ObjectReceiver):
 
     def request_failed(self, error: MoqtError) -> None:
         self._end()
+
+    def _heard(self) -> None:
+        self._arrivals += 1
+        if self._state is not None:
+            self._state.arrivals += 1
 
     def _end(self) -> None:
         if self.over:

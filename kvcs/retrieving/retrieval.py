@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.manifest_text import Text
+from kvcs.names.manifest import Manifest
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack
+from kvcs.retrieving.asking.later import Later
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
-from kvcs.retrieving.manifest_track import ManifestVersions
+from kvcs.retrieving.manifest_track import Beside, ManifestVersions
 from kvcs.retrieving.receivers import (
     CONFIRM_GRACE,
     PATIENCE,
@@ -35,17 +36,13 @@ from kvcs.retrieving.receivers import (
     max_object_octets,
 )
 from kvcs.retrieving.stats import Mode, Stats
-from kvcs.trust.terms import Came
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError, KvspError
 from moqt.receiving.receiver import IncomingStream, Via
 from moqt.requests import RequestState
 from moqt.session import Session
 from moqt.track.stored import Buffer
-from moqt.values.codes import (
-    ParameterType,
-    RequestErrorCode,
-)
+from moqt.values.codes import ParameterType, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.messages import RangeFilter
 from moqt.values.names import FullTrackName, Location
@@ -75,9 +72,12 @@ class Retrieval:
         changed: Callable[[], None] = lambda: None,
         hold: bool = False,
         layers: range | None = None,
+        again: bool = False,
+        beside: Beside | None = None,
     ) -> None:
         """With `hold` no more than `start` asks for is asked for before `go`. With `layers` it is
-        a part of another one: `ask_for` says what is asked for, and the arrays are not its own."""
+        a part of another one: `ask_for` says what is asked for, and the arrays are not its own.
+        `again`: the assembly has what another session brought. `beside` reads long manifests."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -86,6 +86,7 @@ class Retrieval:
         self.lanes: Spread | None = None
         """Who asks for the data of complete segments, on several connections."""
         self._is_part = layers is not None
+        self._again = again
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
         self._seen = -1
@@ -96,13 +97,14 @@ class Retrieval:
         self._changed = changed
         self._closed = False
         self._tracks: dict[DataTrack, TrackState] = {}
-        self._new: list[tuple[float, Callable[[], None]]] = []
-        self._waiting: list[tuple[float, Callable[[], None]]] = []
+        self._requests = Later()
         self._asked = 0
         """Segments whose tracks were asked for, the first ones."""
         self._arrived = 0
         """`arrivals` on tracks of segments that are whole."""
-        self._versions = ManifestVersions(session, assembly, self)
+        self._beside = beside
+        self._versions = ManifestVersions(session, assembly, self, beside)
+        self._versions.again = again
         self._early: Early | None = None
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
@@ -131,7 +133,7 @@ class Retrieval:
     @property
     def idle(self) -> bool:
         """Whether nothing that was asked for is still to come."""
-        return not (self._new or self._waiting) and not any(
+        return not self._requests and not any(
             state.fetch is not None or state.suspects for state in self._tracks.values()
         )
 
@@ -172,7 +174,7 @@ class Retrieval:
         arrivals = self.arrivals
         if arrivals != self._seen:
             self._seen, self.quiet = arrivals, now
-        times = [due for due, _ in self._waiting] + ([] if due is None else [due])
+        times = self._requests.times + ([] if due is None else [due])
         if self.assembly.growing and self._versions_over:
             self._end_growth()
         if self.assembly.whole:
@@ -185,6 +187,7 @@ class Retrieval:
                     times.append(self._confirm_due)
         else:
             for state in self._tracks.values():
+                times += filter(None, [state.early_due(now)])
                 for act in (self._notice_silence, self._recover):
                     due = act(state, now) if self.error is None else None
                     if due is not None:
@@ -194,7 +197,7 @@ class Retrieval:
             and not self.assembly.confirmed
             and (self._require_listed or self.assembly.manifest_refused)
         ):
-            lost = not (self._versions.ended or self.assembly.manifest_refused)
+            lost = not (self._versions.said_to_end or self.assembly.manifest_refused)
             self.fail(
                 (PublisherLost if lost and not self.assembly.complete else VerificationFailed)(
                     f"{self._publication}: the manifest does not list every layer that came"
@@ -217,8 +220,7 @@ class Retrieval:
         self._closed = self.over = True
         if self.lanes is not None:
             self.lanes.close()
-        self._new.clear()
-        self._waiting.clear()
+        self._requests.clear()
         for state in self._tracks.values():
             state.cancel()
         self._versions.cancel()
@@ -227,29 +229,36 @@ class Retrieval:
         if not self._is_part:
             self.assembly.release()
 
+    def again_on(self, session: Session) -> Retrieval:
+        """The rest of it, on another session; this one is over. `start` it."""
+        self._is_part = True  # the arrays are those of the other one from now on
+        self.close()
+        again = Retrieval(
+            session,
+            self.assembly,
+            self.stats,
+            mode=self._mode,
+            require_listed=self._require_listed,
+            changed=self._changed,
+            again=True,
+            beside=self._beside,
+        )
+        again._versions.track = self._versions.track
+        return again
+
     # -- requests ------------------------------------------------------------------------
 
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
-        self._new.append((delay, make))
+        self._requests.add(delay, make)
         self._changed()
 
     def _open_requests(self, now: float) -> None:
         """Make the requests whose time has come."""
-        new, self._new = self._new, []
-        self._waiting += [(now + delay, make) for delay, make in new]
-        due = [item for item in self._waiting if item[0] <= now]
-        self._waiting = [item for item in self._waiting if item[0] > now]
-        for _, make in due:
-            try:
-                make()
-            except SessionClosed as error:
-                self.relay_lost(error)
-                return
-            except RequestError as error:
-                if error.code != RequestErrorCode.EXCESSIVE_LOAD:
-                    raise
-                self._waiting.append((now + NO_STREAM_DELAY, make))
+        try:
+            self._requests.make_due(now)
+        except SessionClosed as error:
+            self.relay_lost(error)
 
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
@@ -264,12 +273,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, text: Text, came: Came) -> None:
+    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_received(location, text, came)
+            self.assembly.manifest_read(location, read)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -302,7 +311,7 @@ class Retrieval:
             segment, self._asked = self._asked, self._asked + 1
             if segment < assembly.segment:
                 continue
-            self.ask_for(segment)
+            self.ask_for(segment, again=self._again)
         if self._early is not None:
             self._early.cancel()
             self._early = None
@@ -313,7 +322,7 @@ class Retrieval:
         needed = [layer for layer in self.layers if assembly.needs(layer, segment)]
         whole = all(assembly.entry(track).complete for track in tracks)
         if self.lanes is not None and whole and self._mode is not Mode.LIVE:
-            self.lanes.begin(segment, needed)
+            self.lanes.begin(segment, needed, again=again)
             return
         for track in tracks if needed else ():
             self._ask_for(track, needed, again=again)
@@ -499,10 +508,6 @@ class Retrieval:
         """Fetch what is missing and nobody is going to bring; returns when to come back."""
         if state.delay:
             state.due, state.delay = max(state.due, now + state.delay), 0.0
-        if state.early is not None:
-            if now < self.quiet + STALL:
-                return self.quiet + STALL
-            state.early.cancel()
         if state.fetch is not None or not state.suspects:
             return None
         if now < state.due:
@@ -522,7 +527,7 @@ class Retrieval:
         state.fetched = True
         self._fetch(state, *span, again=True)
         self._open_requests(now)
-        return min((due for due, _ in self._waiting), default=None)
+        return min(self._requests.times, default=None)
 
     def _notice_silence(self, state: TrackState, now: float) -> float | None:
         """Ask again for what exists and does not come; returns when to look again."""

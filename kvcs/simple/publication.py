@@ -17,6 +17,7 @@ from kvcs.names.tracks import DEFAULT_CACHE_MS, TrackServer, end_group, end_trac
 from kvcs.simple.elements import encode_tokens
 from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
 from kvsp.blocks.layout import Tensor, check_tensor
+from kvsp.blocks.tensors import as_array
 from kvsp.names.identity import Descriptor
 from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
@@ -127,16 +128,16 @@ class PromptPublication:
         """`[tokens, layers, 2, kv_heads, head_dim]` of checked arrays."""
         if len(layers) != self.descriptor.layers:
             raise MisuseError(f"{len(layers)} layers instead of {self.descriptor.layers}")
-        tokens = layers[0][0].shape[0] if layers[0][0].ndim else 0
+        arrays: list[Tensor] = []
         for index, pair in enumerate(layers):
             for name, tensor in zip("kv", pair, strict=True):
                 try:
-                    check_tensor(tensor, self.descriptor)
+                    arrays.append(as_array(tensor))
+                    check_tensor(arrays[-1], self.descriptor)
                 except ValueError as error:
                     raise MisuseError(f"layer {index}: {name}: {error}") from None
-                if tensor.shape[0] != tokens:
-                    raise MisuseError(
-                        f"layer {index}: {name} has {tensor.shape[0]} tokens instead of {tokens}"
-                    )
-        stacked = np.stack([tensor for pair in layers for tensor in pair], axis=1)
-        return stacked.reshape(tokens, len(layers), 2, *stacked.shape[2:])
+                tokens, due = len(arrays[-1]), len(arrays[0])
+                if tokens != due:
+                    raise MisuseError(f"layer {index}: {name} has {tokens} tokens instead of {due}")
+        stacked = np.stack(arrays, axis=1)
+        return stacked.reshape(len(stacked), len(layers), 2, *stacked.shape[2:])

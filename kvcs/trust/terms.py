@@ -76,7 +76,7 @@ class Terms:
         if opener is not None and not isinstance(payload, ManifestReader):
             payload = opener.open(*location, came.priority, came.properties, [payload])
         try:
-            manifest = self._manifest(payload, came, namespace)
+            manifest = self.unsealed(payload, came, namespace)
         except DecodeError:
             key_id = None if opener is not None else sealed_with(came.properties)
             if key_id is None:
@@ -90,7 +90,17 @@ class Terms:
             )
         return manifest
 
-    def _manifest(self, payload: Text, came: Came, namespace: PublicationNamespace) -> Manifest:
+    def read(
+        self, location: Location, payload: Text, came: Came, namespace: PublicationNamespace
+    ) -> Manifest | DecodeError:
+        """`manifest`, in whatever thread: what it raises is returned."""
+        try:
+            return self.manifest(location, payload, came, namespace)
+        except DecodeError as error:
+            return error
+
+    def unsealed(self, payload: Text, came: Came, namespace: PublicationNamespace) -> Manifest:
+        """`manifest`, of what was opened."""
         if came.track is ManifestTrack.MANIFEST_COSE and not isinstance(payload, ManifestReader):
             payload = open_message(payload, self.producers)
         elif self.producers is not None:

@@ -31,8 +31,9 @@ from kvsp.blocks.layout import Tensor
 from kvsp.names import ijson
 from kvsp.names.codes import ElementType
 from kvsp.names.errors import DecodeError, FileError
-from kvsp.names.identity import Descriptor, check_tokens, misspelt_members
+from kvsp.names.identity import Descriptor, misspelt_members
 from kvsp.names.private_files import beside, open_input
+from kvsp.names.tokens import check_tokens
 
 MAX_HEADER_OCTETS = 100_000_000
 """The limit of the safetensors format."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsp.blocks.tensors import as_array
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
@@ -31,9 +32,11 @@ def is_layout_1(tensor: Tensor) -> bool:
 def to_layout_1(tensor: Tensor) -> Tensor:
     """The array itself when it is in "kvsp-layout-1", else a converted copy.
 
-    For arrays that are not C-contiguous or big-endian; values stay the same. Raises
-    ValueError for an array that has not three dimensions.
+    For arrays that are not C-contiguous or big-endian; values stay the same. A torch tensor on the
+    CPU, or whatever has `__dlpack__`, is taken as well. Raises ValueError for an array that has not
+    three dimensions.
     """
+    tensor = as_array(tensor)
     if tensor.ndim != 3:
         raise ValueError(
             f"K and V of a layer are [tokens, kv_heads, head_dim], not {tensor.ndim}-dimensional"

@@ -39,7 +39,8 @@ from kvsp.client.services import ServiceClient
 from kvsp.names import prefix
 from kvsp.names.codes import BLOCK_MEDIA_TYPE, Codec
 from kvsp.names.errors import DecodeError
-from kvsp.names.identity import Descriptor, Scope, Tokens, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
+from kvsp.names.tokens import Tokens
 from kvsp.names.uris import (
     BlockId,
     block_path,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import hmac
 import os
 import re
 import secrets
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
@@ -25,7 +23,6 @@ from kvsp.names.codes import (
     MAX_MODEL_OCTETS,
     MAX_SCOPE_FILE_OCTETS,
     MAX_SCOPE_KEY_OCTETS,
-    MAX_TOKEN_ID,
     MIN_SCOPE_KEY_OCTETS,
     SCOPE_ID_OCTETS,
     DecodeErrorName,
@@ -34,11 +31,11 @@ from kvsp.names.codes import (
 from kvsp.names.content_keys import CONTENT_KEYS, ContentKey, ContentKeys, parse_content_keys
 from kvsp.names.errors import DecodeError, FileError, ScopeFileError
 from kvsp.names.prefix import complete_blocks
-from kvsp.names.private_files import create_private, read_private, replace_private
+from kvsp.names.private_files import changing, create_private, read_private, replace_private
+from kvsp.names.tokens import Tokens, token_octets
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
 _COMPAT_LABEL: Final = b"KVSP-COMPAT-1\x00"
 _SCOPE_LABEL: Final = b"KVSP-SCOPE-1\x00"
@@ -53,9 +50,6 @@ _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _VALUE = re.compile(r"[a-z0-9.+-]{1,64}")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?")
-
-Tokens: TypeAlias = "Sequence[int] | NDArray[Any]"
-"""Token ids, each an integer from 0 to 2^32-1."""
 
 
 def parse_hex(text: str, octets: int | None = None) -> bytes:
@@ -442,18 +436,22 @@ class Scope:
     @classmethod
     def rotate(cls, path: str | os.PathLike[str]) -> ContentKey:
         """Add a fresh content key to a scope file, in one step: it is sealed with from now on,
-        the others are for reading. Its cipher suite is that of the last one.
+        the others are for reading. Its cipher suite is that of the last one. Whoever else rotates
+        is waited for, so that no key is lost.
 
         Raises what `load` raises, and ScopeFileError when the file cannot be written.
         """
-        scope = cls.load(path, sealing=True)
-        suites = [each.cipher_suite for each in scope.content_keys[-1:]]
-        fresh = ContentKey.generate(scope.content_keys, *suites)
         try:
-            # what others keep in it stays
-            tree = ijson.loads(read_private(path, MAX_SCOPE_FILE_OCTETS))
-            tree[CONTENT_KEYS] = [each.to_dict() for each in (*scope.content_keys, fresh)]
-            replace_private(path, ijson.canonical(tree) + b"\n")
+            with changing(path):
+                scope = cls.load(path, sealing=True)
+                suites = [each.cipher_suite for each in scope.content_keys[-1:]]
+                fresh = ContentKey.generate(scope.content_keys, *suites)
+                # what others keep in it stays
+                tree = ijson.loads(read_private(path, MAX_SCOPE_FILE_OCTETS))
+                tree[CONTENT_KEYS] = [each.to_dict() for each in (*scope.content_keys, fresh)]
+                replace_private(path, ijson.canonical(tree) + b"\n")
+        except ScopeFileError:
+            raise
         except FileError as error:
             raise ScopeFileError(str(error)) from error
         return fresh
@@ -533,7 +531,7 @@ def block_keys(
             raise ValueError(f"a Compatibility ID has {HASH_OCTETS} octets")
         if block_tokens is None:
             raise ValueError("a Compatibility ID does not tell the block size: pass block_tokens")
-    octets = _token_octets(tokens)
+    octets = token_octets(tokens)
     mac = scope.macs(_BLOCK_LABEL + compat_id)
     step = 4 * block_tokens
     keys: list[bytes] = []
@@ -544,43 +542,3 @@ def block_keys(
         key = mac(key + octets[block * step : (block + 1) * step])
         keys.append(key)
     return keys
-
-
-def check_tokens(tokens: Tokens) -> None:
-    """Raise DecodeError `bad-token` unless every id is an integer from 0 to 2^32-1."""
-    _token_octets(tokens)
-
-
-def _token_octets(tokens: Tokens) -> bytes:
-    # imported on first use: services that compare keys never compute any
-    import numpy as np
-
-    if isinstance(tokens, np.ndarray):
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            if tokens.ndim == 1 and not tokens.size:
-                return b""
-            raise DecodeError(
-                DecodeErrorName.BAD_TOKEN, "token ids are a one-dimensional array of integers"
-            )
-        bad = np.flatnonzero((tokens < 0) | (tokens > MAX_TOKEN_ID))
-        if bad.size:
-            raise _bad_token(int(bad[0]))
-        return tokens.astype(">u4").tobytes()
-    ids = list(tokens)
-    if set(map(type, ids)) <= {int}:
-        # nearly always: one pass without a look at each
-        with contextlib.suppress(struct.error):
-            return struct.pack(f">{len(ids)}I", *ids)
-    for position, token in enumerate(ids):
-        if type(token) is not int and not isinstance(token, np.integer):
-            raise _bad_token(position)
-        if not 0 <= token <= MAX_TOKEN_ID:
-            raise _bad_token(position)
-    return struct.pack(f">{len(ids)}I", *ids)
-
-
-def _bad_token(position: int) -> DecodeError:
-    return DecodeError(
-        DecodeErrorName.BAD_TOKEN,
-        f"the token at position {position} is not an integer from 0 to {MAX_TOKEN_ID}",
-    )

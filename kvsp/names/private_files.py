@@ -7,9 +7,13 @@ is, is not asked: the file was named by whoever started the process.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,6 +21,11 @@ from kvsp.names.errors import FileError
 
 _OTHERS_ACCESS: Final = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+CHANGE_SECONDS: Final = 10.0
+"""Longest wait for others who change files in the same folder."""
+
+_LOOK_AGAIN: Final = 0.02
 
 
 def open_input(path: str | os.PathLike[str]) -> BinaryIO:
@@ -113,6 +122,38 @@ def replace_private(path: str | os.PathLike[str], data: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(f"{target}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def changing(path: str | os.PathLike[str], within: float = CHANGE_SECONDS) -> Iterator[None]:
+    """Read a file and write it anew, while nobody else who does so in its folder is at it.
+
+    Raises FileError when others are for `within` seconds, or there is no such folder.
+    """
+    folder = Path(os.path.realpath(path)).parent
+    deadline = time.monotonic() + within
+    # the file itself is exchanged, and with it whatever lock was on it
+    with contextlib.ExitStack() as stack:
+        try:
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, held)
+            while not _locked(held):
+                if time.monotonic() >= deadline:
+                    raise FileError(
+                        f"{path}: another process has been changing files in its folder for "
+                        f"{within:g} s; try again when that has ended"
+                    )
+                time.sleep(_LOOK_AGAIN)
+        except OSError as error:
+            raise FileError(f"{path}: {error.strerror or error}") from error
+        yield
+
+
+def _locked(folder: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def beside(target: Path) -> Path:

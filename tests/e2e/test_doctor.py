@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 
-from tests.e2e.support import BIN, Process, make_cache, relay
+from tests.e2e.support import BIN, Process, finite_cache, make_cache, relay
 
 
 def doctor(hub, *options, code: int = 0, url: str | None = None, cafile=True) -> dict[str, list]:
@@ -88,6 +88,40 @@ def test_a_sealed_scope_is_examined_as_its_members_see_it(tmp_path):
         sealed.scope.write_text(json.dumps({"scope_key": tree["scope_key"]}))
         ((level, text),) = doctor(hub, *sealed.identity(), code=4)["publication"]
         assert level == "failed" and "sealed with content key 0" in text
+
+
+def test_encodings_and_who_has_signed_are_said_and_whether_it_can_be_read(tmp_path):
+    cache = make_cache(tmp_path / "cache")
+    key, producers = tmp_path / "key.json", tmp_path / "producers.json"
+    for name in (key, tmp_path / "other.json"):
+        listed = producers if name == key else tmp_path / "others.json"
+        arguments = ("producer", name, "--producers", listed)
+        Process(tmp_path, "keygen", BIN / "kvcs-keygen", *arguments).finish()
+    kid = json.loads(key.read_text())["kid"]
+    with relay(tmp_path / "hub") as hub:
+        offered = ("--codec", "raw", "--codec", "kv.x-zstd", "--sign-key", key)
+        hub.publish(cache, *offered).wait_for("publishing")
+        at = cache.identity()
+        text = doctor(hub, *at)["publication"][0][1]
+        assert text.endswith(
+            f"in raw, kv.x-zstd; signed by {kid}, not verified (--producers FILE); in clear; "
+            "it can be read here"
+        )
+        text = doctor(hub, *at, "--producers", producers)["publication"][0][1]
+        assert f"signed by {kid}; in clear; it can be read here" in text
+        others = ("--producers", tmp_path / "others.json")
+        ((level, text),) = doctor(hub, *at, *others, code=5)["publication"]
+        assert level == "failed" and f"signed by {kid}" in text
+        assert "none of the producers" in text and text.endswith("it cannot be read here")
+
+
+def test_one_that_is_only_lossy_is_said_to_be_unreadable_without_leave(tmp_path):
+    cache = finite_cache(tmp_path / "cache")
+    with relay(tmp_path / "hub") as hub:
+        hub.publish(cache, "--codec", "x-q8").wait_for("publishing")
+        ((level, text),) = doctor(hub, *cache.identity(), code=1)["publication"]
+        assert level == "failed" and "is offered only as x-q8 (lossy)" in text
+        assert text.endswith("not signed; in clear; it cannot be read here")
 
 
 def test_one_that_is_only_announced_is_named(tmp_path, cache):

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from tests.e2e.support import Cache, make_cache, readable, relay
+from tests.e2e.support import Cache, finite_cache, readable, relay
 
 
 @pytest.fixture
 def finite(tmp_path: Path) -> Cache:
-    """A cache of numbers: x-q8 holds no others."""
-    cache = make_cache(tmp_path / "finite")
-    random = np.random.default_rng(4)
-    for name, tensor in cache.tensors.items():
-        cache.tensors[name] = random.normal(size=tensor.shape).astype(tensor.dtype)
-    save_file(cache.tensors, cache.kv)
-    return cache
+    return finite_cache(tmp_path / "finite")
 
 
 def test_a_consumer_takes_the_encoding_that_it_asks_for(finite: Cache, tmp_path: Path) -> None:
@@ -47,7 +41,7 @@ def test_a_consumer_takes_the_encoding_that_it_asks_for(finite: Cache, tmp_path:
                 assert 0 < error <= np.abs(wide).max() / 200
         assert octets["x-q8"] < octets["raw"]
         alone = hub.subscribe(finite, tmp_path / "x", "--codec", "x-zlib", name="zlib").finish(1)
-        assert "offered only as" in readable(alone)
+        assert "is offered only as raw, x-q8 (lossy), kv.x-zstd" in readable(alone)
 
 
 @pytest.mark.parametrize(

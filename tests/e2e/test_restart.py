@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
+
+import pytest
 
 import moqt
 from moqt.client import connect
 from tests.e2e.support import eventually, relay
+
+MANIFESTS = 5
+"""More than the versions of one that a publication of eight layers has."""
 
 
 async def outlive(address: str, directory) -> moqt.SessionClosed:
@@ -46,3 +52,26 @@ def test_a_publisher_whose_relay_was_killed_announces_again_at_the_next_one(cach
         assert "it was restarted; trying again in" in publisher.stderr
         again.subscribe(cache, tmp_path / "out").finish(0)
     cache.check(tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+def test_a_retrieval_goes_on_when_its_relay_was_killed_and_started_again(cache, hub, tmp_path, how):
+    address = hub.url.removeprefix("moqt://")
+    hub.process.kill()
+    out = tmp_path / "out"
+    with relay(tmp_path, "--listen", address) as first:
+        publisher = first.publish(cache, "--live-delay", "1000")
+        publisher.wait_for("publishing")
+        consumer = first.subscribe(cache, out, "--json", "--again-within", "30")
+        half = cache.blocks * cache.descriptor["layers"]
+        eventually(lambda: first.metric("cache_objects") >= half, "half of it has come")
+        first.process.kill()
+    if how == "later":
+        time.sleep(1)
+    with relay(tmp_path, "--listen", address) as again:
+        result = consumer.finish(0).json()
+        # what there is of it is what was asked for
+        assert again.metric("cache_objects") <= cache.objects - half + MANIFESTS
+    cache.check(out)
+    assert result["objects_verified"] == cache.objects
+    assert result["duplicates"] == 0 and result["discarded"] == {}

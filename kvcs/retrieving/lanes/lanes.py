@@ -90,12 +90,12 @@ class Lanes:
             part.retrieval.arrivals for lane in self._lanes for part in lane.parts
         )
 
-    def begin(self, segment: int, layers: Sequence[int]) -> None:
-        """Ask for `layers` of a segment, which rise without a gap."""
+    def begin(self, segment: int, layers: Sequence[int], *, again: bool = False) -> None:
+        """Ask for `layers` of a segment, which rise without a gap; `again` for what is missing."""
         size = max(1, len(layers) // (TURNS * self._connections))
         for first in layers[::size]:
             part = range(first, min(first + size, layers[-1] + 1))
-            self._waiting.append((segment, part, False))
+            self._waiting.append((segment, part, again))
 
     def ask_again(self, layer: int, segment: int) -> None:
         """Objects of it were to come another way, or were refused: they are missing."""

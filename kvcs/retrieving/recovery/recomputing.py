@@ -10,6 +10,7 @@ from kvcs.finding.relays import Fallback, Recompute
 from kvcs.names.errors import MisuseError, RetrievalError
 from kvcs.retrieving.layers import Layer, LayerBuffer
 from kvsp.blocks.layout import block_section, check_tensor
+from kvsp.blocks.tensors import as_array
 
 RECOMPUTED: Final = "recomputed"
 """The source of what was computed anew."""
@@ -48,16 +49,18 @@ async def recomputed(
     rows = buffer.descriptor.block_tokens
     buffer.begin([range(blocks)])
     async for index, k, v in recompute(buffer.layers, blocks * rows):
+        arrays = []
         for name, tensor in (("k", k), ("v", v)):
             try:
-                check_tensor(tensor, buffer.descriptor)
+                arrays.append(array := as_array(tensor))
+                check_tensor(array, buffer.descriptor)
             except ValueError as error:
                 raise MisuseError(f"recompute: layer {index}: {name}: {error}") from None
-            if len(tensor) < blocks * rows:
-                raise MisuseError(f"recompute: layer {index}: {name} has {len(tensor)} tokens")
+            if len(array) < blocks * rows:
+                raise MisuseError(f"recompute: layer {index}: {name} has {len(array)} tokens")
         for block in range(blocks):
-            sections = (block_section(k, block, rows), block_section(v, block, rows))
-            buffer.block_received(block, index, *sections, RECOMPUTED)
+            k_section, v_section = (block_section(array, block, rows) for array in arrays)
+            buffer.block_received(block, index, k_section, v_section, RECOMPUTED)
         while buffer.ready:
             yield buffer.ready.popleft()
     if not buffer.whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -355,11 +356,15 @@ def test_the_choice_among_many_tracks_compares_each_with_a_few_others(monkeypatc
     assert compared <= 10 * len(tracks)
 
 
-def test_an_error_names_the_first_of_many_tracks_only() -> None:
+def test_an_error_names_encodings_and_the_first_of_many_only() -> None:
     tracks = tuple(DataTrack(Component.KV, f"x-{n}", 0) for n in range(1000))
     entry = SegmentEntry(0, 0, 1, bytes(32), tracks, complete=False, object_digests=None)
-    assert entry.track_names.startswith("kv.x-0.s0, kv.x-1.s0, ")
-    assert entry.track_names.endswith(", 992 more") and len(entry.track_names) < 200
+    assert entry.offered.startswith("kv.x-0, kv.x-1, ")
+    assert entry.offered.endswith(", 992 more") and len(entry.offered) < 200
+    names = ("k.raw.s0", "v.raw.s0", "kv.x-q8.s0", "k.x-new.s0", "v.x-new.s0")
+    tracks = tuple(map(parse_track_name, names))
+    entry = replace(entry, tracks=tracks, other_tracks=("latent.raw.s0",))
+    assert entry.offered == "raw, kv.x-q8 (lossy), x-new, latent.raw.s0"
 
 
 def test_tracks_of_components_that_are_not_known_are_passed_over_and_no_fault() -> None:

@@ -14,6 +14,8 @@ from safetensors.numpy import save
 
 from kvcs.names.namespace import publication_uri
 from kvcs.programs.inspect import EXAMPLES, UnknownKindError, describe
+from kvcs.trust.cose import sign
+from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.blocks.container import Container
 from kvsp.blocks.layout import block_section
 from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, LAYERS, TOKENS, kv, produced
@@ -43,9 +45,13 @@ def tensors() -> bytes:
     )
 
 
+PRODUCER = ProducerKey.generate()
+ACCEPTED = Producers([PRODUCER.public])
+
 GOOD = {
     "Object payload": payloads(2)[7],
     "manifest": payloads(0)[-1],
+    "signed manifest": sign(payloads(0)[-1], PRODUCER),
     "namespace": PUBLICATION.namespace.encoded,
     "block container": container(),
     "safetensors file": tensors(),
@@ -77,6 +83,21 @@ def test_a_manifest_is_shown_with_its_segments():
     (segment,) = result["segments"]
     assert segment["complete"] and segment["blocks"] == BLOCKS
     assert segment["tracks"] == {"k.raw.s0": LAYERS, "v.raw.s0": LAYERS}
+
+
+def test_a_signed_manifest_is_shown_and_verified_only_when_producers_are_named():
+    signed = GOOD["signed manifest"]
+    found = seen(signed)
+    assert found["signed_by"] == PRODUCER.kid.hex() and found["algorithm"] == "EdDSA"
+    assert found["blocks"] == BLOCKS and found["signature"].startswith("not verified")
+    assert seen(signed, None, ACCEPTED)["signature"] == "verified"
+    assert seen(signed[1:], None, ACCEPTED)["signature"] == "verified", "tag 18 may be left out"
+    other = Producers([ProducerKey.generate().public])
+    found = seen(signed, None, other)
+    assert "unknown-producer" in found["faults"][0] and found["blocks"] == BLOCKS
+    assert "signature" not in found
+    found = seen(signed[:-1] + bytes([signed[-1] ^ 1]), None, ACCEPTED)
+    assert "bad-signature" in found["faults"][0] and "signature" not in found
 
 
 @pytest.mark.parametrize("form", ["octets", "text", "line", "uri"])
@@ -177,9 +198,11 @@ def test_the_examples_of_its_help_work_as_typed(tmp_path):
     (tmp_path / "manifest.json").write_bytes(GOOD["manifest"])
     (tmp_path / "block.kvb").write_bytes(GOOD["block container"])
     (tmp_path / "compat.json").write_bytes(DESCRIPTOR.jcs)
+    (tmp_path / "manifest.cose").write_bytes(GOOD["signed manifest"])
+    (tmp_path / "producers.json").write_text(json.dumps({"keys": [PRODUCER.public]}))
     help_text = run("--help").stdout.decode()
     commands = re.findall(r"kvcs-inspect .*", EXAMPLES)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         assert command in help_text
         line = command.replace("kvcs-inspect", f"{sys.executable} -m kvcs.programs.inspect")

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.http.auth import Credentials, PrincipalsFile
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Scope
-from kvsp.names.private_files import replace_private
+from kvsp.names.private_files import changing, replace_private
 from kvsp.principals import READ, ROLES, WRITE, load_principals, save_token
 from moqt.token_file import read_token_file
 from relay.rights.policy import Action
@@ -271,8 +272,39 @@ def test_rotating_prints_the_key_id_and_keeps_the_keys_before(tmp_path: Path) ->
     after = secrets_of(tmp_path / "s.json")
     assert set(before) < set(after) and len(after) == len(before) + 1
     assert stat.S_IMODE((tmp_path / "s.json").stat().st_mode) == 0o600
-    failed = keygen("rotate", "absent.json", folder=tmp_path)
-    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+    (tmp_path / "no.json").write_text("{}")
+    (tmp_path / "no.json").chmod(0o600)
+    for name in ("absent.json", "no.json"):
+        failed = keygen("rotate", name, folder=tmp_path)
+        assert failed.returncode == 2 and failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["rotate", "producer", "token"])
+def test_who_changes_one_file_at_the_same_time_loses_nothing(tmp_path: Path, what: str) -> None:
+    assert keygen("scope", "s.json", "--content-key", folder=tmp_path).returncode == 0
+    at_once = 4
+    arguments = {
+        "rotate": lambda n: ("s.json",),
+        "producer": lambda n: (f"{n}.json", "--producers", "list.json"),
+        "token": lambda n: (f"{n}.txt", "--every-scope", "--principals", "list.json"),
+    }[what]
+    with changing(tmp_path / "any"):
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "kvcs.programs.keygen", what, *arguments(n)], cwd=tmp_path
+            )
+            for n in range(at_once)
+        ]
+        # each has read by now what it would write anew, if it had not to wait
+        time.sleep(1.0)
+        assert {each.poll() for each in started} == {None}
+    assert {each.wait(30) for each in started} == {0}
+    if what == "rotate":
+        assert len(Scope.load(tmp_path / "s.json", sealing=True).content_keys) == 1 + at_once
+    elif what == "producer":
+        assert len(Producers.load(tmp_path / "list.json")) == at_once
+    else:
+        assert len(json.loads((tmp_path / "list.json").read_text())["principals"]) == at_once
 
 
 @pytest.mark.parametrize("algorithm", ["EdDSA", "ES256"])

@@ -22,7 +22,8 @@ from kvcs.names.errors import (
     VerificationFailed,
 )
 from kvcs.programs.common import check_not_input, exit_code, explained
-from kvcs.programs.publish import CountingPublisher, app
+from kvcs.programs.publish import app
+from kvcs.programs.serving import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
 from kvsp.holder.records.publishing import DEFAULT_TTL_MS
@@ -121,6 +122,17 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
     assert "3 not found, 4 not authorized, 5 verification failed" in text
 
 
+def test_a_codec_that_is_none_is_said_with_its_option_and_those_there_are(files):
+    for program in ("publish", "subscribe"):
+        done = run(program, files, "--codec", "foo")
+        fails(done, 2, "--codec: 'foo' is none of raw, x-zlib, x-q8, x-zstd")
+
+
+def test_what_does_not_go_together_is_said_before_anything_is_read(files):
+    done = run("subscribe", files, "--resume", "--follow", scope_key_file="none.json")
+    fails(done, 2, "--resume and --follow do not go together", "leave one of them out")
+
+
 @pytest.mark.parametrize("program", ["publish", "subscribe"])
 @pytest.mark.parametrize(
     ("more", "paths", "words"),
@@ -138,6 +150,7 @@ def test_help_has_an_example_and_the_exit_codes(program, files):
         (("--keylog-file", "none/keys"), {}, ["none/keys", "No such file"]),
         (("--mtu", "100"), {}, ["--mtu"]),
         (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
+        (("--quic-backend", "rust"), {}, ["--quic-backend", "python", "native"]),
         (("--session-window", "100"), {}, ["--session-window"]),
         (("--nonsense",), {}, ["there is no option --nonsense"]),
         (("--toknes", "x"), {}, ["did you mean --tokens?"]),

@@ -15,9 +15,12 @@ from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.names.manifest import Manifest, check_progress, keys_digest
 from kvcs.publishing import publication as publications
 from kvcs.publishing.publication import Publication, publish, unpublish
+from kvcs.trust.cose import open_message
+from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
+from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError
-from kvsp.names.identity import block_keys
+from kvsp.names.identity import Scope, block_keys
 from moqt.publisher import Publisher
 from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.names import Location
@@ -155,6 +158,59 @@ def test_more_segments_than_a_publication_may_have_are_refused_by_both_sides(mon
     monkeypatch.setattr("kvcs.names.manifest.MAX_SEGMENTS", 2)
     with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read"):
         Manifest.parse(whole)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_segment_whose_manifest_cannot_be_signed_has_not_begun(monkeypatch, sealed):
+    scope = Scope(bytes(range(32)), (ContentKey.generate(),) if sealed else ())
+    signer = ProducerKey.generate()
+    publication = Publication(scope, DESCRIPTOR, TOKENS[:BLOCK], growing=True, signer=signer)
+    served = Publisher()
+    publication.serve(served)
+    put_segment(publication, CACHE)
+
+    def state():
+        stores = publication.tracks
+        return (
+            *(publication.segment, publication.blocks, publication.first_token, stores),
+            *([store.largest for store in stores], set(served.tracks), publication.next_object),
+        )
+
+    before = state()
+    monkeypatch.setattr(publications, "sign", failing)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no key"):
+            publication.extend(TOKENS[BLOCK : 2 * BLOCK])
+        assert state() == before
+    monkeypatch.undo()
+    assert publication.extend(TOKENS[BLOCK : 3 * BLOCK]) == 2
+    put_segment(publication, CACHE)
+    publication.finish()
+    assert publication.tokens == 3 * BLOCK and publication.complete
+    assert [store.name.name[-2:] for store in publication.tracks[1:]] == [b"s0"] * 2 + [b"s1"] * 2
+
+
+def test_a_segment_whose_end_cannot_be_signed_ends_before_anything_else(monkeypatch):
+    signer = ProducerKey.generate()
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[:BLOCK], growing=True, signer=signer)
+    put_segment(publication, CACHE, range(LAYERS - 1))
+    monkeypatch.setattr(publications, "sign", failing)
+    with pytest.raises(OSError, match="no key"):
+        publication.put_layer(LAYERS - 1, *CACHE[-1])
+    for call in (lambda: publication.extend(TOKENS[BLOCK:]), publication.finish):
+        with pytest.raises(OSError, match="no key"):
+            call()
+        assert not publication.complete and publication.segment == 0
+    monkeypatch.undo()
+    publication.finish()
+    last = publication.tracks[0].groups[publication.tracks[0].group_ids[-2]].objects[0].payload
+    manifest = Manifest.parse(open_message(bytes(last), None), publication.namespace)
+    assert manifest.segments[0].complete
+    assert all(store.end_code == PublishDoneCode.TRACK_ENDED for store in publication.tracks)
+
+
+def failing(*_):
+    raise OSError("no key")
 
 
 def test_the_more_encodings_the_fewer_segments_so_that_a_manifest_can_list_all_tracks(monkeypatch):

@@ -312,3 +312,33 @@ def test_the_function_that_makes_an_array_contiguous_is_named_and_exported():
         publication.put_layer(0, turned, v)
     publication.put_layer(0, kvcs.to_layout_1(turned), v)
     assert publication.next_object == (1, 0)
+
+
+class ByDlpack:
+    """A tensor of another library: it has nothing but the DLPack protocol."""
+
+    def __init__(self, array) -> None:
+        self.__dlpack__ = array.__dlpack__
+        self.__dlpack_device__ = array.__dlpack_device__
+
+
+def test_tensors_of_others_are_published_where_they_are():
+    described = descriptor(kv_dtype="fp16")
+    cache = kv(described)
+    publication = Publication(SCOPE, described, TOKENS)
+    for layer, (k, v) in enumerate(cache):
+        publication.put_layer(layer, ByDlpack(k), ByDlpack(v))
+    stored = [bytes(each.payload)[68:] for each in publication.tracks[1].objects()]
+    assert b"".join(stored) == b"".join(k.tobytes() for k, _ in cache)
+
+
+def test_an_array_that_does_not_fit_is_told_with_the_function_that_makes_one_that_does():
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    k, v = kv()[0]
+    wrong = np.asfortranarray(k)
+    with pytest.raises(MisuseError, match=r"layer 0: k: .* convert it with to_layout_1") as raised:
+        publication.put_layer(0, wrong, v)
+    name = str(raised.value).rpartition(" ")[2]
+    publication.put_layer(0, getattr(kvcs, name)(wrong), v)
+    with pytest.raises(MisuseError, match="layer 1: v: list is no tensor"):
+        publication.put_layer(1, k, [[[1.0]]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvcs.finding.candidates import OF_ONE_PREFIX
 from kvcs.finding.relays import Fallback
-from kvcs.names.errors import PublisherLost, RetrievalError, VerificationFailed
+from kvcs.names.errors import NotFound, PublisherLost, RetrievalError, VerificationFailed
 from kvcs.publishing.publication import Publication
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
@@ -337,3 +337,17 @@ async def test_of_a_prompt_that_one_publication_covers_no_other_is_asked_anythin
         consumer = link.consumer()
         await collect(consumer)
         assert consumer.stats.publications_tried == 1
+
+
+async def test_a_publication_that_has_fewer_blocks_than_are_asked_for_is_not_retrieved():
+    short = produced(tokens=TOKENS[: 3 * BLOCK], cache=kv(tokens=3 * BLOCK))
+    whole = produced()
+    async with Link(publisher(short, whole)) as link:
+        named = [short.namespace]
+        with pytest.raises(NotFound, match="has 3 blocks of these tokens, and at least 4 are"):
+            await link.consumer(publications=named, min_blocks=4).retrieve()
+        assert (await link.consumer(publications=named, min_blocks=3).retrieve()).blocks == 3
+        named = [short.namespace, whole.namespace]
+        stats = await link.consumer(publications=named, min_blocks=4).retrieve()
+        assert stats.publication == whole.namespace.publication_id.hex()
+        await link.assert_clean()

@@ -8,8 +8,11 @@ import pytest
 
 from kvcs.names.namespace import publication_uri
 from kvcs.retrieving.block_fetcher import MoqtFetcher, fetcher
+from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.instance.engines.engine import KvBlock
 from kvsp.instance.loading import LoadError
+from kvsp.names.content_keys import ContentKey
+from kvsp.names.identity import Scope
 from kvsp.names.uris import BlockId
 from moqt.publisher import Publisher
 from moqt.values.errors import ConnectError
@@ -120,6 +123,31 @@ async def test_octets_that_are_not_those_of_the_record_are_a_digest_mismatch():
     wrong = Index(blocks=0).knows(publication, CACHE[::-1], URL)
     async with Link(publisher(publication)) as link:
         assert await reason(wrong, link, publication, block) == "digest-mismatch"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_what_is_sealed_or_must_be_signed_is_taken_on_the_terms_of_its_scope(signed):
+    scope = Scope(bytes(range(32)), (ContentKey.generate(),))
+    key = ProducerKey.generate()
+    accepted = Producers([key.public]) if signed else None
+    publication = produced(cache=CACHE, scope=scope, signer=key if signed else None)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    block = block_of(client, 1)
+    async with Link(publisher(publication)) as link:
+        made = await load(client, link, publication, block, scopes=[scope], producers=accepted)
+    assert made.arrays[0][0].tobytes() == CACHE[0][0][BLOCK : 2 * BLOCK].tobytes()
+
+    async def refused(published=publication, **terms) -> str:
+        index = Index(blocks=0).knows(published, CACHE, URL)
+        async with Link(publisher(published)) as link:
+            return await reason(index, link, published, block, **terms)
+
+    assert await refused() == "kvsp-forbidden", "without the content key"
+    other = Scope(bytes(range(32)), (ContentKey.generate(),))
+    assert await refused(scopes=[other]) == "digest-mismatch"
+    nobody = Producers([ProducerKey.generate().public])
+    assert await refused(scopes=[scope], producers=nobody) == "digest-mismatch"
+    assert await refused(produced(cache=CACHE), scopes=[scope]) == "digest-mismatch"
 
 
 async def test_a_relay_that_does_not_answer_is_unreachable():

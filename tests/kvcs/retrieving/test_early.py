@@ -185,6 +185,35 @@ async def test_one_that_is_bad_or_does_not_come_is_asked_for_again() -> None:
         assert consumer.stats.objects_verified == consumer.stats.objects_confirmed == OBJECTS
 
 
+async def test_one_request_that_hangs_does_not_keep_layer_0_until_all_else_has_come(monkeypatch):
+    monkeypatch.setattr(receivers, "STALL", 0.05)
+    cache = kv()
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    steps = block_by_block(publication, cache)
+    for _ in range(BLOCKS):
+        next(steps)
+
+    class Hanging(Split):
+        """Does not answer the first FETCH of K."""
+
+        def fetch_received(self, request) -> None:
+            if request.name != publication.tracks[1].name or self.hung is not None:
+                super().fetch_received(request)
+            else:
+                self.hung = request
+
+        hung = None
+
+    async with Link(Hanging(publication)) as link:
+        # something comes at all times
+        link.on_pump = lambda n: next(steps, None) if n % 200 == 0 else None
+        async with link.consumer() as consumer:
+            layer = await anext(consumer.layers())
+            assert (layer.index, publication.complete) == (0, False)
+            assert same(layer.k, cache[0][0])
+            assert link.handler.hung is not None and consumer.stats.recoveries == 1
+
+
 @pytest.mark.parametrize("layers", [range(1), range(2, 3), range(1, 4)])
 async def test_a_part_of_the_layers_begins_with_the_first_of_them(layers) -> None:
     cache = kv()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import strategies as st
 
 from kvcs.names.errors import PublisherLost
 from kvcs.publishing.publication import Publication
+from kvcs.retrieving import manifest_track
 from kvcs.retrieving import retrieval as retrievals
 from kvcs.retrieving.destinations import ArrayDestination
+from kvcs.trust.producers import ProducerKey, Producers
+from kvcs.trust.terms import Terms
 from kvsp.blocks.layout import allocate
+from kvsp.names.content_keys import ContentKey
+from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
 from moqt.values.codes import PublishDoneCode
 from tests.kvcs.support import (
@@ -50,14 +56,13 @@ class Production:
         described=DESCRIPTOR,
         tokens=TOKENS,
         handler=None,
-        deterministic=False,
+        scope=SCOPE,
+        **publication,
     ) -> None:
         self.rows = described.block_tokens
         self.handler = handler or Publisher()
         first = tokens[: sizes[0] * self.rows]
-        self.publication = Publication(
-            SCOPE, described, first, growing=True, deterministic=deterministic
-        )
+        self.publication = Publication(scope, described, first, growing=True, **publication)
         self.publication.serve(self.handler)
         self._steps = self._produced(sizes, cache, tokens)
 
@@ -82,6 +87,33 @@ class Production:
         while not self.publication.complete:
             self.put(1)
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_long_signed_manifest_is_read_in_a_thread_and_all_comes_once(monkeypatch, sealed):
+    monkeypatch.setattr(manifest_track, "BESIDE_OCTETS", 1)
+    threads, read = set(), Terms.read
+
+    def noted(*arguments):
+        threads.add(threading.get_ident())
+        return read(*arguments)
+
+    monkeypatch.setattr(Terms, "read", noted)
+    key, scope = ProducerKey.generate(), SCOPE
+    if sealed:
+        scope = Scope(bytes(range(32)), (ContentKey.generate(),))
+    production = Production(scope=scope, signer=key)
+    production.put(LAYERS + 2)
+    async with Link(production.handler) as link:
+        producers = Producers([key.public])
+        consumer = link.consumer(follow=True, scope=scope, producers=producers)
+        _, layers = await asyncio.gather(production.put_all(), collect(consumer))
+        assert whole(layers, CACHE, BLOCKS) == len(SIZES)
+        stats = consumer.stats
+        assert stats.objects_verified == stats.objects_confirmed == 2 * LAYERS * BLOCKS
+        assert not stats.duplicates and not stats.discarded
+        await link.assert_clean()
+    assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("before", range(0, STEPS + 2, 2))

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.retrieving.manifest_track import MANIFEST_FETCHES, ManifestVersions
+from kvcs.retrieving.manifest_track import BESIDE_OCTETS, MANIFEST_FETCHES, ManifestVersions
 from kvcs.trust.producers import ProducerKey, Producers
 from kvcs.trust.terms import ENVELOPE_OCTETS, Terms
 from moqt.receiving.receiver import IncomingStream, ReceivedObject, Via
 from moqt.requests import RequestState
-from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, RequestErrorCode
+from moqt.values.codes import (
+    EndOfRange,
+    ObjectStatus,
+    PropertyType,
+    PublishDoneCode,
+    RequestErrorCode,
+    StreamErrorCode,
+)
 from moqt.values.errors import RequestError, SessionClosed
 from moqt.values.messages import KeyValue
 from moqt.values.names import Location
+from moqt.wire.objects import RangeMarker, SubgroupHeader
 from tests.kvcs.support import DESCRIPTOR, descriptor, produced
 
 NAMESPACE = produced().namespace
 ABSENT = RequestError(RequestErrorCode.DOES_NOT_EXIST)
 
 
+@dataclass(frozen=True)
+class NotingTerms(Terms):
+    """Takes note of what is to be read."""
+
+    came: list = field(default_factory=list)
+
+    def read(self, location, payload, came, namespace):
+        self.came.append((payload, came.track, came.priority))
+        return f"manifest {location.group}"
+
+
 class Asked:
     """A retrieval, a session and an assembly that take note."""
 
-    def __init__(self, producers=None, *, signed: bool = False) -> None:
+    def __init__(self, producers=None, *, signed: bool = False, beside=None) -> None:
         self.over = self.no_more = False
         self.error: Exception | None = None
         self.delays: list[float] = []
@@ -38,11 +58,13 @@ class Asked:
             complete=False,
             keys=[NAMESPACE.anchor_key],
             descriptor=DESCRIPTOR,
-            terms=Terms(producers=producers),
+            terms=NotingTerms(producers=producers),
+            expects=lambda location: True,
         )
         self.names: list[bytes] = []
-        self.came: list = []
-        self.versions = ManifestVersions(self, self.assembly, self)
+        self.came = self.assembly.terms.came
+        self.read: list = []
+        self.versions = ManifestVersions(self, self.assembly, self, beside)
         self.versions.ask()
         if not signed:
             self.receivers[0].request_failed(ABSENT)
@@ -72,8 +94,8 @@ class Asked:
 
     fetch = subscribe
 
-    def version_received(self, location, payload, came) -> None:
-        self.came.append((payload, came.track, came.priority))
+    def version_received(self, location, read) -> None:
+        self.read.append(read)
 
     @property
     def fetches(self) -> int:
@@ -115,6 +137,66 @@ def test_a_fetch_up_to_the_end_shows_it_only_when_it_was_not_cut_short() -> None
         fetch.fetch_accepted(to_the_end)
         fetch.stream_ended(IncomingStream(0, Via.FETCH), error)
         assert asked.versions.ended is asked.no_more is over
+
+
+def following(version: int) -> Asked:
+    """One that follows a growing publication whose version `version` has come."""
+    asked = Asked()
+    asked.assembly.manifest, asked.assembly.complete, asked.assembly.growing = object(), True, True
+    asked.assembly.version = version
+    return asked
+
+
+def cut(asked: Asked, version: int) -> None:
+    opened = SubgroupHeader(0, version, 0, 128)
+    stream = IncomingStream(0, Via.SUBSCRIPTION, subgroup=opened)
+    asked.receivers[0].stream_ended(stream, int(StreamErrorCode.DELIVERY_TIMEOUT))
+
+
+@pytest.mark.parametrize("told", ["by its marker", "by PUBLISH_DONE"])
+def test_the_end_of_the_track_is_none_before_a_version_whose_stream_was_reset_has_come(
+    told,
+) -> None:
+    asked = following(3)
+    cut(asked, 4)
+    assert asked.fetches == 1, "at once, and not when the next version comes"
+    if told == "by its marker":
+        end = ReceivedObject(Location(5, 0), 0, None, ObjectStatus.END_OF_TRACK, b"")
+        asked.receivers[0].object_received(end)
+    asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
+    assert not asked.versions.ended and not asked.no_more
+    asked.assembly.version = 4
+    asked.end(asked.receivers[-1])
+    assert asked.versions.ended and asked.no_more
+
+
+def test_an_end_that_names_a_later_version_than_the_last_that_came_is_none() -> None:
+    asked = following(3)
+    end = ReceivedObject(Location(5, 0), 0, None, ObjectStatus.END_OF_TRACK, b"")
+    asked.receivers[0].object_received(end)
+    assert not asked.versions.ended
+    asked.assembly.version = 4
+    assert asked.versions.ended
+
+
+def test_a_fetch_to_the_end_that_lacks_a_version_shows_no_end() -> None:
+    for kind, ended in ((EndOfRange.UNKNOWN, False), (EndOfRange.NON_EXISTENT, True)):
+        asked = following(3)
+        cut(asked, 4)
+        fetch = asked.receivers[-1]
+        fetch.fetch_accepted(SimpleNamespace(end_of_track=True, properties=()))
+        fetch.range_marker(IncomingStream(0, Via.FETCH), RangeMarker(kind, Location(4, 0)))
+        asked.end(fetch)
+        assert asked.versions.ended is ended
+
+
+def test_each_version_that_was_cut_is_fetched_as_often_as_the_first() -> None:
+    asked = following(0)
+    for version in range(1, 5):
+        cut(asked, version)
+        assert asked.fetches == version
+        asked.assembly.version = version
+        asked.end(asked.receivers[-1])
 
 
 def test_a_subgroup_stream_of_the_subscription_may_end_without_a_version() -> None:
@@ -230,3 +312,33 @@ def test_the_priority_of_a_manifest_is_its_own_or_the_one_of_the_track() -> None
 
 def version(payload: bytes, priority: int | None = None) -> ReceivedObject:
     return ReceivedObject(Location(0, 0), 0, priority, ObjectStatus.NORMAL, payload)
+
+
+# --- long ones that cannot be read as they come ------------------------------------------
+
+
+def test_a_long_signed_manifest_is_read_beside_everything_else_and_missed_only_then() -> None:
+    jobs: list = []
+    asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
+    short, long = version(bytes(BESIDE_OCTETS - 1)), version(bytes(BESIDE_OCTETS))
+    asked.receivers[0].object_received(short)
+    assert asked.read == ["manifest 0"] and not jobs
+    asked.receivers[0].object_received(long)
+    asked.end(asked.receivers[0], Via.FILL)
+    asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
+    assert len(asked.read) == len(jobs) == 1 and asked.fetches == 0 and not asked.over
+    ((read, told),) = jobs
+    told(read())
+    assert asked.read == ["manifest 0"] * 2
+    assert asked.fetches == 1, "it turned out to be none that helps"
+
+
+def test_what_is_read_beside_others_makes_no_difference_to_what_comes_of_it() -> None:
+    jobs: list = []
+    asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
+    asked.receivers[0].object_received(version(bytes(BESIDE_OCTETS)))
+    asked.end(asked.receivers[0], Via.FILL)
+    asked.assembly.manifest = object()
+    ((read, told),) = jobs
+    told(read())
+    assert asked.fetches == 0 and not asked.over, "the subscription stands"

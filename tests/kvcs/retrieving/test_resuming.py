@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from kvcs.finding.relays import Fallback
+from kvcs.keeping.failures import Failures
 from kvcs.keeping.resume_file import ResumeFile
+from kvcs.publishing.publication import Publication
 from kvsp.blocks.kv_files import KvFile
 from tests.kvcs.support import (
     BLOCKS,
@@ -17,6 +19,7 @@ from tests.kvcs.support import (
     TOKENS,
     Link,
     Split,
+    block_by_block,
     kv,
     produced,
     publisher,
@@ -203,3 +206,50 @@ async def test_what_another_publication_goes_on_with_is_noted_too(tmp_path):
     stats, _ = await resumed(tmp_path / "out", publisher(second))
     assert (stats.objects_resumed, stats.objects_verified) == (held, OBJECTS - held)
     check(tmp_path / "out")
+
+
+async def test_what_a_later_manifest_takes_back_is_no_object_that_came(tmp_path):
+    first = Split(lying := produced(cache=kv(seed=7), deterministic=True))
+    await cut_short(tmp_path / "out", first, 3)
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS, deterministic=True)
+    steps = block_by_block(publication, CACHE)
+    with destination(tmp_path / "out") as out:
+        out.load()
+        async with Link(publisher(publication)) as link:
+            link.on_pump = lambda n: next(steps, None) if n > 20 else None
+            consumer = link.consumer(destination=out, require_listed=True)
+            stats = await consumer.retrieve()
+        out.commit()
+    assert lying.namespace.anchor_key == publication.namespace.anchor_key
+    assert stats.discarded == {"other-production": 3}
+    assert stats.objects_resumed == 0 and not stats.resumed
+    assert stats.objects_verified == stats.objects_confirmed == OBJECTS
+    assert stats.octets == OBJECTS * DESCRIPTOR.section_octets()
+    check(tmp_path / "out")
+
+
+async def test_what_was_there_is_not_counted_as_confirmed_when_it_is_listed(tmp_path):
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
+    steps = block_by_block(publication, CACHE)
+    for _ in range(2 * BLOCKS):
+        next(steps)
+    await cut_short(tmp_path / "out", publisher(publication), 3, mode="live")
+    with destination(tmp_path / "out") as out:
+        out.load()
+        async with Link(publisher(publication)) as link:
+            link.on_pump = lambda n: next(steps, None) if n > 20 else None
+            stats = await link.consumer(destination=out).retrieve()
+        out.commit()
+    assert stats.objects_resumed == 3 and not stats.discarded
+    assert stats.objects_verified == stats.objects_confirmed == OBJECTS - 3
+    check(tmp_path / "out")
+
+
+async def test_what_is_gone_on_with_comes_first_though_it_failed_lately(tmp_path):
+    begun, other = produced(cache=CACHE), produced(cache=kv(seed=7))
+    await cut_short(tmp_path / "out", publisher(begun), 20)
+    failures = Failures()
+    failures.note((None, begun.namespace), 1e12)
+    stats, said = await resumed(tmp_path / "out", publisher(begun, other), failures=failures)
+    assert stats.publication == begun.namespace.publication_id.hex()
+    assert stats.objects_resumed == 20 and said is None

@@ -35,6 +35,7 @@ from kvsp.names.identity import (
     parse_positional,
 )
 from kvsp.names.prefix import complete_blocks
+from kvsp.names.tokens import token_list, token_octets
 from tests.paths import ROOT
 
 VECTORS: dict[str, Any] = json.loads((ROOT / "tests/data/kvsp-vectors.json").read_text("utf-8"))
@@ -727,3 +728,25 @@ def test_no_name_depends_on_the_hash_function_of_the_process() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             used = isinstance(node, ast.Name) and node.id == "hash"
             assert not used, f"{path.name}:{getattr(node, 'lineno', 0)} uses the builtin hash"
+
+
+def test_token_ids_are_integers_of_whatever_kind_and_nothing_else() -> None:
+    ids = [0, 7, 2**32 - 1]
+    octets = b"".join(each.to_bytes(4) for each in ids)
+    for tokens in (
+        ids,
+        tuple(ids),
+        np.array(ids),
+        np.array(ids, dtype=np.uint32),
+        [np.int64(each) for each in ids],
+        [np.array(each) for each in ids],
+        [0, np.uint8(7), np.array(2**32 - 1)],
+    ):
+        assert token_octets(tokens) == octets and token_list(tokens) == ids
+    assert token_octets([]) == token_octets(np.array([])) == b""
+    for wrong in (True, 1.0, np.bool_(True), np.float32(1), np.array(True), np.array([1]), "1", -1):
+        with pytest.raises(DecodeError, match="position 1 is not an integer from 0 to"):
+            token_octets([1, wrong])
+    for wrong in (np.array([True]), np.array([1.0]), np.array([[1]])):
+        with pytest.raises(DecodeError, match="a one-dimensional array of integers"):
+            token_octets(wrong)

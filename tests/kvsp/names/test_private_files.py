@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvsp.names.errors import FileError
-from kvsp.names.private_files import create_private, read_private, replace_private
+from kvsp.names.private_files import changing, create_private, read_private, replace_private
 
 
 def mode(path: Path) -> int:
@@ -133,3 +133,23 @@ def test_nothing_is_left_when_the_folder_cannot_be_written_to_the_disk(
     with pytest.raises(FileError, match="Input/output error"):
         create_private(tmp_path / "f", b"octets")
     assert not list(tmp_path.iterdir())
+
+
+def test_who_changes_files_of_a_folder_waits_for_others_and_not_forever(tmp_path: Path) -> None:
+    others = r"b: another process has been changing .* for 0\.1 s"
+    with (
+        changing(tmp_path / "a"),
+        pytest.raises(FileError, match=others),
+        changing(tmp_path / "b", within=0.1),
+    ):
+        raise AssertionError("both are at it")
+    with changing(tmp_path / "b", within=0):
+        pass
+    no_folder = pytest.raises(FileError, match=r"none/c: No such file")
+    with no_folder, changing(tmp_path / "none" / "c"):
+        raise AssertionError("there is no such folder")
+
+
+def test_a_lock_says_nothing_of_what_fails_while_it_is_held(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk"), changing(tmp_path / "a"):
+        raise OSError("disk")
