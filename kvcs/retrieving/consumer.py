@@ -359,7 +359,7 @@ class Consumer:
                 retrieval = self._retrieval or retrieval
                 if not retrieval.finished:
                     self.stats.whole_blocks = retrieval.assembly.vouched
-                    self._given = max(self._given, self.stats.whole_blocks)
+                    self._given = self.stats.whole_blocks  # what was given before is void
                 retrieval.close()
                 self.stats.packet_octets = retrieval.session.transport.packet_sizes[1]
                 self._retrieval = self._patient = None

@@ -103,7 +103,10 @@ class Made:
     """What each relay makes of it: `as it is`, `silent`, `refused`, or a lie."""
     encodings: list[Codec | Encoding]
     recorded: int | None = None
-    """The relay that the index names it at."""
+    """The relay that the index names it at, when that is true."""
+    named: int | None = None
+    said: int = 0
+    """The relay that the index names it at, and how many blocks of ours it says that it has."""
     last_layer: int = LAYERS - 1
     publication: Publication = field(init=False)
     steps: list[Callable[[], None]] = field(init=False)
@@ -304,6 +307,8 @@ class World:
         self.follow = random.random() < 0.3
         self.relays = random.choice([1, 1, 2, 3])
         self.fares = {n: random.choice(WELL) for n in range(self.relays)}
+        self.connections = random.choice([1, 1, 1, 2, 3])
+        self.listed = random.random() < 0.2
         self.index = random.random() < 0.5
         self.held = random.choice([0, 0, random.randint(1, self.blocks)]) if self.index else 0
         self.client = IndexAndHolders(self) if self.index else None
@@ -336,15 +341,17 @@ class World:
             random.choice(ENCODINGS),
         )
         if self.client is not None and random.random() < 0.6:
-            made.recorded = random.randrange(self.relays)
+            made.named = random.randrange(self.relays)
             keys, production = self.keys[:common], made.production
             if random.random() < 0.2:
-                # the index says that it is of our tokens, with digests of whatever these have
-                keys, production, made.recorded = self.keys, 998, None
+                # the index says that it is of all our tokens, and what it records is nowhere
+                keys, production = self.keys, 998
+            else:
+                made.recorded = made.named
+            made.said = len(keys)
             blocks = block_keys(self.scope, DESCRIBED, made.tokens)
             cache = cache_of(production, (blocks + self.keys)[: max(len(blocks), len(keys))])
-            where = random.randrange(self.relays) if made.recorded is None else made.recorded
-            self.client.know(made, keys, cache, where)
+            self.client.know(made, keys, cache, made.named)
         return made
 
     # -- what is to come of it ---------------------------------------------------------------
@@ -382,6 +389,8 @@ class World:
 
     def _least(self, made: Made, relay: int) -> int:
         """Blocks of a publication that are surely found when the relays up to one are asked."""
+        if made.named is not None and made.recorded is None and not self.strict:
+            return 0  # an index that lies of it is believed so far that it may cost it
         if made.obtainable(relay) and made.anchored:
             return made.sure if len(self.made) <= SEATS else made.anchored
         named = relay == 0 and made.recorded is not None
@@ -390,15 +399,16 @@ class World:
         return 0
 
     def _hidden(self, relay: int) -> bool:
-        """Whether so many publications of one prefix may be of no use that shorter ones have their
-        turn first."""
-        tried = Counter(
-            made.anchored or made.common
-            for made in self.made
-            for each in {relay, made.recorded}
-            if each is not None
-        )
-        return any(count > OF_ONE_PREFIX for count in tried.values())
+        """Whether so many publications of one prefix, as they or the index say, may be of no use
+        that shorter ones have their turn first."""
+        said: Counter[int] = Counter()
+        for made in self.made:
+            asked = {(relay, made.anchored)} if relay in made.relays else set()
+            asked |= {
+                (each, made.said) for each in {0, made.named} if each is not None and made.said
+            }
+            said.update(blocks for _, blocks in asked)
+        return any(count > OF_ONE_PREFIX for count in said.values())
 
     # -- the consumer ------------------------------------------------------------------------
 
@@ -419,6 +429,17 @@ class World:
                 return links[url].session
 
             own, *others = links
+            further = [
+                await stack.enter_async_context(VirtualLink(self._relay(0)))
+                for _ in range(self.connections - 1)
+            ]
+
+            async def connect_again(link: VirtualLink):
+                await asyncio.sleep(0.01)
+                if self.random.random() < 0.2:
+                    raise ConnectError("no further connection")
+                return link.session
+
             for going_on in (self._produce(), self._lose(links)):
                 stack.callback(asyncio.ensure_future(going_on).cancel)
             consumer = Consumer(
@@ -438,6 +459,8 @@ class World:
                     connect=connect,
                     relays=others,  # type: ignore[arg-type]
                 ),
+                others=[connect_again(link) for link in further],
+                require_listed=self.listed,
                 timeout=60,
             )
             async with consumer:
@@ -534,7 +557,8 @@ class World:
     def __str__(self) -> str:
         lines = [
             f"{self.mode}, {self.blocks} blocks, wanted {self.wanted}, layers {self.layers}, "
-            f"relays {[*self.fares.values()]}, {self.discovery}, {self.way}, follow {self.follow}, "
+            f"relays {[*self.fares.values()]}, connections {self.connections}, "
+            f"{self.discovery}, {self.way}, follow {self.follow}, listed {self.listed}, "
             f"index {self.index}, held {self.held}: expected {self.expected()}"
         ]
         for made in self.made:
@@ -542,6 +566,7 @@ class World:
             lines.append(
                 f"  {made.state}{' forged' if made.forged else ''}, common {made.common}, "
                 f"segments {made.sizes}, production {made.production}, at {relays}, "
-                f"index {made.recorded}, {made.publication.namespace.publication_id.hex()[:6]}"
+                f"index {made.recorded} {made.named} {made.said}, "
+                f"{made.publication.namespace.publication_id.hex()[:6]}"
             )
         return "\n".join(lines)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.conformance import faults, rows
+from tests.paths import ROOT
+from tools.mutants.breaks import read_lists
 
 KEYWORDS = {
     ("Track Names", "MAY"): 1,
@@ -38,3 +40,8 @@ def test_every_keyword_of_the_draft_has_its_row() -> None:
     found = Counter((row.section, row.mark) for row in rows("kvcs-conformance"))
     keywords = {"MUST", "MUST NOT", "SHOULD", "SHOULD NOT", "MAY"}
     assert {each: n for each, n in found.items() if each[1] in keywords} == KEYWORDS
+
+
+def test_every_rule_that_is_kept_is_broken_on_purpose_or_says_why_it_cannot_be() -> None:
+    lists = read_lists(ROOT, [ROOT / "tools" / "mutants" / "kvcs.toml"])
+    assert not [str(row) for row in lists.rows if not row.reason and not lists.of(row)]

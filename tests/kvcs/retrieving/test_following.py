@@ -31,6 +31,7 @@ from tests.kvcs.support import (
     TOKENS,
     Link,
     Split,
+    altered,
     collect,
     descriptor,
     kv,
@@ -294,6 +295,27 @@ async def test_nothing_begins_again_with_a_publication_that_has_no_more_than_was
             await consume()
         assert seen == {production.publication.namespace.publication_id}
         assert consumer.stats.whole_blocks == 2
+
+
+async def test_what_was_given_whole_counts_no_more_when_another_publication_has_begun_and_failed():
+    first = Production((1, 2))
+    first.put(LAYERS + 2)
+    first.publication.abandon()
+    bad = produced(tokens=TOKENS[: 3 * BLOCK], cache=CACHE)
+    last = produced(tokens=TOKENS[:BLOCK], cache=CACHE)
+    for each in (bad, last):
+        each.serve(first.handler)
+    first.handler.add_track(
+        altered(bad.tracks[1], lambda at, octets: octets[:-1] if at.group else octets)
+    )
+    async with Link(first.handler) as link:
+        order = [each.namespace for each in (first.publication, bad, last)]
+        consumer = link.consumer(publications=order)
+        layers = await collect(consumer)
+        assert {layer.publication for layer in layers} == {each.publication_id for each in order}
+        assert whole(layers[-LAYERS:], CACHE, 1) == 1
+        assert consumer.stats.blocks == consumer.stats.whole_blocks == 1
+        await link.assert_clean()
 
 
 async def test_layers_of_segments_are_kept_for_another_deterministic_publication():
