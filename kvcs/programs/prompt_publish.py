@@ -36,7 +36,8 @@ from kvcs.programs.prompt_options import (
     compression,
     read_prompt,
 )
-from kvcs.programs.publish import TURN_OCTETS, Serving, Settings
+from kvcs.programs.publish import TURN_OCTETS
+from kvcs.programs.serving import Serving, Settings
 from kvcs.simple.elements import token_octets
 from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvcs.simple.publication import PromptPublication

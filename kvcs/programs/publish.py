@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from kvcs.names.encoding import Encoding
-from kvcs.names.refusals import retry_delay
 from kvcs.names.tracks import DEFAULT_CACHE_MS
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -30,7 +27,6 @@ from kvcs.programs.common import (
     Tokens,
     Url,
     check_url,
-    exit_code,
     inputs,
     quic_config,
     readable_descriptor,
@@ -45,47 +41,28 @@ from kvcs.programs.index_options import (
     KvspTokenFile,
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
-from kvcs.publishing.publication import (
-    Publication,
-    Publishable,
-    check_manifest_size,
-    max_segments,
-    publish,
-)
-from kvcs.publishing.stepwise import aput_layer
+from kvcs.programs.serving import PROGRAM, Serving, Settings
+from kvcs.publishing.limits import check_manifest_size, manifests_octets, max_segments
+from kvcs.publishing.publication import Publication
+from kvcs.publishing.stepwise import aextend, aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import (
-    ExitCode,
     InputError,
     check_cafile,
     note,
-    print_json,
-    stopping_signals,
     warnings_noted,
 )
 from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.names.codes import Codec
-from kvsp.names.identity import Scope, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.prefix import complete_blocks
-from moqt.aio import MoqtSession, PublishedNamespace
-from moqt.backoff import Backoff
-from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold
-from moqt.publisher import Publisher
-from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
+from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW
 from moqt.quic.congestion.algorithms import Algorithm
-from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
-from moqt.session import Session
-from moqt.values.codes import SessionErrorCode
-from moqt.values.config import SessionConfig
-from moqt.values.errors import ConnectError, MoqtError, SessionClosed
-from moqt.values.messages import Goaway
 
 if TYPE_CHECKING:
     from kvcs.publishing.replicas import Replicas
 
-PROGRAM: Final = "kvcs-publish"
 EXAMPLE: Final = (
     "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --kv cache.safetensors"
@@ -94,10 +71,6 @@ TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
 MAX_CACHE_S: Final = 10 * 366 * 86_400
 """Longer than that nobody means it."""
-LEAVE_AFTER: Final = 1.0
-"""Seconds without a request after which a relay that goes away is left."""
-
-_T = TypeVar("_T")
 
 app = typer.Typer(
     name=PROGRAM,
@@ -106,51 +79,6 @@ app = typer.Typer(
     # a traceback with local variables would show keys
     pretty_exceptions_enable=False,
 )
-
-
-class CountingPublisher(Publisher):
-    """A Publisher that knows which requests it is serving."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests = 0
-        self.sent_away = asyncio.Event()
-        """The peer is going to end the session (GOAWAY)."""
-        self._served: set[IncomingRequest] = set()
-
-    @property
-    def active(self) -> int:
-        """Subscriptions and fetches that are not over."""
-        self._served = {r for r in self._served if r.state is not RequestState.CLOSED}
-        return len(self._served)
-
-    def subscribe_received(self, request: IncomingSubscribe) -> None:
-        self._count(request)
-        super().subscribe_received(request)
-
-    def fetch_received(self, request: IncomingFetch) -> None:
-        self._count(request)
-        super().fetch_received(request)
-
-    def goaway_received(self, session: Session, goaway: Goaway) -> None:
-        self.sent_away.set()
-
-    def _count(self, request: IncomingRequest) -> None:
-        self.requests += 1
-        if len(self._served) > 256:
-            _ = self.active
-        self._served.add(request)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    url: str
-    quic: QuicConfig
-    session: SessionConfig
-    timeout: float
-    live_delay: float
-    exit_after_idle: float | None
-    json: bool
 
 
 @app.command(
@@ -259,6 +187,7 @@ def command(
         held = complete_blocks(file.tokens, descriptor.block_tokens)
         blocks = complete_blocks(len(ids), descriptor.block_tokens)
         check_manifest_size(descriptor, blocks, encodings)
+        _tell_cost(descriptor, chunks, blocks, encodings)
         if held != blocks:
             raise InputError(
                 f"{kv}: holds {file.tokens} tokens ({held} complete blocks), "
@@ -318,174 +247,6 @@ def command(
     run(PROGRAM, main, token_file=token_file)
 
 
-class Produced(Publishable, Protocol):
-    """A publication, of whichever profile, while it is produced."""
-
-    @property
-    def complete(self) -> bool: ...
-    def abandon(self, reason: str) -> None: ...
-
-
-class Serving(ABC):
-    """Connect, announce, produce, serve; connect again when the session is lost."""
-
-    def __init__(self, publication: Produced, settings: Settings) -> None:
-        self._publication = publication
-        self._settings = settings
-        self._publisher = CountingPublisher()
-        self._stop = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._background: list[asyncio.Task[None]] = []
-        self._announced = False
-
-    async def run(self) -> None:
-        """Raises what the first try to connect raises, and a refusal of the first announcement;
-        what is cut off in between, and everything later, is tried again."""
-        loop = asyncio.get_running_loop()
-        for number in stopping_signals():
-            loop.add_signal_handler(number, self._stop.set)
-        forget_holds()  # those of reading the inputs
-        backoff = Backoff()
-        try:
-            while not self._stop.is_set():
-                began = loop.time()
-                lost = await self._session()
-                if self._stop.is_set():
-                    break
-                delay = backoff.next(loop.time() - began)
-                note(PROGRAM, f"{lost}; trying again in {delay:.1f} s")
-                await self._unless_stopped(asyncio.sleep(delay))
-        finally:
-            for task in self._background:
-                task.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
-            self._publication.abandon("the publisher is going away")
-            if self._announced and self._settings.json:
-                print_json({"event": "ended", "loop_hold_seconds": longest_hold()})
-        if self._failure is not None:
-            raise self._failure
-
-    async def _session(self) -> str:
-        """One session, to its end; returns why it ended."""
-        settings = self._settings
-        session: MoqtSession | None = None
-        self._publisher.sent_away.clear()
-        try:
-            session = await self._unless_stopped(self._connect())
-            if session is None:
-                return "stopped"
-            async with asyncio.timeout(settings.timeout):
-                announced = await self._unless_stopped(publish(session, self._publication))
-            if announced is None:
-                return "stopped"
-            self._on_announced()
-            return await self._unless_stopped(self._serve(announced)) or "stopped"
-        except TimeoutError:
-            error: MoqtError = ConnectError(
-                f"{settings.url} did not accept the namespace within {settings.timeout:g} s"
-            )
-        except MoqtError as caught:
-            error = caught
-        finally:
-            if session is not None:
-                session.close()
-                await session.wait_closed()
-        again = self._announced or (session is not None and _is_passing(error))
-        if not again or exit_code(error) is ExitCode.NOT_AUTHORIZED:
-            raise error
-        return str(error)
-
-    async def _serve(self, announced: PublishedNamespace) -> str:
-        """Serve until the relay ends it, or goes away and uses nothing any more; returns why."""
-        ended = asyncio.ensure_future(_result(announced.ended))
-        leaving = asyncio.ensure_future(self._leave())
-        try:
-            await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return f"no longer announced: {ended.result()}"
-            return "the relay is going away"
-        finally:
-            ended.cancel()
-            leaving.cancel()
-
-    async def _leave(self) -> None:
-        await self._publisher.sent_away.wait()
-        await self._until_unused(LEAVE_AFTER)
-
-    async def _connect(self) -> MoqtSession:
-        settings = self._settings
-        return await connect(
-            settings.url,
-            quic=settings.quic,
-            session=settings.session,
-            handler=self._publisher,
-            timeout=settings.timeout,
-        )
-
-    def _on_announced(self) -> None:
-        if self._announced:
-            note(PROGRAM, "announced again")
-            return
-        self._announced = True
-        text, members = self._told()
-        if self._settings.json:
-            print_json({"event": "announced", **members, "url": self._settings.url})
-        else:
-            print(f"publishing {text}", flush=True)
-        self._start(self._produce())
-        if self._settings.exit_after_idle is not None:
-            self._start(self._watch_idle(self._settings.exit_after_idle))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.append(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()
-            self._stop.set()
-
-    @abstractmethod
-    def _told(self) -> tuple[str, dict[str, Any]]:
-        """What is published: in words, and as members of a JSON object."""
-
-    @abstractmethod
-    async def _produce(self) -> None:
-        """Publish all of it, and let the sessions send in between."""
-
-    async def _watch_idle(self, seconds: float) -> None:
-        """Stop once nothing was asked for `seconds` after the publication is complete."""
-        await self._until_unused(seconds, lambda: self._publication.complete)
-        self._stop.set()
-
-    async def _until_unused(self, seconds: float, ready: Callable[[], bool] = lambda: True) -> None:
-        """Wait until nothing was served or asked for `seconds`, all that time being `ready`."""
-        publisher, loop = self._publisher, asyncio.get_running_loop()
-        since, requests = loop.time(), publisher.requests
-        while True:
-            busy = publisher.active > 0 or publisher.requests != requests
-            if busy or not ready():
-                since, requests = loop.time(), publisher.requests
-            elif loop.time() - since >= seconds:
-                return
-            await asyncio.sleep(min(max(seconds / 10, 0.02), 0.5))
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """The result of `work`, or None when it was cut short by a signal."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            stop.cancel()
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, MoqtError):
-                    await task
-
-
 class _Program(Serving):
     """A publication of the profile kvcs."""
 
@@ -525,24 +286,27 @@ class _Program(Serving):
     async def _produce(self) -> None:
         """Put every layer of every chunk, and let the sessions send in between."""
         publication, cache = self._produced, self._cache
-        await self._produce_segment()
-        for chunk in self._chunks[1:]:
-            if publication.extend(chunk):
+        last = len(self._chunks) - 1
+        for number, chunk in enumerate(self._chunks):
+            if number and not await aextend(publication, chunk):
+                continue
+            if number:
                 await self._pause()
-                await self._produce_segment()
+            await self._produce_segment(more=number < last)
         if len(self._chunks) > 1:
             publication.finish()
         if self._replicas is not None:
             every = range(publication.descriptor.layers)
             await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
 
-    async def _produce_segment(self) -> None:
+    async def _produce_segment(self, *, more: bool) -> None:
         publication, cache = self._produced, self._cache
         first = publication.first_token
         for layer in range(publication.descriptor.layers):
             if layer:
                 await self._pause()
-            await aput_layer(publication, layer, cache.k(layer)[first:], cache.v(layer)[first:])
+            k, v = cache.k(layer)[first:], cache.v(layer)[first:]
+            await aput_layer(publication, layer, k, v, more=more)
             # its Objects stay: a full collection would look at every one, seconds for a million
             gc.freeze()
 
@@ -577,16 +341,18 @@ def _chunks(ids: list[int], tokens: int | None, block_tokens: int, most: int) ->
     return chunks
 
 
-async def _result(future: asyncio.Future[_T]) -> _T:
-    return await asyncio.shield(future)
-
-
-def _is_passing(error: MoqtError) -> bool:
-    """Whether a relay that was reached may take the announcement the next time: it went away, or
-    says so itself."""
-    if isinstance(error, SessionClosed):
-        return error.transport or error.code == SessionErrorCode.NO_ERROR
-    return retry_delay(error) is not None
+def _tell_cost(
+    descriptor: Descriptor, chunks: list[list[int]], blocks: int, encodings: list[Encoding]
+) -> None:
+    """Say so when the versions of the manifest have more octets than the cache itself."""
+    ends = [end // descriptor.block_tokens for end in accumulate(map(len, chunks))]
+    octets = manifests_octets(descriptor, [b - a for a, b in pairwise([0, *ends])], encodings)
+    if len(chunks) > 1 and octets > 2 * descriptor.layers * blocks * descriptor.section_octets():
+        note(
+            PROGRAM,
+            f"each of {len(chunks)} chunks has a version of the manifest, {octets / 1e6:.0f} MB "
+            "together, more than the cache: a larger --chunk-tokens costs less",
+        )
 
 
 def main() -> NoReturn:

@@ -21,7 +21,7 @@ from kvcs.names.errors import (
     VerificationFailed,
 )
 from kvcs.programs.common import check_not_input, exit_code, explained
-from kvcs.programs.publish import CountingPublisher
+from kvcs.programs.serving import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
 from kvsp.names.errors import FileError

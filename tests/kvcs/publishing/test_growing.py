@@ -13,8 +13,10 @@ from kvcs.names import codes
 from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.names.manifest import Manifest, check_progress, keys_digest
+from kvcs.publishing import limits
 from kvcs.publishing import publication as publications
-from kvcs.publishing.publication import Publication, publish, unpublish
+from kvcs.publishing.announcing import publish, unpublish
+from kvcs.publishing.publication import Publication
 from kvcs.trust.cose import open_message
 from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
@@ -150,7 +152,7 @@ def test_each_wrong_order_is_told_in_a_plain_sentence_and_changes_nothing():
 def test_more_segments_than_a_publication_may_have_are_refused_by_both_sides(monkeypatch):
     assert codes.MAX_SEGMENTS == 1024
     whole = manifests(grown((1, 1, 1), CACHE))[-1].to_json()
-    monkeypatch.setattr(publications, "MAX_SEGMENTS", 2)
+    monkeypatch.setattr(limits, "MAX_SEGMENTS", 2)
     publication = grown((1, 1), CACHE, finish=False)
     with pytest.raises(KvcsError, match="has 2 segments, and no more are allowed: finish it, or"):
         publication.extend(TOKENS[2 * BLOCK :])
@@ -214,7 +216,7 @@ def failing(*_):
 
 
 def test_the_more_encodings_the_fewer_segments_so_that_a_manifest_can_list_all_tracks(monkeypatch):
-    monkeypatch.setattr(publications, "MAX_LISTED_TRACKS", 7)
+    monkeypatch.setattr(limits, "MAX_LISTED_TRACKS", 7)
     monkeypatch.setattr("kvcs.names.manifest.MAX_LISTED_TRACKS", 7)
     encodings = [Codec.RAW, Encoding(Codec.RAW, joint=True)]
     publication = grown((1, 1), CACHE, finish=False, encodings=encodings)
