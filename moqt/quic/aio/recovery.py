@@ -453,7 +453,7 @@ class Recovery:
 
     def _set_pace(self, now: float) -> None:
         controller = self.controller
-        self.pacer.set_rate(controller.pacing_rate, controller.quantum, now)
+        self.pacer.set_rate(controller.pacing_rate, controller.quantum, now, self._rtt_min)
 
     # ---- losses
 

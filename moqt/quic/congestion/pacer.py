@@ -22,9 +22,13 @@ class Pacer:
         self._at = 0.0
         self._wanted: float | None = None  # when the next train is due
 
-    def set_rate(self, rate: float | None, quantum: int, now: float) -> None:
-        """`rate` octets a second, or None for no limit, at most `quantum` octets at once."""
-        if rate is None:
+    def set_rate(self, rate: float | None, quantum: int, now: float, trip: float) -> None:
+        """`rate` octets a second, or None for no limit, at most `quantum` octets at once.
+
+        `trip` is the shortest round trip of the path in seconds. Where an acknowledgement is
+        sooner than the next train, the window spreads packets better than a timer can.
+        """
+        if rate is None or trip <= PACING_TICK:
             self._rate = self._wanted = None
             return
         if self._rate is None:

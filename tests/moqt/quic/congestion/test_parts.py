@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from moqt.quic.congestion.algorithms import Algorithm, create_controller
 from moqt.quic.congestion.bbr import Bbr
 from moqt.quic.congestion.bbr_model import BandwidthFilter, ExtraAcked, RoundTrips
-from moqt.quic.congestion.controller import Controller, Departure, Sample
+from moqt.quic.congestion.controller import PACING_TICK, Controller, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import REMEMBERED, LostPackets
 from moqt.quic.congestion.pacer import LATENESS, Pacer
 
 SIZE = 1200
+TRIP = 0.1
 
 
 # ---- the pacer
@@ -22,7 +23,7 @@ SIZE = 1200
 
 def paced(rate: float = 1.2e6, quantum: int = 12_000) -> Pacer:
     pacer = Pacer(SIZE)
-    pacer.set_rate(rate, quantum, 1.0)
+    pacer.set_rate(rate, quantum, 1.0, TRIP)
     return pacer
 
 
@@ -82,6 +83,17 @@ def test_a_loop_that_comes_late_makes_up_for_it_and_tells_when_it_is_too_late() 
         due = pacer.allowance(at + late) * SIZE
         assert due >= 1.2e6 * min(late, LATENESS)
         assert pacer.late is told
+
+
+def test_where_acknowledgements_are_sooner_than_the_next_train_the_window_alone_paces() -> None:
+    pacer = paced()
+    pacer.spend(12_000)
+    assert pacer.allowance(1.0) == 0
+    pacer.set_rate(1.2e6, 12_000, 1.0, PACING_TICK / 2)
+    assert pacer.allowance(1.0) > 10**6
+    assert pacer.next_send_time(1.0) is None
+    pacer.set_rate(1.2e6, 12_000, 1.0, PACING_TICK * 2)  # another path
+    assert pacer.allowance(1.0) == 10
 
 
 def test_what_the_window_holds_back_does_not_make_the_pacer_late() -> None:
