@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.encoding import Encoding
 from kvcs.names.tracks import DEFAULT_CACHE_MS
 from kvcs.programs.common import (
@@ -42,7 +43,8 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.programs.serving import PROGRAM, Serving, Settings
-from kvcs.publishing.limits import check_manifest_size, manifests_octets, max_segments
+from kvcs.publishing.limits import check_manifest_size, manifests_octets
+from kvcs.publishing.limits import max_segments as most_segments
 from kvcs.publishing.publication import Publication
 from kvcs.publishing.stepwise import aextend, aput_layer
 from kvcs.trust.producers import ProducerKey
@@ -130,6 +132,12 @@ def command(
             "a segment for each pass, as chunked prefill computes them.",
         ),
     ] = None,
+    max_segments: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Chunks there may be; consumers have to read as many."
+        ),
+    ] = MAX_SEGMENTS,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -172,7 +180,8 @@ def command(
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = _encodings(codec or [Codec.RAW.label])
-            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, max_segments(encodings))
+            most = most_segments(encodings, max_segments)
+            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, most)
             publication = Publication(
                 scope,
                 descriptor,
@@ -182,6 +191,7 @@ def command(
                 encodings=encodings,
                 cache_ms=cache * 1000,
                 deterministic=deterministic,
+                max_segments=max_segments,
             )
             file = KvFile.open(kv, descriptor)
         held = complete_blocks(file.tokens, descriptor.block_tokens)
@@ -336,7 +346,7 @@ def _chunks(ids: list[int], tokens: int | None, block_tokens: int, most: int) ->
         least = -(-len(ids) // most)
         raise InputError(
             f"--chunk-tokens {tokens}: {len(ids)} tokens are {len(chunks)} chunks, and a "
-            f"publication has at most {most} segments: give {least} or more"
+            f"publication has at most {most} segments: give {least} or more (--max-segments)"
         )
     return chunks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvcs.names.codes import MAX_LISTED_TRACKS, MAX_MANIFEST_OCTETS, MAX_SEGMENTS
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, TRACKS_PER_SEGMENT
 from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError
 from kvsp.names.codes import HASH_OCTETS, Codec
@@ -16,9 +16,11 @@ _DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
 _RAW: Final = (Encoding(Codec.RAW),)
 
 
-def max_segments(encodings: Sequence[Encoding]) -> int:
-    """Segments that a publication may have: a manifest lists tracks of each in every encoding."""
-    return min(MAX_SEGMENTS, MAX_LISTED_TRACKS // sum(len(each.components) for each in encodings))
+def max_segments(encodings: Sequence[Encoding], most: int = MAX_SEGMENTS) -> int:
+    """Segments that a publication may have where a manifest is read with `most`: it lists tracks of
+    each in every encoding."""
+    tracks = sum(len(each.components) for each in encodings)
+    return min(most, most * TRACKS_PER_SEGMENT // tracks)
 
 
 def check_manifest_size(

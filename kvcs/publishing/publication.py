@@ -17,6 +17,7 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +25,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from kvcs.names.codes import Component, ManifestTrack
+from kvcs.names.codes import MAX_SEGMENTS, Component, ManifestTrack
 from kvcs.names.encoding import Encoding, encode_data
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
@@ -39,7 +40,7 @@ from kvcs.names.tracks import (
     end_track,
     publisher_priority,
 )
-from kvcs.publishing.limits import check_manifest_size, max_segments
+from kvcs.publishing import limits
 from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
@@ -53,6 +54,8 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
+
+logger = logging.getLogger("kvcs")
 
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
@@ -183,6 +186,7 @@ class Publication:
         manifest_every: int = MANIFEST_EVERY,
         encodings: Sequence[Encoding | Codec] = (Codec.RAW,),
         signer: ProducerKey | None = None,
+        max_segments: int = MAX_SEGMENTS,
     ) -> None:
         """`tokens` are the ids of the first segment; those after the last complete block are not
         published, or begin the next segment. `growing`: there may be further segments, until
@@ -192,14 +196,14 @@ class Publication:
         every Object is sealed with the last of them, so that no relay can read it; what is
         sealed is a copy of the arrays. `encodings` are offered side by side, a codec standing for
         tracks of K and of V; what is encoded is a copy, made when it is put (speeds:
-        `tools.bench_codecs`).
+        `tools.bench_codecs`). More than `max_segments` segments need consumers that read as many.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
         a setting out of range.
         """
-        if cache_ms < 1 or manifest_every < 1:
-            raise ValueError("cache_ms and manifest_every are at least 1")
+        if cache_ms < 1 or manifest_every < 1 or max_segments < 1:
+            raise ValueError("cache_ms, manifest_every and max_segments are at least 1")
         offered = [Encoding(each) if isinstance(each, Codec) else each for each in encodings]
         if not offered or len(set(offered)) < len(offered):
             raise ValueError("give one or more encodings, each once")
@@ -222,7 +226,10 @@ class Publication:
         self._plain = self._forms == _PLAIN
         self._section = descriptor.section_octets()
         self._manifest_every = manifest_every
-        self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
+        self._most = limits.max_segments(offered, max_segments)
+        self._builder = ManifestBuilder(
+            descriptor, self.namespace, deterministic=deterministic, max_segments=max_segments
+        )
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
         self._cache_ms = cache_ms
         self._signer = signer
@@ -344,10 +351,11 @@ class Publication:
             if self.version_due:
                 self.publish_version()
             return None
-        if (most := max_segments(self.encodings)) <= self.segment + 1:
+        if self._most <= self.segment + 1:
+            logger.warning("a publication is at its limit of %d segments", self._most)
             raise KvcsError(
-                f"the publication has {most} segments, and no more are allowed: "
-                "finish it, or extend it by more tokens at a time"
+                f"the publication has {self._most} segments, and no more are allowed "
+                "(max_segments): finish it, or extend it by more tokens at a time"
             )
         return SegmentStep(self, keys, following)
 
@@ -392,7 +400,7 @@ class Publication:
 
     def open_segment(self, keys: Sequence[bytes]) -> int:
         """For `SegmentStep`: the next version of the manifest will name a segment."""
-        check_manifest_size(self.descriptor, self.blocks + len(keys), self.encodings)
+        limits.check_manifest_size(self.descriptor, self.blocks + len(keys), self.encodings)
         return self._builder.add_segment(keys, self._forms)
 
     def close_segment(self) -> None:
