@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz bench bench-paths bench-long random-paths trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -66,6 +66,12 @@ MINUTES ?= 1
 fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz --minutes $(MINUTES)
 
+native: $(STAMP)  ## build the C extension for packets into the checkout, with what is here
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
+	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
+
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
@@ -79,11 +85,16 @@ bench-paths: $(STAMP)  ## the same through networks: delay, loss, DSL, LTE, sate
 random-paths: $(STAMP)  ## 200 transfers over networks drawn by lot, in virtual time
 	RANDOM_PATHS=200 RANDOM_OCTETS=1_000_000 $(BIN)/pytest -n auto tests/moqt/quic/test_random_paths.py
 
+random-stories: $(STAMP)  ## 5,000 retrievals in worlds of publishers, relays and indexes drawn by lot
+	CONSUMER_STORIES=5000 $(BIN)/pytest -n auto tests/kvcs/retrieving/test_stories.py
+
 bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 Objects, some minutes
 	$(BIN)/python -m tools.bench_long
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits
+	$(BIN)/python -m tools.configuration
+	$(BIN)/python -m tools.relay_schema
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips

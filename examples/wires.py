@@ -53,6 +53,9 @@ class Wire:
     def send_room(self, stream_id: int) -> int:
         return 1 << 20
 
+    def acknowledged(self, stream_id: int) -> bool:
+        return True
+
     def take_credited(self) -> Iterable[int]:
         return ()
 
@@ -62,6 +65,7 @@ class Wire:
 
     packet_sizes = 0, 0
     peer_certificate = None
+    peer_address = ""
 
     def wake(self) -> None: ...
 

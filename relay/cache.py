@@ -5,6 +5,10 @@ is one, and so may be a whole track), so with groups the cache would empty in ju
 the one group in use could never shrink. The price of the finer grain is an ordered-dict
 entry per Object, measured as 93 octets and under 1 us per use: 0.3 % of 32 KiB Objects.
 
+What is under way is no cache: an Object that grows, or that nobody has begun to send although
+somebody listens, is forwarded whatever the budget is. When all else is evicted it takes of
+`transit`, and stays for as long as a cursor needs to come to it: until the second tick.
+
 What is evicted or expired becomes unknown, never non-existent (MOQT "Object States").
 """
 
@@ -50,10 +54,12 @@ class _Ages:
 class Cache:
     """Bills, evicts and expires Objects; never growing ones, since somebody is writing them."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, transit: int = 0) -> None:
         self.budget = budget
+        self.transit = transit
+        """Octets that what is under way may take beyond the budget, one track half of them."""
         self.billed = 0
-        """Octets billed now; never more than `budget`."""
+        """Octets billed now; more than `budget` only while Objects are under way."""
         self.octets = 0
         """Payload octets among them."""
         self.hits = 0
@@ -75,6 +81,12 @@ class Cache:
         self.properties = 0
         """Octets billed for Track Properties."""
         self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
+        self._fresh: OrderedDict[StoredObject, TrackStore] = OrderedDict()
+        """Whole Objects of tracks to which somebody listens that nobody has begun to send yet."""
+        self._awaited: OrderedDict[StoredObject, TrackStore] = OrderedDict()
+        """The same, of the tick before."""
+        self._full = False
+        """The log has heard that `transit` is used up."""
         self._aging: dict[TrackStore, _Ages] = {}
         self._expiries = Deadlines()
         """One for each store of `_aging` whose Objects expire: nothing else is looked at."""
@@ -84,12 +96,26 @@ class Cache:
     @property
     def objects(self) -> int:
         """Whole Objects held."""
-        return len(self._used)
+        return len(self._used) + len(self._fresh) + len(self._awaited)
 
-    def reserve(self, payload: int, overhead: int = 0) -> bool:
-        """Make room for so many octets more; False when what is growing leaves none."""
+    @property
+    def in_transit(self) -> int:
+        """Octets beyond the budget."""
+        return max(0, self.billed - self.budget)
+
+    def fits(self, octets: int) -> bool:
+        """Whether one Object of that size can ever be whole."""
+        return octets <= self.budget + self.transit // 2
+
+    def reserve(self, payload: int, overhead: int = 0, store: TrackStore | None = None) -> bool:
+        """Make room for so many octets more, of an Object of `store`; False when what is under
+        way leaves none."""
         octets = payload + overhead
-        if self.billed + octets > self.budget and not self._make_room(octets):
+        if (
+            self.billed + octets > self.budget
+            and not self._make_room(octets)
+            and not self.carries(octets, store)
+        ):
             return False
         self.billed += octets
         self.octets += payload
@@ -105,10 +131,32 @@ class Cache:
             return False  # whatever goes
         while self.billed + octets > self.budget and self._used:
             # Each turn takes one entry away, so this ends whatever cannot be evicted.
-            stored, store = self._used.popitem(last=False)
-            self.evictions += 1
-            self._remove(store, stored)
+            self._evict_first(self._used)
         return self.billed + octets <= self.budget
+
+    def carries(self, octets: int, store: TrackStore | None) -> bool:
+        """Whether so many more of `store` may be under way beyond the budget."""
+        most = self.budget + self.transit
+        if store is None or store.octets + octets > self.budget + self.transit // 2:
+            return False
+        for waiting in (self._awaited, self._fresh):
+            while self.billed + octets > most and waiting:
+                self._evict_first(waiting)
+        if self.billed + octets <= most:
+            return True
+        if self.transit and not self._full:
+            self._full = True
+            logger.warning(
+                "Objects under way have used up the cache and %d octets more (transit_octets): "
+                "streams of others are reset",
+                self.transit,
+            )
+        return False
+
+    def _evict_first(self, waiting: OrderedDict[StoredObject, TrackStore]) -> None:
+        stored, store = waiting.popitem(last=False)
+        self.evictions += 1
+        self._remove(store, stored)
 
     def room(self, octets: int) -> bool:
         """Whether so much more can be held, of statuses or knowledge; the counts bill it."""
@@ -146,6 +194,17 @@ class Cache:
         if stored in self._used:
             self.hits += 1
             self._used.move_to_end(stored)
+        elif (store := self._pop(stored)) is not None:
+            self.hits += 1
+            self._used[stored] = store
+
+    def _pop(self, stored: StoredObject) -> TrackStore | None:
+        """Take it out, if it is here; returns its store."""
+        for held in (self._fresh, self._used, self._awaited):
+            store = held.pop(stored, None)
+            if store is not None:
+                return store
+        return None
 
     def expire(self, now: float) -> None:
         """Drop what may not be served until the next call (MAX_CACHE_DURATION).
@@ -157,6 +216,11 @@ class Cache:
         self._horizon = now + max(0.0, now - self._ticked)
         self._ticked = now
         self._expiries.run(self._horizon)
+        # what nobody has begun in a whole interval waits for no cursor
+        self._used.update(self._awaited)
+        self._awaited, self._fresh = self._fresh, OrderedDict()
+        if self.billed > self.budget:
+            self._make_room(0)
 
     def _expire(self, store: TrackStore, ages: _Ages) -> None:
         duration = store.max_cache_duration
@@ -165,7 +229,7 @@ class Cache:
             stored = _aged(store, heapq.heappop(came))
             if stored is None:
                 continue
-            if self._used.pop(stored, None) is not None:
+            if self._pop(stored) is not None:
                 self.expirations += 1
                 self._remove(store, stored)
             elif not stored.complete:
@@ -192,7 +256,7 @@ class Cache:
         """Drop everything of `store`; its growing Objects must have been aborted."""
         # From the end: there nothing has to move up for what goes.
         for stored in reversed(list(store.objects())):
-            if self._used.pop(stored, None) is not None:
+            if self._pop(stored) is not None:
                 self._remove(store, stored)
         ages = self._aging.pop(store, None)
         if ages is not None:
@@ -205,7 +269,7 @@ class Cache:
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""
-        self._used[stored] = store
+        (self._fresh if store.listeners else self._used)[stored] = store
         if not stored.length and store.max_cache_duration is not None:
             self.age(store, stored)
 

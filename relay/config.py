@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_MAY_BE_0 = ("transit_octets", "linger", "publisher_linger", "failure_memory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
@@ -15,8 +17,12 @@ class RelayConfig:
 
     cache_octets: int = 1 << 30
     """What the cache may hold, bookkeeping included."""
+    transit_octets: int = 64 << 20
+    """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
+    the cache, all together, one track half of it; beyond, their streams are reset."""
     max_scopes: int = 16
-    """Paths in use at once; a session that dials one more is closed with INVALID_PATH."""
+    """Paths in use at once, that is, with a request that was allowed; a session that dials one more
+    is closed with INVALID_PATH, and one that waits with a path gets EXCESSIVE_LOAD."""
     max_tracks: int = 65_536
     """Tracks known at once, cached ones included."""
     max_namespaces: int = 65_536
@@ -35,6 +41,9 @@ class RelayConfig:
     """Cap on a subscriber's RENDEZVOUS_TIMEOUT."""
     linger: float = 30.0
     """How long an upstream subscription outlives the last downstream request."""
+    publisher_linger: float = 5.0
+    """How long subscribers wait for another source when the last one of their track is lost: for a
+    publisher that comes back, or a relay that has it by then; 0: they end at once."""
     max_fetches_per_track: int = 4
     """Upstream FETCHes of one track at once; further ranges wait."""
     max_intervals_per_track: int = 4096
@@ -58,7 +67,7 @@ class RelayConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value < 0 or (value == 0 and name not in ("linger", "failure_memory")):
+            if value < 0 or (value == 0 and name not in _MAY_BE_0):
                 raise ValueError(f"{name} must be positive, not {value}")
 
 
@@ -81,14 +90,20 @@ class Counters:
     downstream_fetches: int = 0
     publications: int = 0
     publications_offered: int = 0
+    publishers_lost: int = 0
+    """Tracks whose readers were left without any source."""
+    publishers_returned: int = 0
+    """Of those, the ones that had one again within `publisher_linger`."""
     requests_refused: int = 0
     requests_over_limit: int = 0
     """Of those, the ones beyond a limit of the relay."""
     requests_absent: int = 0
     """Of those, the ones for tracks whose publishers had said that they do not exist."""
     malformed_tracks: int = 0
+    tracks_renewed: int = 0
+    """Tracks whose cached content was dropped because their publisher contradicted it."""
     scopes_refused: int = 0
-    """Sessions closed because they dialled one path too many."""
+    """Sessions closed, and requests refused, because of one path too many."""
     requests_revoked: int = 0
     """Ended because the right to them was withdrawn."""
     objects_nonexistent: int = 0

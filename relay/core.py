@@ -26,7 +26,7 @@ from moqt.requests import (
 )
 from moqt.session import Session, SessionHandler, session_of
 from moqt.track.knowledge import properties_price
-from moqt.values.codes import RequestErrorCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode, StreamErrorCode
 from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
 from moqt.values.names import FullTrackName, TrackNamespace
@@ -86,7 +86,7 @@ class Relay(SessionHandler):
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
         self._own_cache = cache is None
-        self.cache = cache or Cache(self.config.cache_octets)
+        self.cache = cache or Cache(self.config.cache_octets, self.config.transit_octets)
         self.clock = clock or Clock()
         self.upstream_subscriptions = 0
         """Established subscriptions to publishers."""
@@ -109,8 +109,12 @@ class Relay(SessionHandler):
     # -- sessions ----------------------------------------------------------------------------
 
     def session_established(self, session: Session) -> None:
-        self.sessions.add(session)
         self.counters.sessions += 1
+        self.enter(session)
+
+    def enter(self, session: Session) -> None:
+        """A session that is established is one of this scope."""
+        self.sessions.add(session)
         config = self.config
         session.scheduler.limits = DeliveryLimits(
             config.pending_subgroups,
@@ -131,6 +135,9 @@ class Relay(SessionHandler):
         for request in self.waiting.under(()):
             self.waiting.done(request)
             self._wanted(request, None)
+        for track in tuple(self.active):
+            if track.lingers:
+                track.appeared(session)
 
     def move_upstream(self, old: Session, new: Session) -> None:
         """The upstream relay sends us elsewhere (GOAWAY): take over what came on `old`."""
@@ -181,12 +188,14 @@ class Relay(SessionHandler):
 
     def _publisher_appeared(self, namespace: TrackNamespace) -> None:
         self._publishers_changed(namespace)
+        sessions = [session_of(request) for request in self.namespaces.published.at(namespace)]
         for track in self.tracks_by_namespace.under(namespace):
             # An open track is asked for from the new publisher too; a closed one on demand.
-            if not track.subscriptions or track.track_ended:
+            if not (track.subscriptions or track.lingers) or track.track_ended:
+                track.origin.unasked = track.track_ended and not track.subscriptions
                 continue
             if not track.idle or any(not each.published for each in track.subscriptions):
-                track.open(self.publishers(track.name.namespace))
+                track.appeared(sessions[-1])
         for request in self.waiting.under(namespace):
             self.waiting.done(request)
             self._wanted(request, None)
@@ -277,22 +286,33 @@ class Relay(SessionHandler):
         track = self.tracks.get(name)
         if track is not None and track.only_published:
             # While nobody used it nobody else was asked for it.
-            track.open(self.namespaces.publishers(name.namespace))
+            track.open()
         if (
             track is not None
             and track.servable(request)
             and not track.demand.stale
+            and not track.origin.probing
             and not self._comes_from(track, session_of(request))
         ):
             self._serve(track, request)
             return
         publishers: list[Session] = []
-        if track is None or not track.subscriptions or self._comes_from(track, session_of(request)):
+        if track is not None and (
+            track.origin.probing or (track.lingers and isinstance(request, IncomingSubscribe))
+        ):
+            pass  # it waits with the others
+        elif (
+            track is None or not track.subscriptions or self._comes_from(track, session_of(request))
+        ):
             publishers = self.publishers(name.namespace, session_of(request))
             if not publishers:
                 self._no_publisher(request)
                 return
             left = self.refusals.absent.left(name, publishers, self.clock.now)
+            if left is not None and track is not None and track.origin.unasked:
+                track.origin.unasked = False  # they have not got it: what is cached holds
+                self._wanted(request, None)
+                return
             if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
                 retry = int(left * 1000)
@@ -310,10 +330,11 @@ class Relay(SessionHandler):
         if track.rendezvous and not request.parameters.rendezvous_timeout:
             # Upstream may answer later than this subscriber wants to wait.
             deadline = self.clock.now + self.config.upstream_timeout
+        track.read_above |= session_of(request) in self.upstreams
         self.waiting.for_track(request, track.downstream, deadline)
         self.track_busy(track)
         if publishers:
-            track.open(publishers)
+            track.open()
         else:
             track.demand.catch_up(request)
 
@@ -326,13 +347,26 @@ class Relay(SessionHandler):
         )
 
     def publishers(self, namespace: TrackNamespace, asking: Session | None = None) -> list[Session]:
-        """The sessions to ask for a track of `namespace`; upstream relays when there is none.
+        """The sessions to ask for a track of `namespace`: publishers here, then upstream relays.
 
-        An upstream relay that asks (`asking`) is not asked back.
+        An upstream relay that asks (`asking`) is not asked back, nor is another one for it.
         """
         found = self.namespaces.publishers(namespace)
-        if found or asking in self.upstreams:
-            return found
+        return found if asking in self.upstreams else [*found, *self._upstreams()]
+
+    def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
+        """The same for `track`: publishers here together (MOQT "Publisher Interactions"), then
+        each upstream relay by itself. One that has the track from us cannot bring it."""
+        here = [each.session for each in track.subscriptions if each.session not in self.upstreams]
+        here = list(dict.fromkeys([*self.namespaces.publishers(track.name.namespace), *here]))
+        above = self._upstreams()
+        if track.read_above and above:
+            readers = {session_of(each) for each in track.downstream.readers()}
+            only_above = all(each in self.upstreams for each in readers)
+            above = [each for each in above if not only_above and each not in readers]
+        return [*([here] if here else []), *([each] for each in above)]
+
+    def _upstreams(self) -> list[Session]:
         sessions = list(self.upstreams)
         return [session for session in sessions if session.goaway is None] or sessions
 
@@ -352,6 +386,7 @@ class Relay(SessionHandler):
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
+        track.read_above |= session_of(request) in self.upstreams
         if isinstance(request, IncomingSubscribe):
             request.updates.gate = partial(track.demand.update_received, request)
         request.accept(track.store)
@@ -416,6 +451,7 @@ class Relay(SessionHandler):
         self.active[track] = None
 
     def track_available(self, track: UpstreamTrack) -> None:
+        self.refusals.absent.forget(track.name)
         self.offers.available(track)
 
     def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
@@ -423,6 +459,10 @@ class Relay(SessionHandler):
         self._serve(track, request)
 
     def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
+        if track.origin.unasked:
+            track.origin.unasked = False  # who has appeared has not got it: what is cached holds
+            self._serve_again(track)
+            return
         try:
             code = RequestErrorCode(error.code)
         except ValueError:
@@ -433,30 +473,63 @@ class Relay(SessionHandler):
         if code is RequestErrorCode.DOES_NOT_EXIST:
             if retry is not None:
                 until = self.clock.now + retry / 1000
-                self.refusals.absent.add(track.name, track.denied, until)
+                self.refusals.absent.add(track.name, track.candidates.denied, until)
             reason = NO_SUCH_TRACK
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
             self.waiting.done(request)
             self.refusals.refuse(request, code, reason, retry=retry, redirect=redirect)
 
+    def track_circle(self, track: UpstreamTrack) -> None:
+        for request in tuple(track.waiting):
+            if self._comes_from(track, session_of(request)):
+                self.waiting.done(request)
+                self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+
     def track_ended(self, track: UpstreamTrack) -> None:
         self.track_busy(track)  # perhaps there is nothing of it
         if not track.subscriptions:
             self.offers.withdrawn(track)
-            for request in tuple(track.waiting):
-                # Its publisher has gone before it could be served: perhaps there is another.
-                self.waiting.done(request)
-                self._wanted(request, None)
+            self._serve_again(track)
         self._update_published_here(track)
+
+    def _serve_again(self, track: UpstreamTrack) -> None:
+        """Those who wait have to be served from elsewhere: the cache, or another publisher."""
+        for request in tuple(track.waiting):
+            self.waiting.done(request)
+            self._wanted(request, None)
+
+    def track_renewed(self, track: UpstreamTrack, reason: str) -> None:
+        logger.warning("%s: what was cached of it is dropped: %s", track.name, escaped(reason))
+        self.offers.withdrawn(track)
+        code, stream_code = PublishDoneCode.INTERNAL_ERROR, StreamErrorCode.INTERNAL_ERROR
+        track.downstream.end(code, stream_code, "the publisher has begun the track anew")
+        self._update_published_here(track)
+        if track.established:
+            self.offers.available(track)
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         logger.warning("%s: malformed track: %s", track.name, escaped(reason))
         self.refusals.malformed.add(track.name, reason, self.clock.now)
         self.track_refused(track, RequestError(RequestErrorCode.MALFORMED_TRACK, reason))
         self.offers.withdrawn(track)
-        track.downstream.end_malformed(reason)
+        code, stream_code = PublishDoneCode.MALFORMED_TRACK, StreamErrorCode.MALFORMED_TRACK
+        track.downstream.end(code, stream_code, reason)
         self._forget(track)
+
+    def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
+        """Drop what is cached of tracks under `prefix`: how many and how many octets, and how many
+        stay because somebody reads them."""
+        tracks = octets = used = 0
+        for track in tuple(self.tracks_by_namespace.under(prefix)):
+            if not track.idle:
+                used += 1
+                continue
+            tracks += 1
+            octets += track.store.octets
+            track.close_upstream()
+            self._forget(track)
+        return tracks, octets, used
 
     def forget_all(self) -> None:
         """Give up what is cached; no session is left."""

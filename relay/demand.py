@@ -15,19 +15,20 @@ from moqt.requests import PublisherSide
 from moqt.session import Session
 from moqt.track.filters import RangeFilters
 from moqt.track.store import TrackStore
-from moqt.values.messages import LocationFilter, RequestUpdate
+from moqt.values.messages import LocationFilter, Parameters, RequestUpdate
+from moqt.values.names import MAX_LOCATION, Location
 from relay.audience.downstream import Downstream, TrackRequest, after, live
-from relay.config import Clock, RelayConfig
+from relay.sources.fetches import UpstreamFill
+from relay.sources.filled import Filled
+from relay.sources.missing import Ranges
 from relay.sources.subscriptions import UpstreamSubscription
 from relay.sources.wanted import EVERYTHING, Wanted
 
 
-class Demanded(Protocol):
+class Demanded(Filled, Protocol):
     """The track that is in demand."""
 
-    store: TrackStore
-    config: RelayConfig
-    clock: Clock
+    ranges: Ranges
     subscriptions: dict[UpstreamSubscription, None]
     downstream: Downstream
 
@@ -41,6 +42,8 @@ class Demand:
         self.patience: float | None = None
         """How long who waits for upstream's Largest Object waits for it."""
         self._unwanted_since: float | None = None
+        self._narrower = False
+        """A reader has said that it wants less, which nobody who merely leaves does."""
         self._new_group_asked: tuple[int, int] | None = None
         """NEW_GROUP_REQUEST that is outstanding, and the current group when it was made."""
 
@@ -76,6 +79,7 @@ class Demand:
     def update_received(self, request: PublisherSide, update: RequestUpdate) -> bool:
         """Whether a downstream REQUEST_UPDATE can be applied, or must wait for upstream."""
         asked = update.parameters
+        self._narrower |= asked.location_filter is not None or bool(asked.range_filters)
         forward = asked.forward
         if forward is None and (
             asked.location_filter is not None
@@ -111,6 +115,13 @@ class Demand:
                 widened = subscription.ask(reduce(or_, more, subscription.asked))
                 if not widened and (subscription.flows or not wants):
                     subscription.refresh()
+
+    def is_out_of_patience(self) -> bool:
+        """Whether those who wait for upstream's answer have waited for long enough, just now."""
+        if self.patience is None or self._track.clock.now <= self.patience:
+            return False
+        self.patience = None
+        return True
 
     # -- as much as is wanted --------------------------------------------------------------
 
@@ -151,8 +162,10 @@ class Demand:
             subscription.ask(wanted)
 
     def tick(self) -> None:
-        """Time has passed: `adjust`, and ask for less where more has not been wanted for long."""
+        """Time has passed: `adjust`, and ask for less where more has not been wanted for long,
+        or by who says so: a relay that asks for less has waited already."""
         self.adjust()
+        narrower, self._narrower = self._narrower, False
         flowing = [each for each in self._track.subscriptions if each.flows]
         wanted = self.wanted if flowing else None
         if wanted is None:
@@ -162,9 +175,7 @@ class Demand:
                 subscription.surplus_since = None
             elif wanted | subscription.asked != subscription.asked:
                 subscription.ask(wanted | subscription.asked)
-            elif subscription.surplus_since is None:
-                subscription.surplus_since = self._track.clock.now
-            elif self._track.clock.now - subscription.surplus_since >= self._track.config.linger:
+            elif narrower or subscription.has_surplus():
                 subscription.surplus_since = None
                 subscription.ask(wanted)
 
@@ -184,10 +195,36 @@ class Demand:
                 subscription.forward(False)  # the same Objects come on another of its subscriptions
             elif wanted or (not subscription.published and self.forward):
                 subscription.used = True
-                subscription.forward(True)
+                self._resume(subscription)
             elif rested or not subscription.used:
                 subscription.forward(False)
             sessions.add(subscription.session)
+
+    def _resume(self, subscription: UpstreamSubscription) -> None:
+        """Have it bring what is published from now on, and, where that is wanted, what was before:
+        its publisher may have ended the track, and need not take a FETCH."""
+        start = self._filled_from() if subscription.fillable else None
+        low = self._track.store.first_unknown(start, MAX_LOCATION) if start is not None else None
+        if low is not None:
+            self._track.ranges.fill(
+                UpstreamFill(self._track, self._track.ranges, subscription, low)
+            )
+        else:
+            subscription.forward(True)
+
+    def _filled_from(self) -> Location | None:
+        """From where on those who wait want what is there already; None when they do not."""
+        starts = [
+            _fill_start(each.parameters.fill_parameters, each.filter)
+            for each in self._downstream.waiting
+            if live(each) and each.parameters.fill_parameters is not None
+        ]
+        starts += [
+            _fill_start(update.parameters.fill_parameters, after(request, update)[0])
+            for request, update in self._downstream.deferred.items()
+            if update.parameters.fill_parameters is not None
+        ]
+        return min(starts, default=None)
 
     # -- NEW_GROUP_REQUEST -----------------------------------------------------------------
 
@@ -212,3 +249,9 @@ class Demand:
         for subscription in tuple(self._track.subscriptions):
             if subscription.established:
                 subscription.ask_new_group(value)
+
+
+def _fill_start(fill: Parameters | None, chosen: LocationFilter | None) -> Location:
+    """Where a fill begins, or before that where only the publisher knows."""
+    chosen = (fill.location_filter if fill is not None else None) or chosen
+    return Wanted.by(chosen, (), None).start

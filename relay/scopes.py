@@ -4,21 +4,33 @@ Tracks with one Full Track Name are the same track only where the sessions' auth
 are equal. A relay process has one certificate, so whatever authority a client dials (a name,
 another one, an address) is the same server; what separates scopes is the path, without its
 query. Each scope has a `Relay` of its own; the cache's budget, the policy and the counters
-are shared. Sans-IO.
+are shared. A session that dials a path of its own invention takes none of them: a scope is made
+by the first request that the policy allows. Sans-IO.
 """
 
 from __future__ import annotations
 
 import logging
 
-from moqt.session import Session, SessionHandler
+from moqt.requests import (
+    IncomingFetch,
+    IncomingPublish,
+    IncomingPublishNamespace,
+    IncomingSubscribe,
+    IncomingSubscribeNamespace,
+    IncomingSubscribeTracks,
+    IncomingTrackStatus,
+)
+from moqt.session import Session, SessionHandler, session_of
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
+from moqt.values.errors import SessionClosed
+from moqt.values.names import TrackNamespace
 from moqt.values.tokens import Token
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
-from relay.rights.policy import AllowAll, Policy
+from relay.rights.policy import Action, AllowAll, Policy
 
 logger = logging.getLogger("relay")
 
@@ -28,16 +40,97 @@ def scope_of(path: str | None) -> str:
     return (path or "").partition("?")[0] or "/"
 
 
+Opening = (
+    IncomingPublishNamespace
+    | IncomingSubscribeNamespace
+    | IncomingSubscribeTracks
+    | IncomingPublish
+    | IncomingSubscribe
+    | IncomingFetch
+    | IncomingTrackStatus
+)
+
+
+class Threshold(SessionHandler):
+    """Sessions of paths that are no scope yet: their first request that is allowed makes it one."""
+
+    def __init__(self, scopes: Scopes) -> None:
+        self._scopes = scopes
+        self.sessions: set[Session] = set()
+
+    def session_closed(self, session: Session, error: SessionClosed) -> None:
+        self.sessions.discard(session)
+        self._scopes.count(session)
+
+    def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
+        return self._scopes.policy.check(session, token)
+
+    def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
+        relay = self._enter(request, Action.PUBLISH_NAMESPACE, request.namespace)
+        if relay is not None:
+            relay.publish_namespace_received(request)
+
+    def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
+        relay = self._enter(request, Action.SUBSCRIBE_NAMESPACE, request.prefix)
+        if relay is not None:
+            relay.subscribe_namespace_received(request)
+
+    def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
+        relay = self._enter(request, Action.SUBSCRIBE_TRACKS, request.prefix)
+        if relay is not None:
+            relay.subscribe_tracks_received(request)
+
+    def publish_received(self, request: IncomingPublish) -> None:
+        relay = self._enter(request, Action.PUBLISH, request.name.namespace)
+        if relay is not None:
+            relay.publish_received(request)
+
+    def subscribe_received(self, request: IncomingSubscribe) -> None:
+        relay = self._enter(request, Action.SUBSCRIBE, request.name.namespace)
+        if relay is not None:
+            relay.subscribe_received(request)
+
+    def fetch_received(self, request: IncomingFetch) -> None:
+        relay = self._enter(request, Action.FETCH, request.name.namespace)
+        if relay is not None:
+            relay.fetch_received(request)
+
+    def track_status_received(self, request: IncomingTrackStatus) -> None:
+        relay = self._enter(request, Action.TRACK_STATUS, request.name.namespace)
+        if relay is not None:
+            relay.track_status_received(request)
+
+    def _enter(self, request: Opening, action: Action, namespace: TrackNamespace) -> Relay | None:
+        """The relay of the session's scope; None, and the request is answered, where there is none
+        and none is made for it."""
+        scopes, session = self._scopes, session_of(request)
+        if not scopes.policy.allow(session, action, namespace, request.tokens):
+            scopes.counters.requests_refused += 1
+            request.reject(RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
+            return None
+        scope = scope_of(session.path)
+        if not scopes.has_room(scope):
+            scopes.counters.requests_refused += 1
+            scopes.counters.requests_over_limit += 1
+            most, retry = scopes.config.max_scopes, scopes.config.retry_after_ms
+            reason = f"{most} paths are in use, and no more may be (max_scopes)"
+            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_after_ms=retry)
+            return None
+        self.sessions.discard(session)
+        return scopes.enter(session, scope)
+
+
 class Scopes(SessionHandler):
-    """Hands each session, once it is established, to the `Relay` of its scope."""
+    """Hands each session to the `Relay` of its scope, as soon as there is one."""
 
     def __init__(self, config: RelayConfig | None = None, policy: Policy | None = None) -> None:
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
-        self.cache = Cache(self.config.cache_octets)
+        self.cache = Cache(self.config.cache_octets, self.config.transit_octets)
         self.clock = Clock()
         self.relays: dict[str, Relay] = {}
+        self.threshold = Threshold(self)
         self._kept: set[str] = set()
         self._counted = Numbers()
         """Of the scopes that are gone."""
@@ -66,25 +159,49 @@ class Scopes(SessionHandler):
         self, session: Session, authority: str | None, path: str | None
     ) -> SessionErrorCode | None:
         """INVALID_PATH for one scope too many; one that only the cache knows makes room."""
-        scope = scope_of(path)
-        if scope in self.relays or len(self.relays) < self.config.max_scopes or self._displace():
-            self._relay(scope)
+        if self.has_room(scope_of(path)):
             return None
+        return SessionErrorCode.INVALID_PATH
+
+    def has_room(self, scope: str) -> bool:
+        """Whether it is there, or can be made."""
+        if scope in self.relays or len(self.relays) < self.config.max_scopes or self._displace():
+            return True
         self.counters.scopes_refused += 1
         if self.counters.scopes_refused == 1:
             logger.warning(
                 "the relay is at its limit of %d scopes (max_scopes): sessions for more are closed",
                 self.config.max_scopes,
             )
-        return SessionErrorCode.INVALID_PATH
+        return False
+
+    def enter(self, session: Session, scope: str) -> Relay:
+        """`session` is one of `scope` from now on, which is made if need be."""
+        relay = self._relay(scope)
+        session.handler = relay
+        relay.enter(session)
+        return relay
+
+    def sessions(self) -> list[Session]:
+        """Those that are established."""
+        inside = [session for relay in self.relays.values() for session in relay.sessions]
+        return [*inside, *self.threshold.sessions]
+
+    def count(self, session: Session) -> None:
+        """`session` has ended at the threshold."""
+        self._counted = Numbers.total([self._counted, Numbers.of([session])])
 
     def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
         return self.policy.check(session, token)
 
     def session_established(self, session: Session) -> None:
-        relay = self._relay(scope_of(session.path))
-        session.handler = relay
-        relay.session_established(session)
+        self.counters.sessions += 1
+        scope = scope_of(session.path)
+        if scope in self.relays:
+            self.enter(session, scope)
+        else:
+            session.handler = self.threshold
+            self.threshold.sessions.add(session)
 
     def _displace(self) -> bool:
         for scope, relay in self.relays.items():
@@ -111,4 +228,5 @@ class Scopes(SessionHandler):
 
     def numbers(self) -> Numbers:
         """What all sessions, ended ones included, have counted."""
-        return Numbers.total([self._counted, *(relay.numbers() for relay in self.relays.values())])
+        inside = (relay.numbers() for relay in self.relays.values())
+        return Numbers.total([self._counted, Numbers.of(self.threshold.sessions), *inside])

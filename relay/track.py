@@ -8,26 +8,32 @@ was published before or has been evicted, with FETCHes (`relay.sources.missing`)
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
-from weakref import WeakSet
 
 from moqt.requests import IncomingFetch, OutgoingPublish
 from moqt.session import Session
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
-from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 from relay.audience.downstream import Downstream, TrackRequest, live
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.demand import Demand
+from relay.sources.candidates import Candidates
 from relay.sources.filling import Filling
 from relay.sources.missing import Ranges
+from relay.sources.origin import Origin
 from relay.sources.subscriptions import UpstreamPublish, UpstreamSubscribe, UpstreamSubscription
 from relay.sources.wanted import EVERYTHING
+
+_ASKED_ANEW = frozenset({PublishDoneCode.UPDATE_FAILED, PublishDoneCode.TOO_FAR_BEHIND})
+"""Ends of a subscription of ours that say nothing of the track."""
+
+_NOT_AWAITED = frozenset({PublishDoneCode.UNAUTHORIZED})
+"""Ends that no publisher takes back by coming again."""
 
 
 class Home(Protocol):
@@ -44,7 +50,11 @@ class Home(Protocol):
     """Established subscriptions to publishers."""
 
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
-        """The sessions that may be asked for a track of `namespace`."""
+        """The sessions that may be asked for a track of `namespace`, the best first."""
+
+    def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
+        """The same for `track`, by rank: those of one are asked together, those of the next
+        when none of them has it."""
 
     def track_serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         """Upstream is established and up to date: serve `request`, which waited for that."""
@@ -55,11 +65,17 @@ class Home(Protocol):
     def track_refused(self, track: UpstreamTrack, error: RequestError) -> None:
         """No publisher gave the track: tell who waits."""
 
+    def track_circle(self, track: UpstreamTrack) -> None:
+        """It may come from upstream relays alone: they cannot have it from here."""
+
     def track_ended(self, track: UpstreamTrack) -> None:
         """No upstream subscription is left, or the store lost an Object."""
 
     def track_malformed(self, track: UpstreamTrack, reason: str) -> None:
         """The track is unusable: end all its requests and forget it."""
+
+    def track_renewed(self, track: UpstreamTrack, reason: str) -> None:
+        """Another content is in the place of what it was: end who was served that."""
 
     def track_busy(self, track: UpstreamTrack) -> None:
         """The track has something to do on tick."""
@@ -75,37 +91,36 @@ class UpstreamTrack:
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.store = TrackStore(
-            name, authoritative=False, max_intervals=home.config.max_intervals_per_track
-        )
-        self.store.on_stored = self._stored
-        self.store.on_used = self._used
-        self.store.on_evicted = self._evicted
-        self.store.knowledge.account = self.cache
-        self.filling = Filling(
-            self.store, cache=self.cache, counters=self.counters, clock=self.clock
-        )
+        self.filling = Filling(name, self.config, self.cache, self.counters, self.clock)
+        self.store = self.filling.store
         self.ranges = Ranges(self)
-        self.store.source = self.ranges
+        self.origin = Origin(self)
+        self.filling.contradicted = self.origin.contradicted
         self.subscriptions: dict[UpstreamSubscription, None] = {}
         self.downstream = Downstream()
         self.waiting = self.downstream.waiting
         self.requests = self.downstream.requests
         self.offers = self.downstream.offers
         self.demand = Demand(self)
-        self.store.on_new_group = self.demand.ask_new_group
+        self._connect(self.store)
         self.idle_since: float | None = None
         self.published_here = False
         """Complete and without a publisher: the relay is the publisher now."""
+        self.read_above = False
+        """An upstream relay has asked for it, or was offered it."""
         self.over = False
-        self._refusal: RequestError | None = None
-        self.denied: WeakSet[Session] = WeakSet()
-        """Who has said, since they were asked, that it does not exist."""
+        self.candidates = Candidates(lambda: home.ranks(self), self.config, self.clock)
         self._lost: tuple[int, str] | None = None
         """How the last subscription ended, while another, or what was missed, may come."""
         self._end_unseen = False
         """It ended while its publication was paused, or narrowed: there may be Objects that nobody
         told of."""
+
+    def _connect(self, store: TrackStore) -> None:
+        store.on_used = self.ranges.used
+        store.on_evicted = self._evicted
+        store.on_new_group = self.demand.ask_new_group
+        store.source = self.ranges
 
     # -- state ---------------------------------------------------------------------------
 
@@ -130,6 +145,11 @@ class UpstreamTrack:
         return self.downstream.idle
 
     @property
+    def lingers(self) -> bool:
+        """Its last source is lost, and those who listen wait for another."""
+        return self.candidates.lingers
+
+    @property
     def only_published(self) -> bool:
         """Out of use, and only PUBLISHes bring it."""
         return self.idle and self.established and all(s.published for s in self.subscriptions)
@@ -142,7 +162,7 @@ class UpstreamTrack:
         """Whether `request` can be answered without waiting for a publisher."""
         if self.established:
             return True
-        ended = self.track_ended and not self._end_unseen
+        ended = self.track_ended and not self._end_unseen and not self.origin.unasked
         if ended and (self.store.octets > 0 or self.store.is_complete()):
             return True
         if self.home.publishers(self.name.namespace):
@@ -153,16 +173,29 @@ class UpstreamTrack:
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
         sessions = [each.session for each in self.subscriptions if each.established]
-        sessions += self.home.publishers(self.name.namespace)
+        sessions += [each for rank in self.home.ranks(self) for each in rank]
         return [s for s in dict.fromkeys(sessions) if s.closed is None]
 
     # -- upstream subscriptions ------------------------------------------------------------
 
-    def open(self, sessions: Iterable[Session]) -> None:
-        """SUBSCRIBE to each of `sessions` that has no subscription yet."""
-        self._refusal = None
-        self.denied.clear()
-        new = [UpstreamSubscribe(self, each) for each in sessions if not self.publishes(each)]
+    def open(self) -> None:
+        """Ask for it: a new round, in which whoever refused before is asked again."""
+        self.candidates.begin()
+        self._ask()
+        if not self.subscriptions:
+            self.home.track_refused(self, RequestError(RequestErrorCode.DOES_NOT_EXIST))
+
+    def appeared(self, session: Session) -> None:
+        """`session` may have it, too: it has come, or published a namespace of it."""
+        self.candidates.appeared(session)
+        self._ask()
+
+    def _ask(self, *, beyond: bool = False) -> None:
+        """SUBSCRIBE to those whose turn it is (MOQT "Publisher Interactions")."""
+        sessions = self.candidates.next(self.publishes, beyond=beyond)
+        self._subscribe([UpstreamSubscribe(self, each) for each in sessions])
+
+    def _subscribe(self, new: list[UpstreamSubscribe]) -> None:
         self.subscriptions.update(dict.fromkeys(new))
         for subscription in new:
             self._open(subscription)
@@ -208,34 +241,19 @@ class UpstreamTrack:
             isinstance(other, UpstreamSubscribe) and other.replaces is subscription
             for other in self.subscriptions
         ):
-            again = UpstreamSubscribe(self, subscription.session, replaces=subscription)
-            self.subscriptions[again] = None
-            self._open(again)
+            self._subscribe([UpstreamSubscribe(self, subscription.session, replaces=subscription)])
 
     def move(self, old: Session, new: Session) -> None:
-        """The upstream session goes away: SUBSCRIBE on the new one, then leave the old one.
-
-        A track that nobody uses is left at once, and asked for again when somebody does.
-        """
+        """The upstream session goes away: SUBSCRIBE on the new one, then leave the old one. A
+        track that nobody uses is left at once, and asked for again when somebody does."""
         subscriptions = [each for each in self.subscriptions if each.session is old]
         if not self.idle:
-            for subscription in subscriptions:
-                again = UpstreamSubscribe(self, new, replaces=subscription)
-                self.subscriptions[again] = None
-                self._open(again)
+            self._subscribe([UpstreamSubscribe(self, new, replaces=each) for each in subscriptions])
             return
         for subscription in subscriptions:
             self._give_up(subscription)
         if not self.subscriptions:
             self._finish(PublishDoneCode.GOING_AWAY, "the publisher has moved")
-
-    def dismiss(self, session: Session, error: RequestError) -> None:
-        """Take nothing more of it from `session`."""
-        for subscription in [each for each in self.subscriptions if each.session is session]:
-            if subscription.request is not None:
-                subscription.request.cancel()
-            subscription.request_failed(error)
-        self.ranges.dismiss(session, error)
 
     def _give_up(self, subscription: UpstreamSubscription) -> None:
         if subscription in self.subscriptions:
@@ -243,12 +261,16 @@ class UpstreamTrack:
             subscription.cancel()
 
     def upstream_accepted(self, subscription: UpstreamSubscription) -> None:
-        request, store = subscription.request, self.store
+        request = subscription.request
         assert request is not None
+        alone = not self.established
         subscription.accepted()
         self._end_unseen = False
         self.home.upstream_subscriptions += 1
         self._lost = None
+        self.counters.publishers_returned += self.candidates.settle()
+        self.origin.accepted(subscription.session, request.largest, alone=alone)
+        store = self.store
         if store.ended and not (self.track_ended and store.end_of_track is not None):
             # A subscription that is still draining would have a hole it does not know of.
             for old in self.downstream.subscriptions():
@@ -263,6 +285,7 @@ class UpstreamTrack:
         self.home.track_busy(self)
         self.home.track_available(self)
         self.demand.widen(subscription)
+        self._recover(subscription)
         self._ready(subscription)
         if self.waiting:
             self.demand.catch_up()
@@ -280,8 +303,10 @@ class UpstreamTrack:
         if largest is None or (before is not None and largest <= before):
             return True
         if store.end_of_track is not None and largest >= store.end_of_track:
-            self.malformed("the Largest Object lies beyond the end of the track")
-            return False
+            reason = "the Largest Object lies beyond the end of the track"
+            if not self.origin.contradicted(reason):
+                self.malformed(reason)
+            return not self.over
         store.largest = largest
         slept, subscription.slept = subscription.slept, subscription.paused
         if subscription.narrowed and not slept:
@@ -290,14 +315,24 @@ class UpstreamTrack:
             self.ranges.missed(
                 location_after(before) if before is not None else Location(0, 0), largest
             )
-            going = subscription, subscription.replaces
-            if not any(other.current for other in self.subscriptions if other not in going):
-                # It was published while nothing came (MOQT "Relays"), or is given up.
-                self.ranges.recover()
+            self._recover(subscription)
         return True
+
+    def _recover(self, subscription: UpstreamSubscription) -> None:
+        """FETCH what was missed, now that `subscription` is there, unless another brings it."""
+        going = subscription, subscription.replaces
+        if (
+            self.ranges.missing
+            and self.downstream.listens
+            and not any(other.current for other in self.subscriptions if other not in going)
+        ):
+            # It was published while nothing came (MOQT "Relays"), or is given up.
+            self.ranges.recover()
 
     def _ready(self, subscription: UpstreamSubscription) -> None:
         """Who waited can go on; who wants Objects, only when they come."""
+        if self.origin.probing:
+            return  # `confirmed` follows
         flows = subscription.flows
         if flows:
             self.demand.patience = None
@@ -312,10 +347,13 @@ class UpstreamTrack:
         if subscription not in self.subscriptions:
             return
         if not self._drop(subscription):
-            self._note_refusal(subscription.session, error)
+            self.candidates.refuse(subscription.session, error)
             if not self.subscriptions:
-                refusal = self._refusal or RequestError(RequestErrorCode.INTERNAL_ERROR)
-                self._refusal = None
+                self._ask()
+            elif self.read_above:
+                self.home.track_circle(self)
+            if not self.subscriptions and not self.lingers:
+                refusal = self.candidates.take_refusal()
                 if self._lost is not None:
                     self._finish(*self._lost)
                 self.home.track_refused(self, refusal)
@@ -323,7 +361,9 @@ class UpstreamTrack:
         if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
             self.malformed(error.reason)
         else:
-            self._lost_upstream(PublishDoneCode.INTERNAL_ERROR, "the publisher was lost")
+            self._lost_upstream(
+                subscription, PublishDoneCode.INTERNAL_ERROR, "the publisher was lost"
+            )
 
     def upstream_done(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
         """PUBLISH_DONE, and the streams it counts have ended (MOQT "PUBLISH_DONE")."""
@@ -343,10 +383,16 @@ class UpstreamTrack:
             self.malformed(reason)
         elif code == PublishDoneCode.TRACK_ENDED and subscription.lost:
             self._lost_upstream(
-                PublishDoneCode.INTERNAL_ERROR, "a stream was lost on its way from the publisher"
+                subscription,
+                PublishDoneCode.INTERNAL_ERROR,
+                "a stream was lost on its way from the publisher",
             )
         else:
-            self._lost_upstream(code, reason)
+            if code in _ASKED_ANEW and not self.idle:
+                again = UpstreamSubscribe(self, subscription.session)
+                again.unfiltered = code == PublishDoneCode.UPDATE_FAILED
+                self._subscribe([again])
+            self._lost_upstream(subscription, code, reason)
 
     def _drop(self, subscription: UpstreamSubscription) -> bool:
         """Take out what ended, or is to end; whether it was an established one of this track."""
@@ -356,25 +402,49 @@ class UpstreamTrack:
         subscription.established = False
         return was
 
-    def _lost_upstream(self, code: int, reason: str) -> None:
+    def _lost_upstream(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
         over = code == PublishDoneCode.TRACK_ENDED and self.store.is_complete()
+        if self.downstream.listens and code != PublishDoneCode.TRACK_ENDED:
+            others = [each.start for each in self.subscriptions if each.established]
+            self.ranges.cut(subscription.cuts.values(), others)
         if self.established and not over:
             if self.downstream.listens:
                 self.ranges.recover()
             self.adjust()
         else:
-            self._finish_or_wait(code, reason)
+            self._finish_or_wait(subscription.session, code, reason)
 
-    def _finish_or_wait(self, code: int, reason: str) -> None:
-        """The last established subscription is over; others may not have been answered yet."""
+    def _finish_or_wait(self, session: Session, code: int, reason: str) -> None:
+        """The last source, `session`, is gone; others have not answered or not been asked yet."""
         if code == PublishDoneCode.TRACK_ENDED:
             # That is final: what another publisher has of the track can be fetched.
             for subscription in tuple(self.subscriptions):
                 self._give_up(subscription)
-        if self.subscriptions:
+        elif not self.idle:
+            if self.subscriptions:
+                self.candidates.decline(session)
+            else:
+                self.candidates.begin(session)
+                self._ask()
+            if self.config.publisher_linger and code not in _NOT_AWAITED:
+                self.candidates.linger(self.config.publisher_linger)
+                self.counters.publishers_lost += 1
+                self.home.track_busy(self)
+        if self.subscriptions or self.lingers:
             self._lost = (code, reason)
         else:
             self._finish(code, reason)
+
+    def _await_source(self) -> None:
+        """Time has passed: those who listen may wait for a source, or for its answer."""
+        self.candidates.tick()
+        if self.established or not self.candidates.due:
+            return
+        if self.subscriptions and (self.waiting or self.lingers):
+            self._ask(beyond=True)  # who was asked is slow
+        elif self.lingers:
+            self.candidates.begin()
+            self._ask()
 
     def end_complete(self) -> None:
         """All of it is here, and no publisher is."""
@@ -384,6 +454,7 @@ class UpstreamTrack:
     def _finish(self, code: int, reason: str) -> None:
         """No upstream subscription is left: downstream ones end with the same meaning."""
         self._lost = None
+        self.candidates.settle()
         if self.store.is_complete():
             code, reason = PublishDoneCode.TRACK_ENDED, ""
         elif (
@@ -400,29 +471,31 @@ class UpstreamTrack:
 
     def recovered(self) -> None:
         """What was missed has come, or cannot be had."""
-        if self._lost is not None and not self.subscriptions:
+        if self._lost is not None and not self.subscriptions and not self.lingers:
             self._finish(*self._lost)
 
     def rejected(self, location: Location) -> None:
         self.ranges.rejected(location)
 
-    def _note_refusal(self, session: Session, error: MoqtError) -> None:
-        """Of several refusals the one that says most is passed on; of those that say that the
-        track does not exist, the one that says it for the shortest time."""
-        if not isinstance(error, RequestError):
-            error = RequestError(
-                RequestErrorCode.INTERNAL_ERROR,
-                "the publisher left before it answered",
-                retry_after_ms=self.config.retry_after_ms,
-            )
-        kept, absent = self._refusal, RequestErrorCode.DOES_NOT_EXIST
-        if error.code == absent:
-            self.denied.add(session)
-        if kept is None or (
-            kept.code == absent
-            and (error.code != absent or (error.retry_after_ms or 0) < (kept.retry_after_ms or 0))
-        ):
-            self._refusal = error
+    def renew(self, reason: str) -> None:
+        """What is cached is dropped, and who was served it ends; what comes now is the track."""
+        self.counters.tracks_renewed += 1
+        self.ranges.stop()
+        for subscription in self.subscriptions:
+            subscription.begin_anew()
+        self.store = self.filling.begin_anew()
+        self._connect(self.store)
+        self.home.track_renewed(self, reason)
+        for subscription in tuple(self.subscriptions):
+            if subscription.established:
+                self._learn(subscription)
+
+    def confirmed(self) -> None:
+        if not self.established:
+            self.home.track_ended(self)
+        for subscription in tuple(self.subscriptions):
+            if subscription.established:
+                self._ready(subscription)
 
     def close_upstream(self, *, publications: bool = True) -> None:
         """Unsubscribe and stop fetching; what is cached stays. Without `publications`, those
@@ -431,6 +504,7 @@ class UpstreamTrack:
             if publications or not subscription.published:
                 self._give_up(subscription)
         self.ranges.stop()
+        self.origin.stop()
 
     def malformed(self, reason: str) -> None:
         """MOQT "Malformed Tracks": end everything, forget the track."""
@@ -449,6 +523,7 @@ class UpstreamTrack:
     def offered(self, publication: OutgoingPublish) -> None:
         """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
         self.offers[publication] = None
+        self.read_above |= publication.session in self.home.upstreams
         publication.updates.gate = partial(self.demand.update_received, publication)
         self.idle_since = None
         self.home.track_busy(self)
@@ -459,22 +534,6 @@ class UpstreamTrack:
         self.demand.adjust()
 
     # -- numbers and the cache -------------------------------------------------------------
-
-    def _stored(self, store: TrackStore, stored: StoredObject) -> None:
-        counters = self.counters
-        counters.objects_in += 1
-        counters.octets_in += stored.length
-        self.cache.add(store, stored)
-
-    def _used(self, store: TrackStore, stored: StoredObject) -> None:
-        if stored.status is not ObjectStatus.NORMAL:
-            return
-        counters = self.counters
-        counters.objects_out += 1
-        counters.octets_out += stored.length
-        self.cache.use(stored)
-        for fetch in self.ranges.fetches:
-            fetch.read(stored)
 
     def _evicted(self, store: TrackStore, stored: StoredObject) -> None:
         """The cache dropped `stored`."""
@@ -492,23 +551,25 @@ class UpstreamTrack:
     def tick(self, now: float) -> None:
         for subscription in tuple(self.subscriptions):
             subscription.tick(now)
-        if self.demand.patience is not None and now > self.demand.patience:
-            self._give_up_waiting()
+        if self.demand.is_out_of_patience():
+            self._wait_no_more()
         self.downstream.prune()
+        self._await_source()
         if not self.idle:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
             self.ranges.stop()
+            self.origin.stop()
         elif now - self.idle_since >= self.config.linger:
             self.close_upstream(publications=False)
         self.demand.tick()
         self.ranges.tick(now)
+        self.origin.tick(now)
         self.recovered()
 
-    def _give_up_waiting(self) -> None:
+    def _wait_no_more(self) -> None:
         """Upstream has not answered an update: go on with what is known."""
-        self.demand.patience = None
         self.counters.upstream_timeouts += 1
         for request in tuple(self.waiting) if self.established else ():
             self.home.track_serve(self, request)
@@ -520,6 +581,7 @@ class UpstreamTrack:
         return (
             self.idle
             and self.ranges.idle
+            and not self.origin.probing
             and all(
                 each.published and each.paused and not each.expires for each in self.subscriptions
             )
@@ -532,5 +594,6 @@ class UpstreamTrack:
             self.idle
             and not self.subscriptions
             and self.ranges.idle
+            and not self.origin.probing
             and next(self.store.objects(), None) is None
         )

@@ -62,7 +62,7 @@ def _publishers(relay: Relay) -> None:
         request.revoke(StreamErrorCode.EXPIRED_AUTH_TOKEN)
         for track in relay.tracks_by_namespace.under(request.namespace):
             if not _publishes(relay, session_of(request), track):
-                track.dismiss(session_of(request), _withdrawn())
+                _dismiss(track, session_of(request))
 
 
 def _publishes(relay: Relay, session: Session, track: UpstreamTrack) -> bool:
@@ -92,7 +92,7 @@ def _publications(relay: Relay, track: UpstreamTrack) -> None:
             request, Action.PUBLISH, namespace
         ):
             relay.counters.requests_revoked += 1
-            track.dismiss(subscription.session, _withdrawn())
+            _dismiss(track, subscription.session)
 
 
 def _readers(relay: Relay, track: UpstreamTrack) -> None:
@@ -109,6 +109,15 @@ def _readers(relay: Relay, track: UpstreamTrack) -> None:
         if not refusals.may(offer, Action.SUBSCRIBE, namespace):
             relay.counters.requests_revoked += 1
             offer.withdraw(PublishDoneCode.UNAUTHORIZED, WITHDRAWN)
+
+
+def _dismiss(track: UpstreamTrack, session: Session) -> None:
+    """Take nothing more of it from `session`."""
+    for subscription in [each for each in track.subscriptions if each.session is session]:
+        if subscription.request is not None:
+            subscription.request.cancel()
+        subscription.request_failed(_withdrawn())
+    track.ranges.dismiss(session, _withdrawn())
 
 
 def _withdrawn() -> RequestError:

@@ -20,7 +20,6 @@ NOT_MIRRORED = {
 """Folders of tests that stand for no folder of a package."""
 WITHOUT_TESTS = {
     "interop/cases": "run against other implementations, by `make interop`",
-    "moqt/quic/packets": "tested by both sides of a connection, ours and aioquic's own",
     "moqt/wire/draft22": "tested through the codec, by its vectors",
 }
 """Folders of packages whose tests stand elsewhere."""

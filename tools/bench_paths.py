@@ -7,10 +7,12 @@ retrieval took, and at least 3 s. MB are 10^6 octets of payload. Connections sta
 starts, but for aiomoqt's subscriber. What is not done within --seconds counts with what came until
 then.
 
-aiomoqt is looked for where `python -m interop.peers` installs it, or in --aiomoqt FOLDER.
+aiomoqt is looked for where `python -m interop.peers` installs it, or in --aiomoqt FOLDER. Last,
+it is told goal by goal what is reached; `--json` prints rows and goals as one JSON object, `--keep`
+leaves the same in bench/results (or the FOLDER named), with the time in its name.
 
     python -m tools.bench_paths
-    python -m tools.bench_paths --quick --paths "100 ms;lte"
+    python -m tools.bench_paths --quick --paths "100 ms;lte" --repeat 3 --keep
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -55,6 +58,37 @@ PATHS: dict[str, tuple[Path, Path]] = {
 CONNECTIONS = {"5 MB/s a flow, by 4": 4}
 """Of our consumer, where it has more than one; the other columns have one."""
 COLUMNS = ("kvcs", "raw", "aiomoqt")
+RESULTS = FilePath("bench/results")
+
+
+def _first_layer(row: dict[str, Any], name: str) -> float | None:
+    found: float | None = row["kvcs"].get(name)
+    return None if found is None else -found
+
+
+def _beside_aiomoqt(row: dict[str, Any]) -> float | None:
+    theirs = row.get("aiomoqt", {}).get("mb_s")
+    return row["kvcs"]["mb_s"] / theirs if theirs else None
+
+
+GOALS: tuple[tuple[str, str, float, Callable[[dict[str, Any]], float | None]], ...] = (
+    ("100 ms", "MB/s", 40, lambda row: float(row["kvcs"]["mb_s"])),
+    ("100 ms", "x aiomoqt", 1, _beside_aiomoqt),
+    ("100 ms", "s to the first layer", -0.6, lambda row: _first_layer(row, "first_layer")),
+    ("100 ms", "s the second time", -0.35, lambda row: _first_layer(row, "first_layer_again")),
+    ("100 ms, 0.1 %", "MB/s", 40, lambda row: float(row["kvcs"]["mb_s"])),
+    ("100 ms, 0.1 %", "x aiomoqt", 1, _beside_aiomoqt),
+    ("100 ms, 1 %", "x aiomoqt", 1.3, _beside_aiomoqt),
+    ("20 MB/s, 100 ms, 1 %", "of the rate", 0.85, lambda row: row.get("filled")),
+    (
+        "20 MB/s, 100 ms, 1 %",
+        "BDP queued",
+        -1.5,
+        lambda row: -row["kvcs"]["queue_bdp"] if "queue_bdp" in row["kvcs"] else None,
+    ),
+    ("5 MB/s a flow, by 4", "MB/s", 15, lambda row: float(row["kvcs"]["mb_s"])),
+)
+"""Of which path, what, the least that will do (the most, below 0), and what a row has of it."""
 LEAST_PEER_SECONDS = 3
 BUSY = 0.01
 """Seconds: with a proxy that was later than that, the host was too busy for the figures."""
@@ -84,7 +118,7 @@ def told(proxy: Proxy, link: Link) -> dict[str, Any]:
 
 
 def run_kvcs(options: argparse.Namespace, up: Path, down: Path, seed: int) -> dict[str, Any]:
-    """Through a relay that has nothing cached; with `--again`, its cache to the same site."""
+    """Through a relay that has nothing cached; then, unless --once, its cache to the same site."""
     with bench.relay(options) as (_, url), bench.role(options, "publish", url) as publisher:
         publisher.line()
         with through(int(url.rpartition(":")[2]), up, down, seed) as (proxy, route):
@@ -97,7 +131,7 @@ def run_kvcs(options: argparse.Namespace, up: Path, down: Path, seed: int) -> di
                 "first_layer": run["first_layer"],
                 **told(proxy, route.down),
             }
-            if options.again and not run["failed"]:
+            if not options.once and not run["failed"]:
                 (again,) = bench.consume(options, far, 1)
                 found["first_layer_again"] = again["first_layer"]
     if run["failed"]:
@@ -165,6 +199,51 @@ def attempt(run: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, An
         return {"mb_s": 0.0, "failed": str(error)}
 
 
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in the middle by its rate, with the medians of all figures."""
+    found = sorted(runs, key=lambda run: float(run["mb_s"]))[len(runs) // 2]
+    figures = {name for name, value in found.items() if isinstance(value, int | float)}
+    return found | {
+        name: statistics.median(run[name] for run in runs if run.get(name) is not None)
+        for name in figures
+    }
+
+
+def reached(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each goal whether it is reached: None where nothing was measured that tells."""
+    by_path = {row["path"]: row for row in rows}
+    told = []
+    for path, what, least, figure in GOALS:
+        found = figure(by_path[path]) if path in by_path else None
+        told.append(
+            {
+                "path": path,
+                "goal": f"{'at most' if least < 0 else 'at least'} {abs(least):g} {what}",
+                "found": None if found is None else round(abs(found), 3),
+                "reached": None if found is None else found >= least,
+            }
+        )
+    return told
+
+
+def show_goals(goals: list[dict[str, Any]]) -> None:
+    said = {True: "reached", False: "NOT REACHED", None: "not measured"}
+    print("\ngoals")
+    for goal in goals:
+        found = "" if goal["found"] is None else f" ({goal['found']:g})"
+        print(f"  {goal['path']:22}{goal['goal']:34}{said[goal['reached']]}{found}")
+    known = [goal["reached"] for goal in goals if goal["reached"] is not None]
+    print(f"  {sum(known)} of {len(known)} that were measured are reached, {len(goals)} there are")
+
+
+def keep(folder: FilePath, told: dict[str, Any]) -> FilePath:
+    """Leave the results in `folder`; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"paths-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    file.write_text(json.dumps(told, indent=2) + "\n")
+    return file
+
+
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One row: the medians of `--repeat` runs of each column, one after the other."""
     up, down = PATHS[name]
@@ -173,16 +252,15 @@ def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     for seed in range(1, options.repeat + 1):
         kvcs = attempt(run_kvcs, options, up, down, seed)
         runs["kvcs"].append(kvcs)
-        runs["raw"].append(attempt(run_raw, options, up, down, seed))
-        if options.aiomoqt is not None:
+        if "raw" in options.columns:
+            runs["raw"].append(attempt(run_raw, options, up, down, seed))
+        if "aiomoqt" in options.columns and options.aiomoqt is not None:
             lasts = kvcs.get("seconds", 0.0)
             runs["aiomoqt"].append(attempt(run_aiomoqt, options, up, down, seed, lasts))
     row: dict[str, Any] = {"path": name}
     for column, found in runs.items():
         if found:
-            row[column] = sorted(found, key=lambda run: float(run["mb_s"]))[len(found) // 2] | {
-                "mb_s": statistics.median(run["mb_s"] for run in found)
-            }
+            row[column] = middle(found)
     if down.bandwidth is not None:
         row["filled"] = row["kvcs"]["mb_s"] * 1e6 / down.bandwidth
     return row
@@ -227,11 +305,23 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, help="payload of each run (134)")
     parser.add_argument("--seconds", type=float, help="that a run may take (90)")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
-    parser.add_argument("--again", action="store_true", help="a second retrieval for each path")
+    parser.add_argument("--once", action="store_true", help="no second retrieval for each path")
+    parser.add_argument("--columns", default=",".join(COLUMNS), help="what is run beside kvcs")
     parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
     parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
+    parser.add_argument(
+        "--keep",
+        type=FilePath,
+        nargs="?",
+        const=RESULTS,
+        metavar="FOLDER",
+        help="keep the results there (bench/results)",
+    )
     options = parser.parse_args()
+    options.columns = [name.strip() for name in options.columns.split(",")]
+    if unknown := [name for name in options.columns if name not in COLUMNS]:
+        parser.error(f"no such column: {', '.join(unknown)} (there are {', '.join(COLUMNS)})")
     names = [name.strip() for name in options.paths.split(";") if name.strip()]
     if unknown := [name for name in names if name not in PATHS]:
         parser.error(f"no such path: {'; '.join(unknown)} (there are {'; '.join(PATHS)})")
@@ -240,7 +330,7 @@ def main() -> None:
     if options.aiomoqt is not None and find_aiomoqt(options.aiomoqt) is None:
         parser.error(f"no aiomoqt in {options.aiomoqt} (bin/moq-pub-server is not there)")
     options.aiomoqt = find_aiomoqt(options.aiomoqt)
-    if options.aiomoqt is None:
+    if options.aiomoqt is None and "aiomoqt" in options.columns:
         print(
             f"{AIOMOQT.package} {AIOMOQT.version} is not installed: its column stays empty "
             "(python -m interop.peers installs it)",
@@ -259,8 +349,19 @@ def main() -> None:
             rows.append(measure(options, name))
             if not options.json:
                 show(rows[-1])
+    told = {
+        "megabytes": options.megabytes,
+        "datagram": options.size,
+        "repeat": options.repeat,
+        "rows": rows,
+        "goals": reached(rows),
+    }
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(told, indent=2))
+    else:
+        show_goals(told["goals"])
+    if options.keep is not None:
+        print(f"kept in {keep(options.keep, told)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ ROWS = (
     _row(
         "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
         "payload, properties, 768 each", "`cache_billed_octets`", "the least recently used go",
-        "Cache._used _Ages.came Cache._aging GroupLog.objects GroupLog.ids SubgroupLog.ids "
+        "Cache._used Cache._fresh Cache._awaited _Ages.came Cache._aging "
+        "GroupLog.objects GroupLog.ids SubgroupLog.ids "
         "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
         "StoredObject.ends",
     ),

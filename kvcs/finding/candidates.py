@@ -177,15 +177,18 @@ class Candidates:
             times.append(search.poll(now))
             if search.error is not None and not lost:
                 self.failed(search.error)  # others may still be had
-        began = self._searches[-1].began
-        if began is not None and self._relays and self._searches[-1].open:
-            if now >= began + SLOW:
-                relay = self._sessions.name(self._searches[-1].url)
+        # one that says nothing keeps no further one from being asked, whatever came of others
+        silent = [each for each in self._searches if each.open and each.began is not None]
+        if silent and self._relays:
+            last = silent[-1]
+            assert last.began is not None
+            if now >= last.began + SLOW:
+                relay = self._sessions.name(last.url)
                 if relay is not None:
                     self._failures.note(relay, now)
                 self.widen()
                 return self.poll(now)
-            times.append(began + SLOW)
+            times.append(last.began + SLOW)
         return min((at for at in times if at is not None), default=None)
 
     def widen(self) -> bool:

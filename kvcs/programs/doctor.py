@@ -23,8 +23,10 @@ from kvcs.names.refusals import not_authorized
 from kvcs.programs.common import (
     Cafile,
     Congestion,
+    QuicBackend,
     TokenFile,
     Url,
+    Version,
     check_url,
     exit_code,
     explained,
@@ -43,11 +45,12 @@ from kvcs.trust.sealing import sealed_with
 from kvcs.trust.terms import Came, Terms
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import ExitCode, InputError, check_cafile, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from moqt.aio import MoqtSession
 from moqt.client import connect
+from moqt.quic.backend import Backend
 from moqt.quic.config import QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -181,6 +184,7 @@ def command(
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long all of it may take.")
     ] = 30,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     version: Version = False,
 ) -> None:
@@ -205,7 +209,10 @@ def command(
                 "--scope-key-file, --compat and --tokens go together"
                 + ("" if producers is None else ", and --producers with them")
             )
-        quic = QuicConfig(cafile=cafile, congestion_control_algorithm=congestion)
+        with inputs():
+            quic = QuicConfig(
+                cafile=cafile, congestion_control_algorithm=congestion, quic_backend=quic_backend
+            )
         return examine(shown, quic, prompt)
 
     async def examine(shown: SessionConfig, quic: QuicConfig, prompt: _Prompt | None) -> None:
@@ -273,12 +280,13 @@ def _names(cert: x509.Certificate) -> list[x509.GeneralName]:
 
 
 async def _look_at_packets(session: MoqtSession, findings: _Findings) -> None:
-    # the session is there before it is known what the path carries
+    # the session is there before it is known what the path carries, which is found step by step
+    ours = 0
     for _ in range(LOOKS):
-        if session.packet_sizes[0] > SMALL_PACKETS:
+        before, (ours, _) = ours, session.packet_sizes
+        if before == ours > SMALL_PACKETS:
             break
         await asyncio.sleep(PROBED / LOOKS)
-    ours, _ = session.packet_sizes
     small = ours <= SMALL_PACKETS
     text = f"the path carries packets of {ours} octets of UDP payload"
     if small:

@@ -17,8 +17,10 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     TokenFile,
     Url,
+    Version,
     check_url,
     inputs,
     quic_config,
@@ -43,7 +45,8 @@ from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvcs.simple.publication import PromptPublication
 from kvsp.blocks.kv_files import KvFile
 from kvsp.cli.common import check_cafile
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import Algorithm
 
@@ -98,6 +101,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Announce as a JSON object.")] = False,
@@ -121,6 +125,7 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
         )

@@ -19,8 +19,10 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     TokenFile,
     Url,
+    Version,
     check_not_input,
     check_url,
     failure,
@@ -45,9 +47,10 @@ from kvcs.simple.consumer import PromptConsumer
 from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import check_cafile, check_output, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.identity import Descriptor
 from moqt.client import connect
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -100,6 +103,7 @@ def command(
     ] = 60,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -122,6 +126,7 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
         )

@@ -22,11 +22,13 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     ScopeKeyFile,
     SessionWindow,
     TokenFile,
     Tokens,
     Url,
+    Version,
     check_url,
     inputs,
     quic_config,
@@ -55,10 +57,11 @@ from kvsp.cli.common import (
     note,
     warnings_noted,
 )
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.prefix import complete_blocks
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW
 from moqt.quic.congestion.algorithms import Algorithm
 
@@ -147,6 +150,7 @@ def command(
     ] = 10,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
@@ -207,6 +211,7 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
             session_window=session_window,

@@ -1,4 +1,4 @@
-"""What a publishing program does until it is stopped, of whichever profile: `Serving`."""
+"""A publication served at a relay until it is asked to stop: sessions come and go, it stays."""
 
 from __future__ import annotations
 

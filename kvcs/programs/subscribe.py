@@ -27,11 +27,13 @@ from kvcs.programs.common import (
     KeylogFile,
     Mtu,
     QlogDir,
+    QuicBackend,
     ScopeKeyFile,
     SessionWindow,
     TokenFile,
     Tokens,
     Url,
+    Version,
     check_not_input,
     check_url,
     failure,
@@ -56,12 +58,13 @@ from kvcs.retrieving.stats import NOT_NEEDED, Mode, Stats
 from kvcs.trust.producers import Producers
 from kvsp.blocks.kv_files import load_tokens
 from kvsp.cli.common import InputError, check_cafile, check_output, note, parse_layers, print_json
-from kvsp.cli.plain import PlainCommand, Version, run_app
+from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.loop_hold import forget_holds, longest_hold
+from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
@@ -171,6 +174,7 @@ def command(
     ] = MAX_SEGMENTS,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
+    quic_backend: QuicBackend = Backend.AUTO,
     session_window: SessionWindow = SESSION_WINDOW,
     qlog_dir: QlogDir = None,
     keylog_file: KeylogFile = None,
@@ -248,6 +252,7 @@ def command(
             cafile=cafile,
             mtu=mtu,
             congestion=congestion,
+            quic_backend=quic_backend,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
             session_window=session_window,

@@ -22,9 +22,9 @@ from kvsp.holder.records.publishing import (
     CompatUnknownError,
     IndexRefusedError,
     IndexUnavailableError,
-    Published,
     RecordPublisher,
 )
+from kvsp.holder.records.table import Published
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId, check_moqt_uri

@@ -69,12 +69,10 @@ class PlainGroup(TyperGroup):
         return _plain(super().get_params(ctx))
 
 
-def versions(program: str) -> str:
-    """A program's name and version, and those of what it stands on."""
-    return (
-        f"{program} {_version('kvcs')} "
-        f"(Python {platform.python_version()}, aioquic {_version('aioquic')})"
-    )
+def versions(program: str, *more: str) -> str:
+    """A program's name and version, those of what it stands on, and what `more` there is to say."""
+    parts = [f"Python {platform.python_version()}", f"aioquic {_version('aioquic')}", *more]
+    return f"{program} {_version('kvcs')} ({', '.join(parts)})"
 
 
 def _version(distribution: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
@@ -11,10 +12,13 @@ import typer
 
 from kvsp.cli.common import ExitCode, note
 from kvsp.cli.plain import PlainCommand, Version, run_app
-from kvsp.http.server import CannotStartError, run
+from kvsp.http.server import CannotStartError, ServerSettingsError, run
 from kvsp.names.errors import KvspError
+from kvsp.service.checking import check_start
+from kvsp.service.schema import PREFIX, tables
 from kvsp.service.server import Assembly
-from kvsp.service.settings import ROLES, TABLES, load_settings
+from kvsp.service.settings import ROLES, Settings
+from kvsp.service.sources import as_toml, read_settings
 
 _PROGRAM: Final = "kvsp-server"
 _EXAMPLE: Final = (
@@ -24,7 +28,9 @@ _EPILOG: Final = "\n\n".join(
     (
         f"Example:  {_EXAMPLE}",
         "Without --dev a --config file is needed: roles and data_dir, then tables for "
-        f"{', '.join(TABLES)}; README, The HTTP services, has a whole one.",
+        f"{', '.join(name for name in tables() if name and '.' not in name)}; README, The HTTP "
+        "services, has a whole one, docs/configuration.md every setting. A variable such as "
+        f"{PREFIX}LISTEN_ADDRESS goes before the file, a flag before both.",
         "Exit code: 0 ended by SIGTERM or Ctrl-C, 1 failed at the start, 2 wrong usage, settings "
         "or files.",
     )
@@ -64,6 +70,12 @@ def serve(
     placement: Annotated[
         str | None, typer.Option(metavar="URI", help="The placement controller.")
     ] = None,
+    check_config: Annotated[
+        bool, typer.Option("--check-config", help="Say whether a start could work, and end.")
+    ] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show every setting as it is, as TOML, and end.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each request.")] = False,
     version: Version = False,
 ) -> None:
@@ -80,14 +92,29 @@ def serve(
         "peers": {"index": index, "placement": placement},
     }
     try:
-        assembly = Assembly(load_settings(config, flags))
-        run(assembly.app, assembly.server)
+        loaded = read_settings(config, flags, os.environ)
+        if print_config:
+            print(as_toml(loaded), end="", flush=True)
+        if check_config:
+            check_start(loaded.settings)
+            note(_PROGRAM, "the settings are right")
+        if not (print_config or check_config):
+            _serve(loaded.settings)
     except CannotStartError as error:
         note(_PROGRAM, str(error))
         sys.exit(ExitCode.FAILED)
     except KvspError as error:
         note(_PROGRAM, str(error))
         sys.exit(ExitCode.USAGE)
+
+
+def _serve(settings: Settings) -> None:
+    assembly = Assembly(settings)
+    try:
+        run(assembly.app, assembly.server)
+    except (CannotStartError, ServerSettingsError):
+        assembly.undo()
+        raise
 
 
 def main() -> NoReturn:

@@ -60,7 +60,6 @@ from kvsp.records.records import LeaseGrant, LeaseRequest, StoredBlock, TtlAnswe
 
 logger = logging.getLogger("kvsp.holder")
 
-MAX_BLOCK_KEYS: Final = 65_536
 _FULL_RETRY_S: Final = 30.0
 _BUSY_RETRY_S: Final = 1.0
 _BLOCK_PATH: Final = "blocks/{compat}/{scope}/{block_key}"
@@ -74,6 +73,11 @@ class HolderRecords(Records, Protocol):
     @property
     def unavailable(self) -> bool:
         """Whether the index did not answer last time."""
+        ...
+
+    @property
+    def behind(self) -> str:
+        """In words, that records are published too slowly; empty when not."""
         ...
 
     def describe(self, descriptors: DescriptorSource) -> None:
@@ -140,7 +144,11 @@ class HolderService(Service):
                 response_media_type=BLOCK_MEDIA_TYPE,
                 **reading,
             ),
-            Operation(method="HEAD", summary="What GET would answer, without the body", **reading),
+            Operation(
+                method="HEAD",
+                summary="What GET would answer, without the body",
+                **(reading | {"streaming": False}),
+            ),
             Operation(
                 method="PUT",
                 handler=self._put,
@@ -227,8 +235,9 @@ class HolderService(Service):
         registry.register(HolderMetrics(self.holder, self._records))
 
     def health(self) -> Health:
-        away = ("the index service does not answer",) if self._records.unavailable else ()
-        return Health(ready=True, degraded=away)
+        if self._records.unavailable:
+            return Health(ready=True, degraded=("the index service does not answer",))
+        return Health(ready=True, degraded=tuple(filter(None, [self._records.behind])))
 
     def describe(self) -> Mapping[str, Any]:
         return {"codecs": [int(codec) for codec in Codec]}
@@ -267,7 +276,12 @@ class HolderService(Service):
     ) -> Body:
         try:
             return await self.holder.open(
-                block, layers, codec, self._descriptor, client=call.principal.name
+                block,
+                layers,
+                codec,
+                self._descriptor,
+                client=call.principal.name,
+                head=call.method == "HEAD",
             )
         except MissError as error:
             raise _miss(error, layers) from None
@@ -365,9 +379,11 @@ class HolderService(Service):
         """204 for a block whose copies are sound; 404 for one that is not here (any more)."""
         block = self._authorized(call, READ)
         try:
-            sound = await self.holder.doubted(block)
+            sound = await self.holder.doubted(block, client=call.principal.name)
         except MissError as error:
             raise _miss(error, None) from None
+        except ClientBusyError as error:
+            raise _wait(error) from error
         except (TierUnavailableError, BusyError) as error:
             raise _not_now(error) from error
         if not sound and block not in self.holder.store:
@@ -423,8 +439,9 @@ class HolderService(Service):
     async def _acquire(self, call: Call) -> Response:
         request = await call.read_record(LeaseRequest)
         self._require(call, request.scope_id, READ)
-        if len(request.block_keys) > MAX_BLOCK_KEYS:
-            raise too_large("the list of block keys", MAX_BLOCK_KEYS)
+        most = self.holder.leases.quota.request_keys
+        if len(request.block_keys) > most:
+            raise too_large("the list of block keys", most)
         blocks = [
             BlockId(request.compat_id, request.scope_id, key)
             for key in dict.fromkeys(request.block_keys)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from kvsp.holder.rooms import NoRoomError, Reservation, Shares
 from kvsp.holder.store import (
     BlockExistsError,
     BlockInfo,
+    Entry,
     Found,
     MissError,
     MissReason,
@@ -38,7 +39,7 @@ from kvsp.holder.tiers.tiers import (
 )
 from kvsp.holder.uninterrupted import to_the_end
 from kvsp.holder.upload import MAX_CONTAINER_OCTETS, Upload
-from kvsp.names.codes import Codec, Tier
+from kvsp.names.codes import MAX_SAFE_INTEGER, Codec, Tier
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
@@ -101,6 +102,11 @@ class HolderSettings:
     uploads_per_client: int = 32
     transcodings: int = 2
     transcodings_per_client: int = 1
+    checks: int = 2
+    checks_per_client: int = 1
+    """Blocks being read at once without sending them: to verify what a client doubts, or for
+    the digest in the answer to a HEAD."""
+
     lossy_transcoding: bool = False
     scrub_octets_per_s: float = 0.0
     """Blocks on disk are read and verified at this rate; 0 for never."""
@@ -128,8 +134,7 @@ class Holder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tiers` with their budgets in octets; new blocks go to the first one that
-        outlives the process, or to the first one when none does. The default quota is a
-        quarter of what they hold."""
+        outlives the process, or to the first one when none does."""
         self.settings = settings
         self.records = records
         records.attach(self.record)
@@ -139,14 +144,10 @@ class Holder:
             {each.tier: budget for each, budget in tiers},
             lambda block, now: self.leases.is_leased(block, now),
         )
-        self._quota_by_capacity = quota is None
+        self._given_quota = quota or LeaseQuota()
         self._journal = LeaseJournal(settings.lease_file)
-        self.leases = LeaseTable(
-            quota or LeaseQuota(octets=self.store.capacity // 4), on_ended=self._journal.ended
-        )
-        self._home = next(
-            (tier for tier in self.store.tiers if tier is not Tier.HOST), self.store.tiers[0]
-        )
+        self.leases = LeaseTable(self._quota(), on_ended=self._journal.ended)
+        self._home = next((each.tier for each, _ in tiers if each.lasts), self.store.tiers[0])
         self._uploads = asyncio.Semaphore(settings.uploads)
         self._uploads_of = Shares(
             "blocks being stored",
@@ -159,7 +160,10 @@ class Holder:
         self._transcodings = asyncio.Semaphore(settings.transcodings)
         self.parts = Parts(self.store, self._storage, self.leases, records, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._doubting = asyncio.Semaphore(1)
+        self._checks_of = Shares(
+            "blocks being checked", settings.checks_per_client, self.store.refused
+        )
+        self._checking = asyncio.Semaphore(settings.checks)
         self._sound: OrderedDict[BlockId, tuple[Mapping[Tier, Part], float]] = OrderedDict()
         self.scrubber = Scrubber(
             self.store, Tier.DISK, self.parts.verify, settings.scrub_octets_per_s
@@ -190,8 +194,7 @@ class Holder:
                     self.records.changed(block)
                 else:
                     await self.parts.discard(tier, block)
-        if self._quota_by_capacity:
-            self.leases.quota = LeaseQuota(octets=self.store.capacity // 4)
+        self.leases.quota = self._quota()
         sizes = {
             block: entry.info.size
             for block in leased
@@ -201,6 +204,13 @@ class Holder:
             self.leases.restore(lease, sizes, self.clock())
         if self.settings.scrub_octets_per_s > 0 and Tier.DISK in self.store.tiers:
             self._scrubbing = asyncio.create_task(self.scrubber.run())
+
+    def _quota(self) -> LeaseQuota:
+        """What one client may lease: a share of what there is room for, when nothing is given."""
+        given, capacity = self._given_quota, self.store.capacity
+        if given.octets:
+            return given
+        return replace(given, octets=MAX_SAFE_INTEGER if capacity is None else capacity // 4)
 
     async def _fit(self, tier: Tier, octets: int) -> None:
         """Bound a tier by what its medium has room for, beside the `octets` that are there."""
@@ -257,9 +267,9 @@ class Holder:
             reserved.enter_context(self._uploads_of.of(client))
 
             async def make_room(octets: int) -> PartWriter:
-                room = reserved.enter_context(await self.parts.make_room(self._home, octets))
-                rooms.append(room)
-                return await self.parts.writer(room)
+                writer = await self.parts.writer(self._home, octets)
+                rooms.append(reserved.enter_context(writer.reservation))
+                return writer
 
             rooms: list[Reservation] = []
             upload = Upload(
@@ -306,13 +316,14 @@ class Holder:
         describe: Describe | None = None,
         *,
         client: str | None = None,
+        head: bool = False,
     ) -> Body:
-        """What a GET sends. The caller closes it.
+        """What a GET sends, or a HEAD with `head` shows the fields of. The caller closes it.
 
-        `describe` is asked when the block has to be transcoded, of which `client` has its
-        share at once. Raises MissError, CodecUnavailableError, BusyError, ClientBusyError,
-        TierUnavailableError, DecodeError when a section cannot be transcoded, and what
-        `describe` raises.
+        `describe` is asked when the block has to be transcoded; of that, and of reading for a
+        HEAD, `client` has its share at once. Raises MissError, CodecUnavailableError,
+        BusyError, ClientBusyError, TierUnavailableError, DecodeError when a section cannot be
+        transcoded, and what `describe` raises.
         """
         descriptor: Descriptor | None = None
         for _ in range(_OPENINGS):
@@ -330,7 +341,7 @@ class Holder:
                 await self.parts.lost(block, error)
                 continue
             if sections is not None:
-                return await self._body(block, found, sections, target, descriptor, client)
+                return await self._body(block, found, sections, target, descriptor, client, head)
         raise BusyError("the block is being moved all the time")
 
     async def _body(
@@ -341,10 +352,17 @@ class Holder:
         target: int,
         descriptor: Descriptor | None,
         client: str | None,
+        head: bool,
     ) -> Body:
         try:
             if target == found.info.codec:
-                return StoredBody(sections, await self._container_digest(block, found, sections))
+                digest = self._known_digest(block, found)
+                if digest is None and head:
+                    async with self._check(client):
+                        digest = await self._read_digest(block, found, sections)
+                elif digest is None:
+                    digest = await self._read_digest(block, found, sections)
+                return StoredBody(sections, digest)
             with self._transcodings_of.of(client):
                 return await self._transcode(sections, found.info.codec, target, descriptor)
         except PartLostError as error:
@@ -369,29 +387,45 @@ class Holder:
         """Withdraw and evict a block. Raises MissError, LeasedError."""
         await self.parts.evict(block)
 
-    async def doubted(self, block: BlockId) -> bool:
+    async def doubted(self, block: BlockId, *, client: str | None = None) -> bool:
         """Somebody got octets of a block that fail verification: read every copy. False when
         one was damaged, which is lost then.
 
-        One block at a time; one that was found sound just now is not read again. Raises
-        MissError, BusyError, TierUnavailableError.
+        A client has its share of such readings at once, and others wait for it; one that was
+        found sound just now is not read again. Raises MissError, ClientBusyError,
+        TierUnavailableError.
         """
-        entry = self.store.entry(block)
-        if entry is None:
-            raise self.store.miss(block)
-        parts = dict(entry.parts)
-        known = self._sound.get(block)
-        if known is not None and known[0] == parts and self.clock() < known[1]:
+        if self._is_sound(block):
             return True
-        if self._doubting.locked():
-            raise BusyError("another block is being verified")
-        async with self._doubting:
+        async with self._check(client):
+            if self._is_sound(block):  # somebody else doubted it meanwhile
+                return True
+            parts = dict(self._entry(block).parts)
             sound = all([await self.parts.verify(block, tier) for tier in parts])
         if sound:
             self._sound[block] = (parts, self.clock() + self.settings.verified_s)
             while len(self._sound) > _SOUND_KEPT:
                 self._sound.popitem(last=False)
         return sound
+
+    def _entry(self, block: BlockId) -> Entry:
+        """Raises MissError."""
+        entry = self.store.entry(block)
+        if entry is None:
+            raise self.store.miss(block)
+        return entry
+
+    def _is_sound(self, block: BlockId) -> bool:
+        """Whether every copy was verified just now. Raises MissError."""
+        parts, known = self._entry(block).parts, self._sound.get(block)
+        return known is not None and known[0] == parts and self.clock() < known[1]
+
+    @contextlib.asynccontextmanager
+    async def _check(self, client: str | None) -> AsyncIterator[None]:
+        """A turn to read a block that is not sent. Raises ClientBusyError."""
+        with self._checks_of.of(client):
+            async with self._checking:
+                yield
 
     # --- leases ----------------------------------------------------------------------
 
@@ -476,15 +510,16 @@ class Holder:
             opened.pop_all()
             return sections
 
-    async def _container_digest(self, block: BlockId, found: Found, sections: Sections) -> bytes:
+    def _known_digest(self, block: BlockId, found: Found) -> bytes | None:
+        """The digest of the container of what was found, if it need not be read for it."""
         if (digest := found.container_digest()) is not None:
             return digest
-        key = (block, found.info.digest, found.layers.start, found.layers.stop)
-        if (digest := self._range_digests.get(key)) is None:
-            digest = await sections.digest()
-            self._range_digests[key] = digest
-            while len(self._range_digests) > _RANGE_DIGESTS:
-                self._range_digests.popitem(last=False)
+        return self._range_digests.get(_range_key(block, found))
+
+    async def _read_digest(self, block: BlockId, found: Found, sections: Sections) -> bytes:
+        digest = self._range_digests[_range_key(block, found)] = await sections.digest()
+        while len(self._range_digests) > _RANGE_DIGESTS:
+            self._range_digests.popitem(last=False)
         return digest
 
     def _check_codec(self, stored: Codec, target: int) -> None:
@@ -538,3 +573,7 @@ class Holder:
             logger.warning("a block was not copied to %s: %s", target, error)
         finally:
             self._promoting = False
+
+
+def _range_key(block: BlockId, found: Found) -> tuple[BlockId, bytes, int, int]:
+    return (block, found.info.digest, found.layers.start, found.layers.stop)

@@ -59,7 +59,7 @@ class HolderMetrics(Collector):
         yield _labelled("octets_read", "Octets read, by tier.", "tier", counters.octets_read)
         yield _total(
             "reads_refused",
-            "Reads refused for what their client transcodes already.",
+            "Reads refused for what their client has transcoded or checked already.",
             counters.reads_refused,
         )
         yield _total("blocks_stored", "Blocks stored.", counters.stored)
@@ -99,6 +99,22 @@ class HolderMetrics(Collector):
             ("refusals", "Records the index service refused."),
         ):
             yield _total(f"records_{name}", text, getattr(records, name, 0))
+        table = getattr(records, "table", None)
+        yield GaugeMetricFamily(
+            PREFIX + "records_unpublished",
+            "Blocks that the index service is not known to list.",
+            value=0 if table is None else table.unpublished,
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "records_late_seconds",
+            "How long the record that has waited longest has waited.",
+            value=0 if table is None else table.late_s(self._holder.clock()),
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "records_missing",
+            "Records that the index service did not have although it took them.",
+            value=getattr(records, "missing", 0),
+        )
         yield GaugeMetricFamily(
             PREFIX + "index_unavailable",
             "1 while the index service does not answer.",

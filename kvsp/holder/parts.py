@@ -40,6 +40,9 @@ _LOOK_S: Final = 10.0
 _SETTLE_S: Final = 1.0
 """Longest time to wait for the room that others make."""
 
+_FIRST_ROOM: Final = 1 << 20
+"""Octets that room is made for before any has come."""
+
 _TRIES: Final = 4
 """Times that a full medium is given room for one write."""
 
@@ -109,10 +112,22 @@ class Parts:
             raise
         return reservation
 
-    async def writer(self, reservation: Reservation) -> PartWriter:
-        """Writes a part into reserved room; makes more when the medium has less than its
-        tier's budget. Raises what `TierStorage.create` raises."""
-        return _Writer(self, await self._storage[reservation.tier].create(), reservation)
+    async def writer(self, tier: Tier, octets: int) -> RoomyWriter:
+        """Writes a part of so many octets, as its sender says: room for them is made as they
+        come. The caller gives back what was not used.
+
+        Raises NoRoomError, and what `TierStorage.create` raises.
+        """
+        if not self._store.may_hold(tier, octets) and self._store.is_shrunk(tier):
+            await self._look_for_room(tier)
+        if not self._store.may_hold(tier, octets):
+            raise NoRoomError(tier, octets)
+        reservation = await self.make_room(tier, min(octets, _FIRST_ROOM))
+        try:
+            return RoomyWriter(self, await self._storage[tier].create(), reservation, octets)
+        except BaseException:
+            reservation.release()
+            raise
 
     def limit(self, tier: Tier) -> int | None:
         """What a tier may hold now."""
@@ -331,15 +346,29 @@ class Parts:
             self._records.changed(block)
 
 
-class _Writer:
-    """A writer into reserved room that lets others leave when the medium is full."""
+class RoomyWriter:
+    """A writer that lets others leave: for the octets that come, never for more than twice as
+    many, and when the medium is full before its budget is."""
 
-    def __init__(self, parts: Parts, writer: PartWriter, reservation: Reservation) -> None:
+    def __init__(
+        self, parts: Parts, writer: PartWriter, reservation: Reservation, octets: int
+    ) -> None:
+        """`octets` are what the whole part is to have."""
+        self.reservation = reservation
+        """All of them once all are written."""
+
         self._parts = parts
         self._writer = writer
-        self._reservation = reservation
+        self._octets = octets
+        self._written = 0
 
     async def write(self, octets: Octets) -> None:
+        self._written += len(memoryview(octets).cast("B"))
+        if self._written > self.reservation.octets:
+            have = self.reservation.octets
+            wanted = min(self._octets, max(self._written, 2 * have))
+            more = await self._parts.make_room(self.reservation.tier, wanted - have)
+            self.reservation.absorb(more)
         await self._with_room(partial(self._writer.write, octets))
 
     async def commit(self, block: BlockId, info: BlockInfo, part: Part) -> None:
@@ -350,14 +379,14 @@ class _Writer:
 
     async def _with_room(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         for tries in range(1, _TRIES + 1):
-            limit = self._parts.limit(self._reservation.tier)
+            limit = self._parts.limit(self.reservation.tier)
             try:
                 return await call()
             except TierFullError as error:
                 if tries == _TRIES or error.file:
                     raise
                 try:
-                    await self._parts.medium_full(self._reservation, limit)
+                    await self._parts.medium_full(self.reservation, limit)
                 except NoRoomError:
                     raise error from None
 

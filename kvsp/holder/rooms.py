@@ -94,6 +94,12 @@ class Reservation:
         self.release()
         self._room.used += octets
 
+    def absorb(self, other: Reservation) -> None:
+        """Have what another one in the same tier promised, too."""
+        assert self._open and other._open and self._room is other._room
+        other._open = False
+        self.octets += other.octets
+
     def release(self) -> None:
         """Give them back; harmless when they are used or were given back."""
         if self._open:

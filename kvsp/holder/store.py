@@ -237,14 +237,21 @@ class Store:
         """What a tier may hold now: its budget, or less when its medium has less room."""
         return self._rooms[tier].limit
 
+    def may_hold(self, tier: Tier, octets: int) -> bool:
+        """Whether a part so large can be in a tier at all."""
+        limit = self._rooms[tier].limit
+        return limit is None or octets <= limit
+
     def is_shrunk(self, tier: Tier) -> bool:
         """Whether the medium of a tier has shown to hold less than the budget."""
         return self._rooms[tier].ceiling is not None
 
     @property
-    def capacity(self) -> int:
-        """What all bounded tiers hold together: their budgets, or what their media have."""
-        return sum(room.limit or 0 for room in self._rooms.values())
+    def capacity(self) -> int | None:
+        """What all tiers hold together: their budgets, or what their media have; None when
+        one is not bounded."""
+        limits = [room.limit for room in self._rooms.values()]
+        return None if None in limits else sum(limit or 0 for limit in limits)
 
     # --- reading ---------------------------------------------------------------------
 
@@ -334,8 +341,7 @@ class Store:
         Never names a leased block unless another tier keeps what it has.
         """
         room = self._rooms[tier]
-        limit = room.limit
-        if limit is not None and octets > limit:
+        if not self.may_hold(tier, octets):
             raise NoRoomError(tier, octets)
         steps = self._leaving(room, octets, now)
         return room.promise(octets), [self._demotion(step) for step in steps]

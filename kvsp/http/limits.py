@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from kvsp.names.bounds import Count, Seconds, Whole
 
 MIB = 1 << 20
 
@@ -12,45 +17,54 @@ MIB = 1 << 20
 class HttpLimits:
     """What one request and one client may cost. Octets, seconds, requests per second."""
 
-    json_octets: int = 8 * MIB
-    json_containers: int = 262_144
-    """Arrays and objects in a JSON body."""
+    json_octets: Count = 8 * MIB
+    """Octets of a JSON body, lookups and checkpoints included; beyond, 413."""
 
-    json_items: int = 2_000_000
-    """Items and members in a JSON body."""
+    json_containers: Count = 262_144
+    """Arrays and objects in a JSON body; beyond, 413."""
 
-    bodies_octets: int = 256 * MIB
+    json_items: Count = 2_000_000
+    """Items and members in a JSON body; beyond, 413."""
+
+    bodies_octets: Count = 256 * MIB
     """Bodies in memory and what is read of them, of all requests together; one more is
     answered with 503."""
 
-    bodies_octets_per_principal: int = 64 * MIB
+    bodies_octets_per_principal: Count = 64 * MIB
     """The same of one principal; one more, unless it is the only one, is answered with 429."""
 
-    header_octets: int = 32 << 10
-    request_s: float = 30.0
+    header_octets: Count = 32 << 10
+    """Octets of a header section; beyond, 431."""
+
+    request_s: Seconds = 30.0
     """Longest time for a request whose body is JSON, reading the body included."""
 
-    head_s: float = 10.0
+    head_s: Seconds = 10.0
     """Longest time for a header section to arrive whole."""
 
-    stall_s: float = 30.0
+    stall_s: Seconds = 30.0
     """Longest time one chunk of a streamed body may take, in either direction."""
 
-    min_octets_per_s: int = 64 << 10
+    min_octets_per_s: Whole = 64 << 10
     """Slowest mean rate of a streamed body after `stall_s`; below it the stream is cut."""
 
-    requests_per_s: float = 1000.0
-    burst: float = 2000.0
-    """Of one principal."""
+    requests_per_s: Seconds = 1000.0
+    """Requests of one principal, in the mean; beyond, 429 with Retry-After."""
 
-    failures_per_s: float = 5.0
-    failure_burst: float = 50.0
-    """Of refused credentials from one address."""
+    burst: Annotated[float, msgspec.Meta(ge=1)] = 2000.0
+    """Requests of one principal at once, after a pause."""
 
-    clients: int = 4096
+    failures_per_s: Seconds = 5.0
+    """Refused credentials from one address, in the mean; beyond, 429."""
+
+    failure_burst: Annotated[float, msgspec.Meta(ge=1)] = 50.0
+    """Refused credentials from one address at once, after a pause."""
+
+    clients: Count = 4096
     """Token buckets kept; the one used longest ago goes first."""
 
-    connections: int = 1024
+    connections: Count = 1024
+    """Open connections; one more closes the one that has been without a request longest."""
 
 
 class TokenBuckets:

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvsp.http.app import App, is_loopback
-from kvsp.http.auth import LoopbackOnly
+from kvsp.http.auth import Authenticator, LoopbackOnly
 from kvsp.http.exchange import CONNECTION
 from kvsp.http.limits import HttpLimits
 from kvsp.names.errors import KvspError
@@ -197,7 +197,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: App, settings: ServerSettings) -> None:
         """Raises ServerSettingsError when the settings would open the service to anybody or
         name files that cannot be used, CannotStartError when the port cannot be had."""
-        check_settings(app, settings)
+        check_open(app.authenticator, settings)
         self.app = app
         self.settings = settings
         tls = tls_context(settings)
@@ -284,7 +284,7 @@ def _shown(role: str) -> str:
     return "controller" if role == "placement" else role
 
 
-def check_settings(app: App, settings: ServerSettings) -> None:
+def check_open(authenticator: Authenticator, settings: ServerSettings) -> None:
     """Raises ServerSettingsError for an open port that anybody could use or listen in on."""
     if (settings.certificate is None) != (settings.key is None):
         raise ServerSettingsError("TLS needs both a certificate and its key")
@@ -292,7 +292,7 @@ def check_settings(app: App, settings: ServerSettings) -> None:
         raise ServerSettingsError("client certificates need TLS: give a certificate and key")
     if is_loopback(settings.host) or settings.host == "localhost" or settings.insecure:
         return
-    if isinstance(app.authenticator, LoopbackOnly):
+    if isinstance(authenticator, LoopbackOnly):
         raise ServerSettingsError(
             f"{settings.host} is reachable from other machines and no principals file is "
             "given; set principals under [listen], or listen on 127.0.0.1"

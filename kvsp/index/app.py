@@ -20,7 +20,7 @@ from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
 from kvsp.http.service import Health, Operation, Service
 from kvsp.index.arrivals import Arrivals
-from kvsp.index.service import IndexService, MissReason
+from kvsp.index.service import IndexService, MissReason, withdrawn_meanwhile
 from kvsp.index.store import StoreCounts, StoreError
 from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
 from kvsp.names.uris import BlockId, check_uid, instance_id, parse_block_id, parse_compat_id
@@ -29,6 +29,8 @@ from kvsp.records.members import schema_of
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
     InstanceStatus,
+    KeptAnswer,
+    KeptRecords,
     LookupRequest,
     LookupResponse,
     MatchedBlock,
@@ -180,6 +182,16 @@ class IndexApp(Service):
                 problems=_INVALID,
             ),
             Operation(
+                method="POST",
+                path="replicas",
+                handler=self._keep,
+                summary="Publish records of a holder that live as long as it is kept alive, "
+                "which this does; none is a keep-alive",
+                request=KeptRecords,
+                response=KeptAnswer,
+                problems=(*_INVALID, too_large),
+            ),
+            Operation(
                 method="DELETE",
                 path="replicas",
                 handler=self._withdraw_holder,
@@ -252,17 +264,39 @@ class IndexApp(Service):
 
     async def _publish(self, call: Call) -> Response:
         block, replica = _block(call), _replica(call)
-        with self._arrivals.of(block, replica) as arrival:
+        with self._arrivals.one() as arrival:
             tree = await call.read_object()
-            arrival.check(block.scope_id, tree.get("holder"))
+            if arrival.is_late(block, replica, str(tree.get("holder"))):
+                raise withdrawn_meanwhile()
             published = await self.run(
-                self.service.publish, call.principal, block, replica, tree, self.clock_ms()
+                self.service.publish,
+                call.principal,
+                block,
+                replica,
+                tree,
+                self.clock_ms(),
+                arrival.age_ms,
             )
         return json_response({"ttl_ms": published.ttl_ms}, 201 if published.created else 200)
 
+    async def _keep(self, call: Call) -> Response:
+        with self._arrivals.one() as arrival:
+            request = await call.read_record(
+                KeptRecords, http_loopback=self.service.limits.http_loopback
+            )
+            answer = await self.run(
+                self.service.publish_kept,
+                call.principal,
+                request,
+                self.clock_ms(),
+                arrival.age_ms,
+                arrival.is_late,
+            )
+        return json_response(answer.to_dict())
+
     async def _withdraw(self, call: Call) -> Response:
         block, replica = _block(call), _replica(call)
-        self._arrivals.withdrawn(call.principal, block, replica)
+        self._arrivals.withdrawn(call.principal, (block, replica))
         await self.run(self.service.withdraw, call.principal, block, replica, self.clock_ms())
         return no_content()
 
@@ -270,7 +304,7 @@ class IndexApp(Service):
         holder = call.query("holder")
         if holder is None:
             raise Problem(ProblemName.INVALID_REQUEST, "say whose replicas: ?holder=<base URI>")
-        self._arrivals.holder_withdrawn(call.principal, holder)
+        self._arrivals.withdrawn(call.principal, holder)
         count = await self.run(self.service.withdraw_holder, call.principal, holder)
         return json_response({"withdrawn": count})
 

@@ -3,61 +3,79 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
 from kvsp.names.uris import BlockId
 from kvsp.principals import WRITE, Principal
-from kvsp.records.problems import Problem
+
+_What = tuple[BlockId, str] | str
+"""One replica of a block, or everything of a holder."""
 
 
 class Arrival:
-    """One PUT of a record, from its head to its end."""
+    """One request with records, from its head to its end."""
 
-    def __init__(self) -> None:
-        self._withdrawn: list[tuple[Principal, str | None]] = []
+    def __init__(self, arrivals: Arrivals, began: int, at: float) -> None:
+        self.began = began
+        self._arrivals = arrivals
+        self._at = at
 
-    def withdrawn(self, principal: Principal, holder: str | None) -> None:
-        """A DELETE that came later has overtaken it: of this replica, or all of a holder."""
-        if (principal, holder) not in self._withdrawn:
-            self._withdrawn.append((principal, holder))
+    @property
+    def age_ms(self) -> int:
+        """How long ago its head came."""
+        return int((self._arrivals.clock() - self._at) * 1000)
 
-    def check(self, scope_id: bytes, holder: Any) -> None:
-        """Raises Problem 409 when somebody who may do so withdrew the record."""
-        for principal, which in self._withdrawn:
-            if (
-                which in (None, holder)
-                and principal.may(scope_id, WRITE)
-                and principal.is_holder(str(holder))
-            ):
-                raise Problem.http(409, "the record was withdrawn while it was on its way")
+    def is_late(self, block: BlockId, replica: str, holder: str) -> bool:
+        """Whether a DELETE that came after the head withdrew the record: of this replica or of
+        all of the holder, by somebody who may do so."""
+        return any(
+            number > self.began
+            and principal.may(block.scope_id, WRITE)
+            and principal.is_holder(holder)
+            for what in ((block, replica), holder)
+            for number, principal in self._arrivals.withdrawn_by(what)
+        )
 
 
 class Arrivals:
-    """All PUTs of records under way; as many as there are requests."""
+    """All requests with records under way, and what was withdrawn since the oldest of them
+    began: no more than came in the time that a request may take."""
 
-    def __init__(self) -> None:
-        self._arriving: dict[tuple[BlockId, str], list[Arrival]] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._number = 0
+        self._open: dict[Arrival, None] = {}
+        self._withdrawn: OrderedDict[_What, list[tuple[int, Principal]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._withdrawn)
 
     @contextlib.contextmanager
-    def of(self, block: BlockId, replica: str) -> Iterator[Arrival]:
-        """While the PUT of a record lasts."""
-        key, arrival = (block, replica), Arrival()
-        self._arriving.setdefault(key, []).append(arrival)
+    def one(self) -> Iterator[Arrival]:
+        """While a request with records lasts."""
+        arrival = Arrival(self, self._number, self.clock())
+        self._open[arrival] = None
         try:
             yield arrival
         finally:
-            self._arriving[key].remove(arrival)
-            if not self._arriving[key]:
-                del self._arriving[key]
+            del self._open[arrival]
+            oldest = next(iter(self._open), None)
+            while self._withdrawn and (
+                oldest is None or next(iter(self._withdrawn.values()))[-1][0] <= oldest.began
+            ):
+                self._withdrawn.popitem(last=False)
 
-    def withdrawn(self, principal: Principal, block: BlockId, replica: str) -> None:
-        """A DELETE of a record has come."""
-        for arrival in self._arriving.get((block, replica), ()):
-            arrival.withdrawn(principal, None)
+    def withdrawn(self, principal: Principal, what: _What) -> None:
+        """A DELETE has come."""
+        if not self._open:
+            return  # nothing can be overtaken
+        self._number += 1
+        others = [each for each in self._withdrawn.get(what, ()) if each[1] != principal]
+        self._withdrawn[what] = [*others, (self._number, principal)]
+        self._withdrawn.move_to_end(what)
 
-    def holder_withdrawn(self, principal: Principal, holder: str) -> None:
-        """A DELETE of everything of a holder has come."""
-        for arrivals in self._arriving.values():
-            for arrival in arrivals:
-                arrival.withdrawn(principal, holder)
+    def withdrawn_by(self, what: _What) -> list[tuple[int, Principal]]:
+        """The DELETEs of something, by their numbers."""
+        return self._withdrawn.get(what, [])

@@ -3,21 +3,27 @@
 All keys of a scope carry the scope as hash tag, so that a scope lives on one node of a
 cluster. Per scope there is one hash per Block Key (its replicas), one set of all
 replicas ordered by expiry, one ordered by key, and one by expiry per holder; each lives
-no longer than its last record. The total over all scopes is bounded by the server's
-`maxmemory`. The clocks of the index processes have to agree to within what a TTL may be
-off by.
+no longer than its last record. A record that is kept with its holder has `KEPT_MS` as its
+expiry, and one hash for all scopes says until when each holder lives. The total over all
+scopes is bounded by the server's `maxmemory`. The clocks of the index processes have to agree
+to within what a TTL may be off by.
+
+What is withdrawn leaves a mark for a while, with the server's time, so that a record that
+another index process was still receiving then does not come to stay.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
 
 from kvsp.index.store import (
+    KEPT_MS,
     Entry,
     Listed,
     Replica,
@@ -33,7 +39,11 @@ T = TypeVar("T")
 
 _STAMP = 16
 """Decimal digits of an expiry in front of a value; a holder's name follows, then the data."""
+_KEPT_STAMP = b"%0*d" % (_STAMP, KEPT_MS)
 _HOLDER = 16
+_WITHDRAWN = 2
+"""What a script answers for a record that was withdrawn while it arrived."""
+
 _BLOCK = 32
 _COMPAT = 32
 _KEYS_PER_BATCH = 512
@@ -51,13 +61,25 @@ local function remove(prefix, member)
   return value
 end
 """
+_NOW = """
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+"""
 # KEYS: expiry set (its name without the last letter is the prefix of the scope)
-# ARGV: member, value, expires, now, ttl with linger, cap of the scope, cap of the block
+# ARGV: member, value, expires, now, ttl with linger, cap of the scope, cap of the block, age
 _PUT = (
     _REMOVE
+    + _NOW
     + """
 local prefix = string.sub(KEYS[1], 1, -2)
 local member, value, expires = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local began = clock() - tonumber(ARGV[8])
+for _, of in ipairs({member, string.sub(value, 17, 32)}) do
+  local gone = redis.call('GET', prefix .. 't:' .. of)
+  if gone and tonumber(gone) >= began then return {2, 0} end
+end
 local block, field = prefix .. 'r:' .. string.sub(member, 1, 32), string.sub(member, 33)
 local evicted, fresh = 0, 1
 local old = remove(prefix, member)
@@ -90,21 +112,31 @@ end
 return {fresh, evicted}
 """
 )
+# ARGV: member, now, how long the mark stays
 _DELETE = (
     _REMOVE
+    + _NOW
     + """
+redis.call('SET', string.sub(KEYS[1], 1, -2) .. 't:' .. ARGV[1], clock(), 'PX', ARGV[3])
 local value = remove(string.sub(KEYS[1], 1, -2), ARGV[1])
 if value and tonumber(string.sub(value, 1, 16)) > tonumber(ARGV[2]) then return 1 end
 return 0
 """
 )
-# ARGV: name of the set without the prefix, highest score or +inf, limit
+# ARGV: name of a holder, how long the mark stays
+_MARK = (
+    _NOW
+    + """
+redis.call('SET', string.sub(KEYS[1], 1, -2) .. 't:' .. ARGV[1], clock(), 'PX', ARGV[2])
+"""
+)
+# ARGV: name of the set without the prefix, lowest and highest score, limit
 _SWEEP = (
     _REMOVE
     + """
 local prefix = string.sub(KEYS[1], 1, -2)
 local set = prefix .. ARGV[1]
-local members = redis.call('ZRANGEBYSCORE', set, '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+local members = redis.call('ZRANGEBYSCORE', set, ARGV[2], ARGV[3], 'LIMIT', 0, ARGV[4])
 for _, member in ipairs(members) do
   remove(prefix, member)
   redis.call('ZREM', set, member)
@@ -121,8 +153,6 @@ class RedisStore:
     that share a server.
     """
 
-    threads = 8
-
     def __init__(
         self,
         url: str,
@@ -130,33 +160,48 @@ class RedisStore:
         *,
         prefix: str = "kvsp",
         timeout_s: float = 5.0,
+        threads: int = 8,
+        username: str | None = None,
+        password: str | None = None,
+        cafile: Path | None = None,
+        late_ms: int = 60_000,
     ) -> None:
+        """`late_ms` is longer than any request takes to arrive."""
+        self._late_ms = late_ms
         self.limits = limits or StoreLimits()
+        self.threads = threads
         self._prefix = prefix.encode()
+        tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
         with self._errors():
             self._redis: Any = redis.Redis.from_url(
-                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+                url,
+                username=username,
+                password=password,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                **tls,
             )
             self._redis.ping()
             self._put: Callable[..., Any] = self._redis.register_script(_PUT)
             self._delete: Callable[..., Any] = self._redis.register_script(_DELETE)
             self._sweep: Callable[..., Any] = self._redis.register_script(_SWEEP)
+            self._mark: Callable[..., Any] = self._redis.register_script(_MARK)
 
-    def put(self, entries: Sequence[Entry], now_ms: int) -> list[bool]:
-        fresh: list[bool] = []
+    def put(self, entries: Sequence[Entry], now_ms: int, age_ms: int = 0) -> Sequence[bool | None]:
+        fresh: list[bool | None] = []
         with self._errors():
             for part in _slices(entries):
                 pipe = self._redis.pipeline(transaction=False)
                 for entry in part:
-                    self._put_one(pipe, entry, now_ms)
+                    self._put_one(pipe, entry, now_ms, age_ms)
                 pipe.sadd(self._key(b"scopes"), *{entry.block.scope_id for entry in part})
                 results = pipe.execute()[: len(part)]
-                fresh += [bool(new) for new, _ in results]
+                fresh += [None if new == _WITHDRAWN else bool(new) for new, _ in results]
                 if evicted := sum(count for _, count in results):
                     self._redis.incrby(self._key(b"evicted"), evicted)
         return fresh
 
-    def _put_one(self, pipe: Any, entry: Entry, now_ms: int) -> None:
+    def _put_one(self, pipe: Any, entry: Entry, now_ms: int, age_ms: int) -> None:
         stamp = b"%0*d" % (_STAMP, entry.expires_ms)
         self._put(
             keys=[self._scope(entry.block.scope_id) + b"e"],
@@ -168,9 +213,40 @@ class RedisStore:
                 entry.expires_ms - now_ms + self.limits.linger_ms,
                 self.limits.records_per_scope,
                 self.limits.replicas_per_block,
+                age_ms,
             ],
             client=pipe,
         )
+
+    def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
+        name = _holder_name(holder)
+        with self._errors():
+            pipe = self._redis.pipeline(transaction=False)
+            for scope in self._scopes():
+                pipe.zcount(self._scope(scope) + b"h:" + name, KEPT_MS, KEPT_MS)
+            kept: int = sum(pipe.execute())
+            if kept:
+                self._redis.hset(self._key(b"alive"), name, expires_ms)
+        return kept
+
+    def _replicas(self, values: Sequence[Sequence[bytes]]) -> list[list[Replica]]:
+        """What stored values say, of those that are kept by when their holder ends."""
+        names = {_name_in(value) for part in values for value in part if _is_kept(value)}
+        alive: dict[bytes, int] = {}
+        if names:
+            listed = list(names)
+            found = self._redis.hmget(self._key(b"alive"), listed)
+            alive = {name: int(ends or 0) for name, ends in zip(listed, found, strict=True)}
+        return [
+            [
+                Replica(
+                    alive[_name_in(value)] if _is_kept(value) else int(value[:_STAMP]),
+                    value[_STAMP + _HOLDER :],
+                )
+                for value in part
+            ]
+            for part in values
+        ]
 
     def get(
         self, scope_id: bytes, compat_id: bytes, keys: Sequence[bytes], now_ms: int
@@ -182,12 +258,11 @@ class RedisStore:
                 pipe = self._redis.pipeline(transaction=False)
                 for key in part:
                     pipe.hgetall(prefix + key)
-                for fields in pipe.execute():
-                    replicas = [
-                        _replica(value)
-                        for field, value in fields.items()
-                        if field.startswith(compat_id)
-                    ]
+                values = [
+                    [value for field, value in fields.items() if field.startswith(compat_id)]
+                    for fields in pipe.execute()
+                ]
+                for replicas in self._replicas(values):
                     found.append([r for r in replicas if r.expires_ms > now_ms])
         return found
 
@@ -207,22 +282,25 @@ class RedisStore:
         with self._errors():
             removed = self._delete(
                 keys=[self._scope(block.scope_id) + b"e"],
-                args=[_member(block, replica_id), now_ms],
+                args=[_member(block, replica_id), now_ms, self._late_ms],
             )
         return bool(removed)
 
     def delete_holder(self, holder: str, scopes: Collection[bytes] | None) -> int:
-        name = b"h:" + _holder_name(holder)
+        name = _holder_name(holder)
         with self._errors():
-            chosen: Iterable[bytes] = self._scopes() if scopes is None else scopes
-            return sum(self._sweep_all(scope, name, b"+inf") for scope in chosen)
+            chosen = list(self._scopes() if scopes is None else scopes)
+            for scope in chosen:
+                self._mark(keys=[self._scope(scope) + b"e"], args=[name, self._late_ms])
+            return sum(self._sweep_all(scope, b"h:" + name) for scope in chosen)
 
-    def _sweep_all(self, scope_id: bytes, name: bytes, highest: bytes) -> int:
+    def _sweep_all(self, scope_id: bytes, name: bytes) -> int:
         total = 0
         while True:
             removed = int(
                 self._sweep(
-                    keys=[self._scope(scope_id) + b"e"], args=[name, highest, _KEYS_PER_BATCH]
+                    keys=[self._scope(scope_id) + b"e"],
+                    args=[name, b"-inf", b"+inf", _KEYS_PER_BATCH],
                 )
             )
             total += removed
@@ -237,24 +315,43 @@ class RedisStore:
                 if total >= limit:
                     break
                 key = self._scope(scope) + b"e"
-                total += int(self._sweep(keys=[key], args=[b"e", highest, limit - total]))
+                total += int(self._sweep(keys=[key], args=[b"e", b"-inf", highest, limit - total]))
                 if not self._redis.exists(key):
                     self._redis.srem(self._key(b"scopes"), scope)
+            total += self._expire_kept(now_ms - self.limits.linger_ms, limit - total)
             if total:
                 self._redis.incrby(self._key(b"expired"), total)
+        return total
+
+    def _expire_kept(self, ended_ms: int, limit: int) -> int:
+        """Remove what holders kept that were not kept alive themselves."""
+        total = 0
+        for name, alive_ms in self._redis.hscan_iter(self._key(b"alive")):
+            if int(alive_ms) > ended_ms or total >= limit:
+                continue
+            for scope in self._scopes():
+                key = self._scope(scope) + b"e"
+                args = [b"h:" + name, KEPT_MS, KEPT_MS, max(0, limit - total)]
+                total += int(self._sweep(keys=[key], args=args))
+            if total < limit:
+                self._redis.hdel(self._key(b"alive"), name)
         return total
 
     def traces(self, scope_id: bytes, block_key: bytes) -> list[tuple[bytes, Replica]]:
         with self._errors():
             fields = self._redis.hgetall(self._scope(scope_id) + b"r:" + block_key)
-        return [(field[:_COMPAT], _replica(value)) for field, value in fields.items()]
+            (replicas,) = self._replicas([list(fields.values())])
+        compats = [field[:_COMPAT] for field in fields]
+        return list(zip(compats, replicas, strict=True))
 
     def has_replicas(self, holder: str, now_ms: int) -> bool:
-        name = b"h:" + _holder_name(holder)
+        name = _holder_name(holder)
         with self._errors():
+            alive = int(self._redis.hget(self._key(b"alive"), name) or 0) > now_ms
+            highest = b"+inf" if alive else b"(%d" % KEPT_MS
             pipe = self._redis.pipeline(transaction=False)
             for scope in self._scopes():
-                pipe.zcount(self._scope(scope) + name, b"(%d" % now_ms, b"+inf")
+                pipe.zcount(self._scope(scope) + b"h:" + name, b"(%d" % now_ms, highest)
             return any(pipe.execute())
 
     def put_descriptor(self, compat_id: bytes, text: bytes) -> bool:
@@ -310,8 +407,13 @@ def _holder_name(holder: str) -> bytes:
     return hashlib.sha256(holder.encode()).digest()[:_HOLDER]
 
 
-def _replica(value: bytes) -> Replica:
-    return Replica(int(value[:_STAMP]), value[_STAMP + _HOLDER :])
+def _is_kept(value: bytes) -> bool:
+    return value[:_STAMP] == _KEPT_STAMP
+
+
+def _name_in(value: bytes) -> bytes:
+    """The holder in a stored value."""
+    return value[_STAMP : _STAMP + _HOLDER]
 
 
 def _slices(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -7,9 +7,10 @@ are milliseconds since the Unix epoch. Refusals are `Problem`s.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvsp.index.status import StatusBoard
-from kvsp.index.store import Entry, Replica, ReplicaStore, StoreFull
+from kvsp.index.store import KEPT_MS, Entry, Replica, ReplicaStore, StoreFull
 from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
+from kvsp.names.bounds import Count
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
@@ -28,6 +30,8 @@ from kvsp.records import costs
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
     InstanceStatus,
+    KeptAnswer,
+    KeptRecords,
     LookupRequest,
     ReplicaRecord,
     TargetEstimate,
@@ -41,23 +45,34 @@ _DESCRIPTORS_KEPT = 256
 class IndexLimits:
     """What one request may ask for, and how long records live."""
 
-    max_ttl_ms: int = 3_600_000
-    block_keys: int = 65_536
-    targets: int = 256
-    replicas_per_block: int = 64
-    lookup_batch: int = 512
+    max_ttl_ms: Count = 3_600_000
+    """Longest TTL of a record; a longer one is cut to it."""
+
+    block_keys: Count = 65_536
+    """Block Keys in one request; beyond, 413."""
+
+    targets: Count = 256
+    """Targets of one lookup; beyond, 413."""
+
+    replicas_per_block: Count = 64
+    """Replicas of one block in an answer, whole ones first."""
+
+    lookup_batch: Count = 512
     """Keys asked of the store at a time: a lookup that misses early costs one batch."""
 
-    estimates: int = 262_144
-    """Keys times targets of one lookup."""
+    estimates: Count = 262_144
+    """Keys times targets of one lookup; beyond, 413."""
 
-    answer_octets: int = 256 << 20
-    """Records of one answer together."""
+    answer_octets: Count = 256 << 20
+    """Records of one answer together; beyond, 413."""
 
-    listed_keys: int = 1024
+    records: Count = 1024
+    """Replica Records in one request; beyond, 413."""
+
+    listed_keys: Count = 1024
     """Keys in one part of a list; records looked at for it, too."""
 
-    descriptor_octets: int = 64 << 10
+    descriptor_octets: Count = 64 << 10
     """Of a Compatibility Descriptor: all that are stored are kept for good."""
 
     http_loopback: bool = False
@@ -241,12 +256,14 @@ class IndexService:
         replica: str,
         tree: Mapping[str, Any],
         now_ms: int,
+        age_ms: int = 0,
     ) -> Published:
-        """Publish or refresh a replica; `block` and `replica` are those of the path.
+        """Publish or refresh a replica; `block` and `replica` are those of the path, `age_ms` is
+        how long ago the request began to arrive.
 
         Raises Problem: `kvsp-forbidden` unless the principal may write the scope and is,
         or publishes for, the holder; `kvsp-invalid-request`; `kvsp-digest-mismatch`;
-        `kvsp-compat-unknown`.
+        `kvsp-compat-unknown`; 409 when it was withdrawn meanwhile.
         """
         principal.require(block.scope_id, WRITE)
         descriptor = self.descriptor(block.compat_id)
@@ -257,18 +274,65 @@ class IndexService:
                 f"the path of this record is {record.path}",
             )
         principal.require_holder(record.holder)
-        if descriptor is None:
-            raise Problem(
-                ProblemName.COMPAT_UNKNOWN,
-                f"PUT the descriptor to compat/{block.compat_id.hex()} before its replicas",
-            )
         ttl_ms = min(record.ttl_ms, self.limits.max_ttl_ms)
-        entry = Entry(
-            block, replica, record.holder, now_ms + ttl_ms, stored_form(record, descriptor)
-        )
-        (created,) = self.store.put([entry], now_ms)
+        entry = _entry(record, descriptor, now_ms + ttl_ms)
+        (created,) = self.store.put([entry], now_ms, age_ms)
+        if created is None:
+            raise withdrawn_meanwhile()
         self._count("published" if created else "refreshed", 1)
         return Published(created, ttl_ms)
+
+    def publish_kept(
+        self,
+        principal: Principal,
+        request: KeptRecords,
+        now_ms: int,
+        age_ms: int = 0,
+        is_late: Callable[[BlockId, str, str], bool] = lambda block, replica, holder: False,
+    ) -> KeptAnswer:
+        """Publish records that live as long as their holder is kept alive, which this does, too.
+
+        Each record has its own result. `is_late` tells of records that were withdrawn while
+        they arrived. Raises Problem: `kvsp-forbidden` unless the principal is, or publishes
+        for, the holder; `kvsp-too-large`.
+        """
+        principal.require_holder(request.holder)
+        if len(request.records) > self.limits.records:
+            raise _too_large("the list of records", self.limits.records, "records")
+        entries: list[Entry] = []
+        results: list[dict[str, Any] | None] = []
+        for tree in request.records:
+            try:
+                entry = self._kept_entry(principal, request.holder, tree)
+                if is_late(entry.block, entry.replica_id, entry.holder):
+                    raise withdrawn_meanwhile()
+            except Problem as problem:
+                results.append(_refusal(problem))
+            else:
+                results.append(None)
+                entries.append(entry)
+        filed = iter(self.store.put(entries, now_ms, age_ms) if entries else ())
+        for place, result in enumerate(results):
+            if result is None:
+                created = next(filed)
+                if created is None:
+                    results[place] = _refusal(withdrawn_meanwhile())
+                else:
+                    results[place] = {"created": created}
+                    self._count("published" if created else "refreshed", 1)
+        ttl_ms = min(request.ttl_ms, self.limits.max_ttl_ms)
+        kept = self.store.keep_alive(request.holder, now_ms + ttl_ms, now_ms)
+        return KeptAnswer(ttl_ms, kept, tuple(each or {} for each in results))
+
+    def _kept_entry(self, principal: Principal, holder: str, tree: Mapping[str, Any]) -> Entry:
+        compat = tree.get("compat_id")
+        known = isinstance(compat, str) and re.fullmatch("[0-9a-f]{64}", compat)
+        descriptor = self.descriptor(bytes.fromhex(compat)) if known and compat else None
+        record = self._read_record(tree, descriptor)
+        principal.require(record.scope_id, WRITE)
+        if record.holder != holder:
+            raise Problem(ProblemName.INVALID_REQUEST, "the record is of another holder")
+        return _entry(record, descriptor, KEPT_MS)
 
     def _read_record(self, tree: Mapping[str, Any], descriptor: Descriptor | None) -> ReplicaRecord:
         try:
@@ -290,10 +354,12 @@ class IndexService:
         """
         principal.require(block.scope_id, WRITE)
         record = self._find(block, replica, now_ms)
+        if record is not None:
+            principal.require_holder(record.holder)
+        # of one that is not here the store may hear from elsewhere, later
+        self.store.delete(block, replica, now_ms)
         if record is None:
             raise _unknown("this replica is not published")
-        principal.require_holder(record.holder)
-        self.store.delete(block, replica, now_ms)
         self._count("withdrawn", 1)
 
     def withdraw_holder(self, principal: Principal, holder: str) -> int:
@@ -502,8 +568,29 @@ class IndexService:
         ]
 
 
-def _too_large(what: str, limit: int) -> Problem:
-    detail = f"{what} is over {limit}; ask for fewer keys at a time"
+def _entry(record: ReplicaRecord, descriptor: Descriptor | None, expires_ms: int) -> Entry:
+    """Raises Problem `kvsp-compat-unknown`."""
+    if descriptor is None:
+        raise Problem(
+            ProblemName.COMPAT_UNKNOWN,
+            f"PUT the descriptor to compat/{record.compat_id.hex()} before its replicas",
+        )
+    data = stored_form(record, descriptor)
+    return Entry(record.block, record.replica_id, record.holder, expires_ms, data)
+
+
+def withdrawn_meanwhile() -> Problem:
+    """409 for a record whose withdrawal overtook it."""
+    return Problem.http(409, "the record was withdrawn while it was on its way")
+
+
+def _refusal(problem: Problem) -> dict[str, Any]:
+    """The result of a record that was not taken."""
+    return {"problem": problem.name, "detail": problem.detail}
+
+
+def _too_large(what: str, limit: int, things: str = "keys") -> Problem:
+    detail = f"{what} is over {limit}; ask for fewer {things} at a time"
     return Problem(ProblemName.TOO_LARGE, detail, limit=limit)
 
 

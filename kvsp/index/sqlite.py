@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
 from kvsp.index.store import (
+    KEPT_MS,
     Entry,
     Listed,
     Replica,
@@ -27,12 +29,14 @@ from kvsp.names.uris import BlockId
 
 logger = logging.getLogger("kvsp.index")
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE scopes (id INTEGER PRIMARY KEY, scope_id BLOB NOT NULL UNIQUE);
 CREATE TABLE compats (id INTEGER PRIMARY KEY, compat_id BLOB NOT NULL UNIQUE);
-CREATE TABLE holders (id INTEGER PRIMARY KEY, uri TEXT NOT NULL UNIQUE);
-CREATE TABLE descriptors (compat_id BLOB PRIMARY KEY, text BLOB NOT NULL);
+CREATE TABLE holders (
+  id INTEGER PRIMARY KEY, uri TEXT NOT NULL UNIQUE, alive_ms INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS descriptors (compat_id BLOB PRIMARY KEY, text BLOB NOT NULL);
 CREATE TABLE replicas (
   id INTEGER PRIMARY KEY, scope INTEGER NOT NULL, block_key BLOB NOT NULL,
   compat INTEGER NOT NULL, replica_id TEXT NOT NULL, holder INTEGER NOT NULL,
@@ -40,8 +44,12 @@ CREATE TABLE replicas (
 );
 CREATE UNIQUE INDEX by_block ON replicas (scope, block_key, compat, replica_id);
 CREATE INDEX by_expiry ON replicas (scope, expires_ms);
-CREATE INDEX by_holder ON replicas (holder, scope);
+CREATE INDEX by_holder ON replicas (holder, scope, expires_ms);
 """
+_OF_BEFORE = "".join(
+    f"DROP TABLE IF EXISTS {table};" for table in ("scopes", "compats", "holders", "replicas")
+)
+"""Records of an older version come again from their holders; descriptors stay."""
 _KEYS_PER_QUERY = 512
 _ROWS_PER_DELETE = 4096
 _INTERNED = 65_536
@@ -71,7 +79,18 @@ class SqliteStore:
         self._expired = 0
         self._ids: dict[tuple[str, bytes | str], int] = {}
         self._cache_octets = cache_octets
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
+        """Records by scope."""
+
+        self._kept: Counter[int] = Counter()
+        """Records that are kept with their holder, by that."""
+
+        self._alive: dict[int, int] = {}
+        """Until when the kept records of each holder live."""
+
+        self._changes: list[tuple[Counter[int], int, int]] = []
+        """What a transaction has counted, to be taken back with it."""
+
         try:
             self._open(self._path)
         except sqlite3.Error as error:
@@ -117,7 +136,15 @@ class SqliteStore:
         try:
             self._prepare(self._cache_octets)
             rows = self._db.execute("SELECT scope, count(*) FROM replicas GROUP BY scope")
-            self._counts = dict(rows.fetchall())
+            self._counts = Counter(dict(rows.fetchall()))
+            rows = self._db.execute(
+                "SELECT holder, count(*) FROM replicas INDEXED BY by_holder"
+                " WHERE expires_ms = ? GROUP BY holder",
+                (KEPT_MS,),
+            )
+            self._kept = Counter(dict(rows.fetchall()))
+            rows = self._db.execute("SELECT id, alive_ms FROM holders WHERE alive_ms > 0")
+            self._alive = dict(rows.fetchall())
         except BaseException:
             self._db.close()
             raise
@@ -131,20 +158,21 @@ class SqliteStore:
         db.execute(f"PRAGMA cache_size = -{max(cache_octets >> 10, 256)}")
         db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
+        if version < _VERSION:
+            db.executescript(f"BEGIN;{_OF_BEFORE}{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"written by another version ({version})")
         # names that no record uses any more are not kept from run to run
         db.execute("DELETE FROM holders WHERE id NOT IN (SELECT holder FROM replicas)")
         db.execute("DELETE FROM scopes WHERE id NOT IN (SELECT scope FROM replicas)")
 
-    def put(self, entries: Sequence[Entry], now_ms: int) -> list[bool]:
+    def put(self, entries: Sequence[Entry], now_ms: int, age_ms: int = 0) -> Sequence[bool | None]:
+        # nobody else has the file, and who asks knows of its own withdrawals
         with self._transaction():
             fresh = [self._put(entry, now_ms) for entry in entries]
             for scope in {self._id("scopes", "scope_id", e.block.scope_id) for e in entries}:
-                self._evict(scope, self._counts.get(scope, 0) - self.limits.records_per_scope)
-            while (excess := sum(self._counts.values()) - self.limits.records) > 0:
+                self._evict(scope, self._counts[scope] - self.limits.records_per_scope)
+            while (excess := self._counts.total() - self.limits.records) > 0:
                 largest = max(self._counts, key=lambda scope: self._counts[scope])
                 self._evict(largest, min(excess, _ROWS_PER_DELETE))
         return fresh
@@ -155,7 +183,7 @@ class SqliteStore:
         compat = self._id("compats", "compat_id", block.compat_id)
         holder = self._id("holders", "uri", entry.holder)
         found = self._db.execute(
-            "SELECT id, expires_ms FROM replicas"
+            "SELECT id, expires_ms, holder FROM replicas"
             " WHERE scope = ? AND block_key = ? AND compat = ? AND replica_id = ?",
             (scope, block.block_key, compat, entry.replica_id),
         ).fetchone()
@@ -164,7 +192,9 @@ class SqliteStore:
                 "UPDATE replicas SET holder = ?, expires_ms = ?, data = ? WHERE id = ?",
                 (holder, entry.expires_ms, entry.data, found[0]),
             )
-            return bool(found[1] <= now_ms)
+            self._count_kept(found[2], found[1], -1)
+            self._count_kept(holder, entry.expires_ms, 1)
+            return self._ends_ms(found[2], found[1]) <= now_ms
         self._make_room(scope, block.block_key, compat)
         self._db.execute(
             "INSERT INTO replicas (scope, block_key, compat, replica_id, holder, expires_ms, data)"
@@ -179,8 +209,32 @@ class SqliteStore:
                 entry.data,
             ),
         )
-        self._counts[scope] = self._counts.get(scope, 0) + 1
+        self._count(self._counts, scope, 1)
+        self._count_kept(holder, entry.expires_ms, 1)
         return True
+
+    def _ends_ms(self, holder: int, expires_ms: int) -> int:
+        """When a record of a holder expires."""
+        return self._alive.get(holder, 0) if expires_ms == KEPT_MS else expires_ms
+
+    def _count_kept(self, holder: int, expires_ms: int, change: int) -> None:
+        if expires_ms == KEPT_MS:
+            self._count(self._kept, holder, change)
+
+    def _count(self, counter: Counter[int], key: int, change: int) -> None:
+        self._changes.append((counter, key, change))
+        counter[key] += change
+        if not counter[key]:
+            del counter[key]
+
+    def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
+        number = self._id("holders", "uri", holder, create=False)
+        if not self._kept[number]:
+            return 0
+        with self._transaction():
+            self._db.execute("UPDATE holders SET alive_ms = ? WHERE id = ?", (expires_ms, number))
+        self._alive[number] = expires_ms
+        return self._kept[number]
 
     def _make_room(self, scope: int, block_key: bytes, compat: int) -> None:
         """Keep one block below its number of replicas, losing the first to expire."""
@@ -215,13 +269,14 @@ class SqliteStore:
             with self._errors():
                 rows = self._db.execute(
                     # left alone, the planner takes the index by expiry and reads the scope
-                    "SELECT block_key, expires_ms, data FROM replicas INDEXED BY by_block"
+                    "SELECT block_key, holder, expires_ms, data FROM replicas INDEXED BY by_block"
                     f" WHERE scope = ? AND block_key IN ({marks}) AND compat = ?"
                     " AND expires_ms > ?",
                     (scope, *part, compat, now_ms),
                 )
-                for key, expires_ms, data in rows:
-                    found.setdefault(key, []).append(Replica(expires_ms, data))
+                for key, holder, expires_ms, data in rows:
+                    if (ends_ms := self._ends_ms(holder, expires_ms)) > now_ms:
+                        found.setdefault(key, []).append(Replica(ends_ms, data))
         return [found.get(key, []) for key in keys]
 
     def list_keys(self, scope_id: bytes, compat_id: bytes, after: bytes, limit: int) -> Listed:
@@ -244,9 +299,11 @@ class SqliteStore:
             replica_id,
         )
         with self._transaction():
-            row = self._db.execute(f"SELECT expires_ms FROM replicas WHERE {where}", key).fetchone()
+            row = self._db.execute(
+                f"SELECT holder, expires_ms FROM replicas WHERE {where}", key
+            ).fetchone()
             self._delete(where, key)
-        return row is not None and row[0] > now_ms
+        return row is not None and self._ends_ms(*row) > now_ms
 
     def delete_holder(self, holder: str, scopes: Collection[bytes] | None) -> int:
         number = self._id("holders", "uri", holder, create=False)
@@ -283,6 +340,16 @@ class SqliteStore:
                     "id IN (SELECT id FROM replicas WHERE scope = ? AND expires_ms <= ? LIMIT ?)",
                     (scope, now_ms - self.limits.linger_ms, limit - removed),
                 )
+            ended_ms = now_ms - self.limits.linger_ms
+            for holder, alive_ms in list(self._alive.items()):
+                if alive_ms <= ended_ms and removed < limit:
+                    removed += self._delete(
+                        "id IN (SELECT id FROM replicas"
+                        " WHERE holder = ? AND expires_ms = ? LIMIT ?)",
+                        (holder, KEPT_MS, limit - removed),
+                    )
+                    if not self._kept[holder]:
+                        del self._alive[holder]
         self._expired += removed
         return removed
 
@@ -290,19 +357,25 @@ class SqliteStore:
         scope = self._id("scopes", "scope_id", scope_id, create=False)
         with self._errors():
             rows = self._db.execute(
-                "SELECT compat_id, expires_ms, data FROM replicas"
+                "SELECT compat_id, holder, expires_ms, data FROM replicas"
                 " JOIN compats ON compats.id = replicas.compat"
                 " WHERE scope = ? AND block_key = ?",
                 (scope, block_key),
             )
-            return [(compat, Replica(expires_ms, data)) for compat, expires_ms, data in rows]
+            return [
+                (compat, Replica(self._ends_ms(holder, expires_ms), data))
+                for compat, holder, expires_ms, data in rows
+            ]
 
     def has_replicas(self, holder: str, now_ms: int) -> bool:
         number = self._id("holders", "uri", holder, create=False)
+        if self._kept[number] and self._alive.get(number, 0) > now_ms:
+            return True
         with self._errors():
             row = self._db.execute(
-                "SELECT 1 FROM replicas WHERE holder = ? AND expires_ms > ? LIMIT 1",
-                (number, now_ms),
+                "SELECT 1 FROM replicas WHERE holder = ? AND expires_ms > ? AND expires_ms < ?"
+                " LIMIT 1",
+                (number, now_ms, KEPT_MS),
             ).fetchone()
         return row is not None
 
@@ -324,7 +397,7 @@ class SqliteStore:
         return None if row is None else bytes(row[0])
 
     def counts(self) -> StoreCounts:
-        return StoreCounts(sum(self._counts.values()), self._evicted, self._expired)
+        return StoreCounts(self._counts.total(), self._evicted, self._expired)
 
     def close(self) -> None:
         self._db.close()
@@ -351,18 +424,19 @@ class SqliteStore:
         """Delete rows inside a transaction and keep the counts of their scopes."""
         removed = 0
         with closing(
-            self._db.execute(f"DELETE FROM replicas WHERE {where} RETURNING scope", values)
+            self._db.execute(
+                f"DELETE FROM replicas WHERE {where} RETURNING scope, holder, expires_ms", values
+            )
         ) as rows:
-            for (scope,) in rows:
+            for scope, holder, expires_ms in rows:
                 removed += 1
-                self._counts[scope] -= 1
-                if not self._counts[scope]:
-                    del self._counts[scope]
+                self._count(self._counts, scope, -1)
+                self._count_kept(holder, expires_ms, -1)
         return removed
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        counts = dict(self._counts)
+        self._changes.clear()
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -370,7 +444,8 @@ class SqliteStore:
             except BaseException:
                 with suppress(sqlite3.Error):  # a damaged file may have ended it
                     self._db.execute("ROLLBACK")
-                self._counts = counts
+                for counter, key, change in self._changes:
+                    counter[key] -= change
                 self._ids.clear()
                 raise
             self._db.execute("COMMIT")

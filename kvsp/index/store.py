@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from kvsp.names.bounds import Count, Whole
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
+
+KEPT_MS: Final = 1 << 53
+"""`expires_ms` of a record that lives as long as its holder is kept alive."""
 
 
 class StoreError(KvspError):
@@ -24,7 +28,7 @@ class StoreError(KvspError):
 class Entry:
     """One replica: where it is filed, until when it counts, and its record as octets.
 
-    `expires_ms` is a Unix time; `data` means nothing to the store.
+    `expires_ms` is a Unix time, or `KEPT_MS`; `data` means nothing to the store.
     """
 
     block: BlockId
@@ -35,7 +39,8 @@ class Entry:
 
 
 class Replica(NamedTuple):
-    """What a store gives back: the record's octets and when it expires (Unix time)."""
+    """What a store gives back: the record's octets and when it expires (Unix time), for one
+    that is kept with its holder when that does."""
 
     expires_ms: int
     data: bytes
@@ -43,19 +48,23 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of a store.
+    """Bounds of a store. Where one is full the records that expire first go, and are counted
+    as evicted."""
 
-    A scope over `records_per_scope`, a store over `records` and a block over
-    `replicas_per_block` lose the records that expire first; each is counted as evicted.
-    Expired records stay for `linger_ms`, to explain misses. At `descriptors` further
-    descriptors are refused.
-    """
+    records_per_scope: Count = 1_000_000
+    """Records of one scope."""
 
-    records_per_scope: int = 1_000_000
-    records: int = 4_000_000
-    replicas_per_block: int = 256
-    descriptors: int = 10_000
-    linger_ms: int = 60_000
+    records: Count = 4_000_000
+    """Records of all scopes; the largest one loses some."""
+
+    replicas_per_block: Count = 256
+    """Records of one block."""
+
+    descriptors: Count = 10_000
+    """Compatibility Descriptors; one more is refused with 507."""
+
+    linger_ms: Whole = 60_000
+    """How long expired records stay, to explain misses."""
 
 
 class StoreCounts(NamedTuple):
@@ -97,8 +106,16 @@ class ReplicaStore(Protocol):
 
     threads: int
 
-    def put(self, entries: Sequence[Entry], now_ms: int) -> list[bool]:
-        """File entries, replacing those of the same block and replica; True for new ones."""
+    def put(self, entries: Sequence[Entry], now_ms: int, age_ms: int = 0) -> Sequence[bool | None]:
+        """File entries, replacing those of the same block and replica; True for new ones.
+
+        None for one that somebody withdrew in the last `age_ms`, since its request began to
+        arrive: it is not filed. A store that one process has to itself need not know.
+        """
+        ...
+
+    def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
+        """Let the kept records of a holder live until then; how many it has."""
         ...
 
     def get(

@@ -211,7 +211,7 @@ class InstanceService(Service):
     async def _prefetch(self, call: Call) -> Response:
         call.principal.require_role("placement")
         directive = await call.read_record(PrefetchDirective, http_loopback=self._loopback)
-        self.shell.prefetcher.accept(directive)
+        await self.shell.prefetcher.accept(directive)
         location = call.base_uri + directive_path(directive.directive)
         status = self.shell.prefetcher.status(directive.directive)
         return json_response(status.to_dict(), 202, {"Location": location})
@@ -222,7 +222,7 @@ class InstanceService(Service):
 
     async def _cancel(self, call: Call) -> Response:
         call.principal.require_role("placement")
-        self.shell.prefetcher.cancel(_uuid(call, "directive"))
+        await self.shell.prefetcher.cancel(_uuid(call, "directive"))
         return no_content()
 
     # --- lifecycle -------------------------------------------------------------------

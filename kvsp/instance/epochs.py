@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
+from kvsp.files import write_durably
 from kvsp.names.codes import MAX_EPOCH
 from kvsp.names.errors import FileError
 
@@ -50,18 +50,8 @@ class Epochs:
     def _write(self) -> None:
         if self._path is None:
             return
-        temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with temporary.open("w", encoding="ascii") as file:
-                file.write(f"{self._last}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            write_durably(self._path, f"{self._last}\n".encode("ascii"))
         except OSError as error:
             raise FileError(f"{self._path}: {error.strerror or error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from kvsp.client.client import Client
 from kvsp.client.errors import ClientError
@@ -13,6 +14,7 @@ from kvsp.instance.callers import PlacementCaller
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.engines.engine import Engine
 from kvsp.instance.epochs import Epochs
+from kvsp.instance.kept_directives import KeptDirectives
 from kvsp.instance.loading import BlockLoader, Fetcher, HttpFetcher
 from kvsp.instance.prefetching import Prefetcher
 from kvsp.instance.reporting import Reporter
@@ -44,10 +46,12 @@ class InstanceShell:
         fetchers: Sequence[Fetcher] = (),
         export_to: Sequence[str] = (),
         links: Sequence[Link] = (),
+        directives: Path | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         """`holder` is the instance's own store, `client` reaches the index and holders.
-        `fetchers` come before HTTP; `links` are known before any is measured."""
+        `fetchers` come before HTTP; `links` are known before any is measured. The folder
+        `directives` keeps those beyond the process."""
         self.agent = agent
         self.engine = engine
         self.clock_ms = clock_ms
@@ -72,7 +76,8 @@ class InstanceShell:
             self._find if client.index is not None else None,
             clock_ms,
         )
-        self.prefetcher = Prefetcher(agent, self.loader, clock_ms)
+        kept = KeptDirectives(directives, http_loopback=agent.limits.http_loopback)
+        self.prefetcher = Prefetcher(agent, self.loader, clock_ms, kept)
         self.resharder = Resharder(agent, self.loader, clock_ms)
         self.reporter = Reporter(
             agent,
@@ -98,6 +103,7 @@ class InstanceShell:
     async def start(self) -> None:
         await self.client.__aenter__()
         await self.sessions.start()
+        await self.prefetcher.start()
         self._tasks.start(self._keep_descriptor())
         self._tasks.start(self.reporter.run())
 

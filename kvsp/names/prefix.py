@@ -1,4 +1,4 @@
-"""Prefix arithmetic: tokens, complete blocks, and where a block stands.
+"""Prefix arithmetic: tokens and complete blocks.
 
 The one module that turns token counts into block counts, so that what is written,
 looked up, fetched and matched can never differ by a block. Counts of tokens and
@@ -6,16 +6,6 @@ blocks are never negative; ranges are half-open.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import NamedTuple
-
-
-class BlockLocation(NamedTuple):
-    """Where a block of a context stands in its publication (KVCS "Objects")."""
-
-    segment: int
-    object: int
 
 
 def complete_blocks(tokens: int, block_tokens: int) -> int:
@@ -71,20 +61,6 @@ def blocks_within(tokens: range, block_tokens: int) -> range:
         raise ValueError("a token range has step 1")
     first = -(-tokens.start // block_tokens)
     return range(first, max(first, complete_blocks(max(tokens.stop, 0), block_tokens)))
-
-
-def locate_block(block: int, segment_blocks: Iterable[int]) -> BlockLocation | None:
-    """Where absolute block `block` stands, given the blocks of each segment in order.
-
-    None when no segment reaches that far.
-    """
-    _check(block=block)
-    remaining = block
-    for segment, blocks in enumerate(segment_blocks):
-        if remaining < blocks:
-            return BlockLocation(segment, remaining)
-        remaining -= blocks
-    return None
 
 
 def _check(**counts: int) -> None:

@@ -185,6 +185,26 @@ class ReplicaRecord(Record):
             reading.fault(DecodeErrorName.SECTION_LENGTH, at, detail)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRecords(Record):
+    """Replica Records of one holder that are to live as long as it is kept alive, which the
+    same request does for `ttl_ms`. A request of ours: one of many, or of none."""
+
+    holder: Annotated[str, HOLDER_URI]
+    ttl_ms: Annotated[int, _TTL]
+    records: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer(Record):
+    """`records` is how many of the holder live for `ttl_ms` now. `results` has an object for
+    each record sent: `created` for one that was taken, `problem` and `detail` for another."""
+
+    ttl_ms: Annotated[int, _TTL]
+    records: Annotated[int, _COUNT]
+    results: Annotated[tuple[dict[str, Any], ...], array(JSON_OBJECT)] = ()
+
+
 def covers(replicas: Iterable[ReplicaRecord], layers: int, wanted: range | None = None) -> bool:
     """Whether replicas of one block together hold every layer of `wanted` (KVSP "Lookup").
 

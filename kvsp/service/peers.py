@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,15 +11,13 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvsp.client.caller import Caller, Token
-from kvsp.client.limits import ClientLimits
 from kvsp.client.tls import tls_context
 from kvsp.client.tokens import TokenFile
 from kvsp.http.auth import developer_token
 from kvsp.names.errors import FileError
 from kvsp.service.settings import Settings, SettingsError
 
-_LIMITS: Final = ClientLimits(attempts=1, connections_per_source=100)
-"""Roles come again by themselves, and one request does not wait for the others."""
+_CONNECTIONS: Final = 100
 
 
 class Peers(Collector):
@@ -58,7 +57,8 @@ class Peers(Collector):
             token=self.token,
             tls=None if dev else tls_context(self._settings.peers.cafile, self.certificate),
             http_loopback=dev,
-            limits=_LIMITS,
+            # roles come again by themselves, and one request does not wait for the others
+            limits=replace(self._settings.client, attempts=1, connections_per_source=_CONNECTIONS),
         )
 
     def collect(self) -> Iterable[Metric]:

@@ -6,23 +6,27 @@ time that all of them take.
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import dataclasses
 import logging
-import os
 import socket
-import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvsp.http.app import App, is_loopback
-from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile
-from kvsp.http.limits import HttpLimits
-from kvsp.http.server import CannotStartError, ServerSettings
+from kvsp.http.app import App
+from kvsp.http.server import ServerSettings
 from kvsp.http.service import Service
+from kvsp.names.codes import Tier
 from kvsp.names.identity import Descriptor, Scope
 from kvsp.records.records import Link
+from kvsp.service.checking import (
+    address_of,
+    authenticator_of,
+    check_files,
+    listening,
+    needs_extra,
+)
+from kvsp.service.data_folder import DataFolder
 from kvsp.service.settings import MIB, Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -56,36 +60,42 @@ class Assembly:
 
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError, CannotStartError while another process has the data directory,
-        and what the files and stores of the roles raise."""
+        and what the files and stores of the roles raise. Then nothing is left of it."""
         self.settings = settings
-        host, port = _address(settings.listen.address)
-        if settings.dev and not is_loopback(host):
-            raise SettingsError(f"--dev listens on this machine only, not on {host}")
-        if settings.data_dir is not None:
-            full = _check_folder(settings.data_dir)
-            _claim(settings.data_dir)
-            if full and "holder" in settings.roles:
-                self._free_some(settings.data_dir)
-        # the base URI names the port, so a free one is chosen now
-        self._host, self._port = host, port or _free_port(host)
-        shown = f"[{host}]" if ":" in host else host
-        self.base_uri = settings.listen.base_uri or f"http://{shown}:{self._port}/kvsp/"
+        self._host, self._port = address_of(settings)
+        check_files(settings)
+        who = authenticator_of(settings)
         self._descriptors: list[Descriptor] = []
         self._holder: Holder | None = None
         self._index: IndexApp | None = None
         self._peers: Peers | None = None
-        http = settings.http
-        self.app = App(
-            self._services(),
-            base_uri=self.base_uri,
-            authenticator=self._who(),
-            limits=HttpLimits(
-                bodies_octets=http.bodies_mib * MIB,
-                bodies_octets_per_principal=http.bodies_per_principal_mib * MIB,
-            ),
-        )
+        self._folder: DataFolder | None = None
+        try:
+            if settings.data_dir is not None:
+                self._folder = DataFolder(settings.data_dir)
+                if self._folder.full and "holder" in settings.roles:
+                    self._free_some(settings.data_dir)
+            # the base URI names the port, so a free one is chosen now
+            self._port = self._port or _free_port(self._host)
+            shown = f"[{self._host}]" if ":" in self._host else self._host
+            self.base_uri = settings.listen.base_uri or f"http://{shown}:{self._port}/kvsp/"
+            self.app = App(
+                self._services(),
+                base_uri=self.base_uri,
+                authenticator=who,
+                limits=settings.http,
+                moqt=settings.listen.moqt,
+            )
+        except BaseException:
+            self.undo()
+            raise
         if self._peers is not None:
             self.app.registry.register(self._peers)
+
+    def undo(self) -> None:
+        """The start has failed: leave no data directory behind that was not there before."""
+        if self._folder is not None:
+            self._folder.undo()
 
     @staticmethod
     def _free_some(folder: Path) -> None:
@@ -101,27 +111,7 @@ class Assembly:
     @property
     def server(self) -> ServerSettings:
         """How it listens."""
-        listen = self.settings.listen
-        return ServerSettings(
-            host=self._host,
-            port=self._port,
-            certificate=listen.certificate,
-            key=listen.key,
-            client_ca=listen.client_ca,
-            insecure=listen.insecure,
-            drain_s=listen.drain_s,
-        )
-
-    def _who(self) -> Authenticator:
-        path = self.settings.listen.principals
-        if path is not None:
-            return PrincipalsFile(path)
-        if not self.settings.dev:
-            logger.warning(
-                "no principals file is given: every client on this machine may do everything, "
-                "with no credential, and no other client anything; set principals under [listen]"
-            )
-        return LoopbackOnly()
+        return listening(self.settings, self._host, self._port)
 
     def _services(self) -> list[Service]:
         roles = self.settings.roles
@@ -145,38 +135,41 @@ class Assembly:
 
     def _make_index(self) -> IndexApp:
         from kvsp.index.app import IndexApp
-        from kvsp.index.service import IndexLimits, IndexService
-        from kvsp.index.sqlite import SqliteStore
+        from kvsp.index.service import IndexService
+        from kvsp.index.status import StatusBoard
+        from kvsp.service.stores import replica_store
 
-        limits = IndexLimits(
-            max_ttl_ms=self.settings.index.max_ttl_ms, http_loopback=self.settings.dev
+        table = self.settings.index
+        late_s = 2 * self.settings.http.request_s
+        store = replica_store(table, self._file("index.sqlite"), late_s)
+        limits = dataclasses.replace(table, http_loopback=self.settings.dev)
+        return IndexApp(
+            IndexService(store, StatusBoard(table.instances), limits=limits),
+            sweep_s=table.sweep_s,
+            sweep_records=table.sweep_records,
         )
-        store = SqliteStore(self._file("index.sqlite"))
-        return IndexApp(IndexService(store, limits=limits))
 
     def _make_controller(self) -> ControllerService:
         from kvsp.controller.app import ControllerService
         from kvsp.controller.callers import HttpIndex, HttpInstances, LocalIndex
         from kvsp.controller.core.controller import Controller
-        from kvsp.controller.core.limits import ControllerLimits
+        from kvsp.controller.core.placement import LowestCost
         from kvsp.controller.journal import Journal
         from kvsp.controller.shell import Shell
 
         table, peers = self.settings.controller, self._to_peers()
-        limits = ControllerLimits(
-            min_status_ttl_ms=table.min_status_ttl_ms,
-            recovery_ms=table.recovery_ms,
-            retry_ms=table.retry_ms,
-            http_loopback=self.settings.dev,
-        )
+        limits = dataclasses.replace(table, http_loopback=self.settings.dev)
         index: IndexCaller
         if self._index is not None:
             index = LocalIndex(self._index)
         else:
             assert self.settings.peers.index is not None
-            index = HttpIndex(self.settings.peers.index, peers.caller())
+            index = HttpIndex(
+                self.settings.peers.index, peers.caller(), timeout_s=table.command_ms / 1000
+            )
         journal = Journal(self._file("placement.sqlite"))
-        shell = Shell(Controller(limits), journal, HttpInstances(peers.caller()), index)
+        core = Controller(limits, LowestCost(table.max_cost_us))
+        shell = Shell(core, journal, HttpInstances(peers.caller()), index)
         return ControllerService(shell, token=peers.token_file)
 
     def _make_holder(self, role: bool) -> HolderService:
@@ -185,62 +178,94 @@ class Assembly:
         from kvsp.holder.holder import Holder, HolderSettings
         from kvsp.holder.records.index_client import HttpIndexClient
         from kvsp.holder.records.publishing import NoIndex, RecordPublisher
-        from kvsp.holder.tiers.disk import DiskTier
-        from kvsp.holder.tiers.tiers import HostTier
 
         table, folder = self.settings.holder, self.settings.data_dir
-        tiers: list[tuple[TierStorage, int | None]] = []
-        host_mib = table.host_mib if role else self.settings.instance.store_mib
-        disk_mib = table.disk_mib if role else None
-        if host_mib is None and table.disk_mib is None:
-            host_mib = _DEFAULT_HOST_MIB
-            if folder is not None:
-                # who gives a data directory wants blocks to survive a restart
-                disk_mib = _DEFAULT_DISK_MIB
-        if host_mib is not None:
-            tiers.append((HostTier(), host_mib * MIB))
-        if disk_mib is not None:
-            assert folder is not None
-            disk = DiskTier(folder / "blocks", quarantine_octets=table.quarantine_mib * MIB)
-            tiers.append((disk, disk_mib * MIB))
+        tiers = self._role_tiers() if role else self._instance_tiers()
+        lasting = any(tier.lasts for tier, _ in tiers)
         client, uri = None, self._index_uri
         records: NoIndex | RecordPublisher = NoIndex(table.record_ttl_ms)
         if uri is not None:
-            client = HttpIndexClient(uri, self._to_peers().caller())
-            records = RecordPublisher(client, ttl_ms=table.record_ttl_ms)
+            client = HttpIndexClient(
+                uri, self._to_peers().caller(), timeout_s=self.settings.peers.index_s
+            )
+            records = RecordPublisher(
+                client,
+                holder=self.base_uri,
+                many=client,
+                ttl_ms=table.record_ttl_ms,
+                withdraw_s=table.withdraw_s,
+            )
         holding = HolderSettings(
             base_uri=self.base_uri,
+            max_container_octets=table.container_octets,
             uploads=table.uploads,
             uploads_per_client=table.uploads_per_client,
             transcodings=table.transcodings,
             transcodings_per_client=table.transcodings_per_client,
+            checks=table.checks,
+            checks_per_client=table.checks_per_client,
+            lossy_transcoding=table.lossy_transcoding,
             scrub_octets_per_s=table.scrub_mib_per_s * MIB,
+            verified_s=table.verified_s,
             # leases are as lasting as the blocks they cover
-            lease_file=folder / _LEASES if folder and disk_mib is not None else None,
+            lease_file=folder / _LEASES if folder and lasting else None,
+            scratch=table.scratch_dir,
         )
-        self._holder = Holder(tiers, holding, records=records)
+        self._holder = Holder(tiers, holding, records=records, quota=table.leases)
         kept = None if folder is None else folder / "compat"
         descriptors = Descriptors(self._descriptors, folder=kept, ask=records.descriptor)
         return HolderService(self._holder, records, descriptors, client)
+
+    def _role_tiers(self) -> list[tuple[TierStorage, int | None]]:
+        """The tiers of the role `holder` with their budgets, fastest first."""
+        from kvsp.holder.tiers.disk import DiskTier
+        from kvsp.holder.tiers.tiers import MemoryTier
+
+        table, folder = self.settings.holder, self.settings.data_dir
+        host_mib, disk_mib, objects = table.host_mib, table.disk_mib, table.objects
+        if host_mib is None and disk_mib is None and objects.url is None:
+            host_mib = _DEFAULT_HOST_MIB
+            if folder is not None:
+                # who gives a data directory wants blocks to survive a restart
+                disk_mib = _DEFAULT_DISK_MIB
+        tiers: list[tuple[TierStorage, int | None]] = []
+        if host_mib is not None:
+            tiers.append((MemoryTier(), host_mib * MIB))
+        if disk_mib is not None:
+            assert folder is not None
+            disk = DiskTier(
+                folder / "blocks",
+                verify_digests=table.verify_at_start,
+                quarantine_octets=table.quarantine_mib * MIB,
+            )
+            tiers.append((disk, disk_mib * MIB))
+        if objects.url is not None:
+            from kvsp.holder.tiers.objects import ObjectTier
+            from kvsp.service.stores import object_store
+
+            budget = None if objects.mib is None else objects.mib * MIB
+            tiers.append((ObjectTier(object_store(objects)), budget))
+        return tiers
+
+    def _instance_tiers(self) -> list[tuple[TierStorage, int | None]]:
+        from kvsp.holder.tiers.tiers import MemoryTier
+
+        table = self.settings.instance
+        return [(MemoryTier(Tier(table.store_tier)), table.store_mib * MIB)]
 
     def _make_instance(self, engine: Engine) -> InstanceService:
         from kvsp.client.client import Client
         from kvsp.instance.app import InstanceService
         from kvsp.instance.callers import HttpPlacement
         from kvsp.instance.core.agent import Agent
-        from kvsp.instance.core.limits import InstanceLimits
         from kvsp.instance.epochs import Epochs
         from kvsp.instance.shell import InstanceShell
 
         table, cafile = self.settings.instance, self.settings.peers.cafile
+        folder = self.settings.data_dir
         peers = self._to_peers()
         assert self._holder is not None
-        limits = InstanceLimits(
-            pool_octets=table.pool_mib * MIB,
-            status_ttl_ms=table.status_ttl_ms,
-            sleep_after_ms=table.sleep_after_ms,
-            http_loopback=self.settings.dev,
-        )
+        limits = dataclasses.replace(table, http_loopback=self.settings.dev)
         epochs = Epochs(self.settings.data_dir)
         agent = Agent(
             self.base_uri,
@@ -257,10 +282,13 @@ class Assembly:
             cafile=cafile,
             client_cert=peers.certificate,
             http_loopback=self.settings.dev,
+            limits=self.settings.client,
         )
         here = "controller" in self.settings.roles
         placement = HttpPlacement(
-            self.base_uri if here else str(self.settings.peers.placement), peers.caller()
+            self.base_uri if here else str(self.settings.peers.placement),
+            peers.caller(),
+            timeout_s=table.service_ms / 1000,
         )
         shell = InstanceShell(
             agent,
@@ -272,6 +300,7 @@ class Assembly:
             export_to=table.export_to,
             links=[Link(each.holder, each.mbit_per_s, each.rtt_us) for each in table.links],
             fetchers=_fetchers(client, cafile),
+            directives=None if folder is None else folder / "directives",
         )
         return InstanceService(shell)
 
@@ -282,12 +311,9 @@ class Assembly:
 
             return ToyEngine(block_tokens=table.block_tokens, delay_ms=table.delay_ms)
         assert table.model is not None
-        try:
-            from kvsp.instance.engines.torch_engine import TorchEngine
-        except ImportError as error:
-            raise SettingsError(
-                f"the engine torch is not installed ({error.name}): pip install kvcs[torch]"
-            ) from None
+        needs_extra("torch", "the engine torch")
+        from kvsp.instance.engines.torch_engine import TorchEngine
+
         return TorchEngine(table.model, block_tokens=table.block_tokens)
 
     # --- ways to others --------------------------------------------------------------
@@ -313,51 +339,6 @@ def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
     """Ways to blocks besides HTTP: other packages offer them as entry points, each a
     function of the instance's client and the authorities it trusts."""
     return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
-
-
-def _check_folder(folder: Path) -> bool:
-    """Make the data directory, and write to it now rather than when the first block comes.
-    True when it is full. Raises SettingsError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"probe")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        raise SettingsError(
-            f"{folder}: cannot be written ({error.strerror or error}); name another folder "
-            "with --data-dir"
-        ) from None
-    return False
-
-
-def _claim(folder: Path) -> None:
-    """Keep other processes out of the data directory for as long as this one lives: two
-    would take each other's blocks, records and epochs. Raises CannotStartError."""
-    path = folder / "lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
-    except BlockingIOError:
-        raise CannotStartError(
-            f"{folder}: another process uses this data directory; stop it, or name another "
-            "folder with --data-dir"
-        ) from None
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror or error}") from None
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, separator, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise SettingsError(f"{text!r} is not HOST:PORT; for example 127.0.0.1:8080")
-    return host, int(port)
 
 
 def _free_port(host: str) -> int:

@@ -1,100 +1,243 @@
-"""The settings of a KVSP server: one TOML file, and what flags say instead."""
+"""The settings of a KVSP server: its tables, what each setting is, and what cannot be meant.
+
+The sentence under a setting is its line in docs/configuration.md. Limits are the classes that
+the roles are held to, so that a limit has one name in a file, in Python and in the log.
+`sources` reads settings from a file, the environment and flags.
+"""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
+from kvsp.client.limits import ClientLimits
+from kvsp.controller.core.limits import ControllerLimits
+from kvsp.holder.leases.table import LeaseQuota
+from kvsp.http.limits import HttpLimits
+from kvsp.index.service import IndexLimits
+from kvsp.index.store import StoreLimits
+from kvsp.instance.core.limits import InstanceLimits
+from kvsp.names.bounds import Count, Rate, Seconds, Whole
 from kvsp.names.errors import DecodeError, KvspError
 from kvsp.names.uris import check_base_uri
 
 ROLES: Final = ("holder", "index", "controller", "instance")
 MIB: Final = 1 << 20
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Rate = Annotated[float, msgspec.Meta(ge=0)]
-
 
 class SettingsError(KvspError):
     """A setting is missing, wrong or unsafe; the message is one sentence that says how."""
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file: a name that is not known is an error."""
-
-
-class ListenTable(_Table, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenTable:
     """Where to listen, and who may come in."""
 
     address: str = "127.0.0.1:0"
+    """HOST:PORT; port 0 takes a free one."""
+
     base_uri: str | None = None
+    """The base URI that clients and records name; needed unless `dev` is set."""
+
     certificate: Path | None = None
+    """The server's certificate, with those between it and an authority, as PEM."""
+
     key: Path | None = None
+    """The private key of `certificate`, as PEM without a password."""
+
     client_ca: Path | None = None
+    """Certificates of authorities; clients with a certificate of theirs need no token."""
+
     principals: Path | None = None
+    """Who may do what (README, The HTTP services); not set: clients on this machine alone."""
+
     insecure: bool = False
-    drain_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Listen beyond this machine even without TLS, behind a proxy that ends it."""
+
+    drain_s: Seconds = 10.0
+    """Longest time to tell peers of the end, and as much again for open requests to finish."""
+
+    idle_s: Count = 75
+    """How long a connection without a request stays open."""
+
+    moqt: tuple[str, ...] = ()
+    """Relays that `/.well-known/kvsp` names to clients, as `moqt://` URIs."""
 
 
-class PeersTable(_Table, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersTable:
     """The other services, and what this server shows them."""
 
     index: str | None = None
+    """Base URI of the index service, for servers without the role `index`."""
+
     placement: str | None = None
+    """Base URI of the placement controller, for instances."""
+
     cafile: Path | None = None
+    """Who signed the peers' certificates, when no public authority did."""
+
     token_file: Path | None = None
+    """The bearer token shown to peers, in a file that only its owner may read."""
+
     certificate: Path | None = None
+    """The client certificate shown to peers."""
+
     key: Path | None = None
+    """The private key of `certificate`."""
+
+    index_s: Seconds = 10.0
+    """How long a holder waits for an answer of the index service."""
 
 
-class HttpTable(_Table, frozen=True, kw_only=True):
-    """What JSON bodies may take in memory, in MiB: those of all requests under way together,
-    and those of one principal, whose only one is always taken."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectsTable:
+    """The object storage tier of a holder (tier `remote`; extra `s3`). What is below `url` is
+    one holder's own. Credentials come from `credentials_file`, or else from where the
+    provider's tools look for them (`AWS_…` variables, the machine's role)."""
 
-    bodies_mib: Count = 256
-    bodies_per_principal_mib: Count = 64
+    url: str | None = None
+    """Where blocks go: `s3://bucket/prefix`, `gs://…`, `az://…`, `https://…` or `file:///…`."""
+
+    mib: Count | None = None
+    """The budget, in MiB; not set: without bound."""
+
+    endpoint: str | None = None
+    """Base URL of an S3 service that is not Amazon's."""
+
+    region: str | None = None
+    """Region of the bucket."""
+
+    credentials_file: Path | None = None
+    """A TOML file that only its owner may read, with the provider's options, for example
+    `access_key_id` and `secret_access_key`."""
+
+    request_s: Seconds = 30.0
+    """Longest time for one request of the store, its retries included."""
 
 
-class HolderTable(_Table, frozen=True, kw_only=True):
-    """Budgets in MiB; the disk tier needs a data directory, and is there by default with one
-    when no budget is given.
-
-    At most `uploads` blocks are being stored at once, and `uploads_per_client` of one client;
-    at most `transcodings` are being transcoded, and `transcodings_per_client` for one.
-    Blocks on disk are read and verified at `scrub_mib_per_s`, 0 for never; up to
-    `quarantine_mib` of damaged ones are kept to be looked at.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderTable:
+    """A holder of blocks. The disk tier needs a data directory, and is there by default with
+    one when no budget is given; new blocks go to the first tier that outlives the process."""
 
     host_mib: Count | None = None
+    """Budget of the memory tier, in MiB; not set: 1024 when no other budget is given."""
+
     disk_mib: Count | None = None
+    """Budget of the disk tier, in MiB; not set: 16384 when there is a data directory and no
+    other budget is given."""
+
     record_ttl_ms: Count = 600_000
+    """TTL of the records that are published; they are kept alive in time."""
+
+    withdraw_s: Seconds = 2.0
+    """How long an eviction waits for its withdrawal at the index; it is repeated later."""
+
+    container_octets: Count = 2 << 30
+    """Octets of a container in a PUT; beyond, 413."""
+
     uploads: Count = 64
+    """Blocks being stored at once; one more is answered with 503."""
+
     uploads_per_client: Count = 32
+    """The same of one client; one more is answered with 429."""
+
     transcodings: Count = 2
+    """Blocks being transcoded at once; one more is answered with 503."""
+
     transcodings_per_client: Count = 1
+    """The same of one client; one more is answered with 429."""
+
+    checks: Count = 2
+    """Blocks being read at once for no answer of theirs: to verify one that a client doubts, or
+    for the digest that a HEAD shows. The others wait their turn."""
+
+    checks_per_client: Count = 1
+    """The same of one client; one more is answered with 429."""
+
+    lossy_transcoding: bool = False
+    """Serve blocks in lossy codecs, too."""
+
+    scratch_dir: Path | None = None
+    """Folder for temporary files of transcodings; not set: the system's."""
+
+    verify_at_start: bool = False
+    """Read every block on disk at the start, instead of its ends."""
+
+    verified_s: Seconds = 60.0
+    """A copy that was found sound is not read again for somebody who doubts it for so long."""
+
     scrub_mib_per_s: Rate = 4.0
-    quarantine_mib: Annotated[int, msgspec.Meta(ge=0)] = 256
+    """Blocks on disk are read and verified at this rate; 0: never."""
+
+    quarantine_mib: Whole = 256
+    """Damaged files on disk that are kept to be looked at, in MiB."""
+
+    leases: LeaseQuota = field(default_factory=LeaseQuota)
+    objects: ObjectsTable = field(default_factory=ObjectsTable)
 
 
-class IndexTable(_Table, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisTable:
+    """A Valkey or Redis server as the store of the index (extra `redis`), which several index
+    processes may share; not set: a SQLite file in the data directory, or memory."""
+
+    url: str | None = None
+    """`redis://HOST:PORT/DB`, `rediss://…` for TLS, or `unix:///PATH`, without a password."""
+
+    username: str | None = None
+    """Who the index is there."""
+
+    password_file: Path | None = None
+    """The password, in a file that only its owner may read."""
+
+    cafile: Path | None = None
+    """Who signed the server's certificate, when no public authority did."""
+
+    prefix: str = "kvsp"
+    """What every key begins with: deployments that share a server have different ones."""
+
+    timeout_s: Seconds = 5.0
+    """How long the server may take to answer."""
+
+    threads: Count = 8
+    """Requests to the server at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexTable(IndexLimits):
     """The Index Service."""
 
-    max_ttl_ms: Count = 3_600_000
+    sweep_s: Seconds = 1.0
+    """Pause between removals of expired records."""
+
+    sweep_records: Count = 10_000
+    """Records that one removal takes, about."""
+
+    instances: Count = 10_000
+    """Instances whose status is known; the one heard of longest ago goes first."""
+
+    cache_octets: Count = 64 * MIB
+    """Of the SQLite file in memory."""
+
+    store: StoreLimits = field(default_factory=StoreLimits)
+    redis: RedisTable = field(default_factory=RedisTable)
 
 
-class ControllerTable(_Table, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerTable(ControllerLimits):
     """The placement controller."""
 
-    min_status_ttl_ms: Count = 300
-    recovery_ms: Count = 10_000
-    retry_ms: Count = 500
+    max_cost_us: Count | None = None
+    """An instance of higher cost gets no request; not set: the cheapest does, whatever it is."""
 
 
-class LinkTable(_Table, frozen=True, kw_only=True):
+class LinkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A link that is known before it is measured."""
 
     holder: str
@@ -102,86 +245,64 @@ class LinkTable(_Table, frozen=True, kw_only=True):
     rtt_us: Rate
 
 
-class InstanceTable(_Table, frozen=True, kw_only=True):
-    """An inference instance. `model` is the folder of a model for the engine `torch`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTable(InstanceLimits):
+    """An inference instance."""
 
-    `export_to` are holders that get computed blocks, so that they survive the instance.
-    `delay_ms` slows the toy engine down by so much per token.
-    """
+    engine: Literal["toy", "torch"] = "toy"
+    """What computes: `toy`, or `torch` with a model (extra `torch`)."""
 
-    engine: str = "toy"
     model: Path | None = None
-    scopes: list[Path] = []
-    export_to: list[str] = []
-    links: list[LinkTable] = []
-    pool_mib: Count = 1024
-    store_mib: Count = 1024
-    status_ttl_ms: Annotated[int, msgspec.Meta(ge=300, le=60_000)] = 3000
-    sleep_after_ms: Count | None = None
-    keep_prompts: bool = False
+    """The folder of a model for the engine `torch`."""
+
     block_tokens: Count = 4
-    delay_ms: Rate = 0
+    """Tokens of a block."""
+
+    delay_ms: Rate = 0.0
+    """Slows the toy engine down by so much per token."""
+
+    scopes: tuple[Path, ...] = ()
+    """Files of the scopes it serves (`kvcs-keygen scope`)."""
+
+    export_to: tuple[str, ...] = ()
+    """Base URIs of holders that get computed blocks, so that they survive the instance."""
+
+    links: tuple[LinkTable, ...] = ()
+    """Links to holders that are known before they are measured: `holder`, `mbit_per_s`,
+    `rtt_us` of each."""
+
+    store_mib: Count = 1024
+    """Budget of the instance's own store, in MiB, in which others find its blocks."""
+
+    store_tier: Literal["host", "device"] = "host"
+    """What records call the memory of that store: `device` where it is the accelerator's own,
+    as on machines with one memory for both."""
+
+    keep_prompts: bool = False
+    """Checkpoints carry the prompt, so that a session outlives the loss of a prompt block."""
 
 
-class Settings(_Table, frozen=True, kw_only=True):
-    """Everything of one server process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of the whole process."""
 
-    roles: list[str] = []
+    roles: tuple[str, ...] = ()
+    """Any of `holder`, `index`, `controller`, `instance`."""
+
     data_dir: Path | None = None
+    """Keeps what is to survive a restart; one process's own. Not set: nothing survives."""
+
     dev: bool = False
-    listen: ListenTable = ListenTable()
-    peers: PeersTable = PeersTable()
-    http: HttpTable = HttpTable()
-    holder: HolderTable = HolderTable()
-    index: IndexTable = IndexTable()
-    controller: ControllerTable = ControllerTable()
-    instance: InstanceTable = InstanceTable()
+    """Plain HTTP on this machine, without credentials."""
 
-
-TABLES: Final = tuple(
-    name
-    for name, kind in get_type_hints(Settings).items()
-    if isinstance(kind, type) and issubclass(kind, _Table)
-)
-"""Names of the tables of the file."""
-
-
-def load_settings(path: Path | None, flags: Mapping[str, Any]) -> Settings:
-    """Read a file and put flags over it: `flags` are members of the file, nested alike;
-    None is a flag that was not given. Raises SettingsError."""
-    tree: dict[str, Any] = {}
-    where = "the flags" if path is None else str(path)
-    if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise SettingsError(f"{path}: {error.strerror or error}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{path}: {error}") from None
-    _overlay(tree, flags)
-    try:
-        settings = msgspec.convert(tree, Settings, dec_hook=_convert)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}") from None
-    check_settings(settings)
-    return settings
-
-
-def _convert(kind: type, value: Any) -> Any:
-    """A path is text in the file."""
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(f"expected {kind.__name__}")
-
-
-def _overlay(tree: dict[str, Any], flags: Mapping[str, Any]) -> None:
-    for name, value in flags.items():
-        if isinstance(value, Mapping):
-            inner = tree.setdefault(name, {})
-            if isinstance(inner, dict):
-                _overlay(inner, value)
-        elif value is not None:
-            tree[name] = value
+    listen: ListenTable = field(default_factory=ListenTable)
+    peers: PeersTable = field(default_factory=PeersTable)
+    client: ClientLimits = field(default_factory=ClientLimits)
+    http: HttpLimits = field(default_factory=HttpLimits)
+    holder: HolderTable = field(default_factory=HolderTable)
+    index: IndexTable = field(default_factory=IndexTable)
+    controller: ControllerTable = field(default_factory=ControllerTable)
+    instance: InstanceTable = field(default_factory=InstanceTable)
 
 
 def check_settings(settings: Settings) -> None:
@@ -220,7 +341,11 @@ def check_settings(settings: Settings) -> None:
         *(("instance.links", link.holder) for link in settings.instance.links),
     ):
         _check_uri(name, uri, settings.dev)
+    for uri in listen.moqt:
+        if not uri.startswith("moqt://"):
+            raise SettingsError(f"listen.moqt: {uri!r} does not begin with moqt://")
     _check_roles(settings)
+    _check_stores(settings)
 
 
 def _check_uri(name: str, uri: str | None, dev: bool) -> None:
@@ -240,10 +365,6 @@ def _check_roles(settings: Settings) -> None:
         raise SettingsError("a controller needs an index: add the role or set peers.index")
     if "index" in roles and peers.index is not None:
         raise SettingsError("peers.index is for servers without the role index")
-    if settings.holder.disk_mib is not None and settings.data_dir is None:
-        raise SettingsError("the disk tier of the holder needs --data-dir")
-    if settings.instance.engine not in ("toy", "torch"):
-        raise SettingsError("instance.engine is 'toy' or 'torch'")
     if settings.instance.engine == "torch" and settings.instance.model is None:
         raise SettingsError("the engine torch needs a folder with a model: set instance.model")
     if not settings.dev and peers.token_file is None and peers.certificate is None:
@@ -253,3 +374,36 @@ def _check_roles(settings: Settings) -> None:
                 "other services need a credential of this one: set peers.token_file or "
                 "peers.certificate and key"
             )
+
+
+def _check_stores(settings: Settings) -> None:
+    if settings.holder.disk_mib is not None and settings.data_dir is None:
+        raise SettingsError("the disk tier of the holder needs --data-dir")
+    objects = settings.holder.objects
+    if objects.url is None:
+        if objects != ObjectsTable():
+            raise SettingsError("holder.objects.url is missing: it says where blocks go")
+    elif settings.data_dir is None:
+        raise SettingsError(
+            "blocks in an object store outlive the process, and so have leases "
+            "on them to: set --data-dir, which keeps those"
+        )
+    for name, url in (("holder.objects.url", objects.url), ("index.redis.url", _redis(settings))):
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise SettingsError(
+                f"{name} has a user or a password in it; a file keeps those: "
+                f"set {name.rpartition('.')[0]}.{_SECRETS[name]}"
+            )
+
+
+_SECRETS: Final = {
+    "holder.objects.url": "credentials_file",
+    "index.redis.url": "username and password_file",
+}
+
+
+def _redis(settings: Settings) -> str | None:
+    table = settings.index.redis
+    if table.url is None and table != RedisTable():
+        raise SettingsError("index.redis.url is missing: it says where the server is")
+    return table.url

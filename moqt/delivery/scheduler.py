@@ -96,7 +96,8 @@ class Delivery(ABC):
         raise NotImplementedError
 
     def give_way(self) -> bool:
-        """Give up the open stream, and go on with another; False when that cannot be done now."""
+        """Give up the open stream, once all on it has arrived, and go on with another; False for
+        one that has to keep it."""
         return False
 
     @abstractmethod
@@ -203,7 +204,6 @@ class Scheduler:
         lower = [each for each in self.sending.values() if each.importance > first]
         for each in sorted(lower, key=lambda each: each.importance, reverse=True):
             if each.give_way():
-                self.counters.streams_given_up += 1
                 break
 
     def ready(self, delivery: Delivery) -> None:

@@ -21,6 +21,7 @@ class Selection:
     """
 
     __slots__ = (
+        "_filtered_from",
         "_largest",
         "_owed_after",
         "_since",
@@ -62,15 +63,31 @@ class Selection:
         self._since = 0
         """... how many Objects the store had been given by then."""
         self._owed_after: Location | None = None
+        self._filtered_from: Location | None = None
+        """Largest Object when these range filters came into force."""
 
     def begin(self) -> None:
         self.from_now_on()
+        self._filtered_from = self._largest
         if self._unfiltered:
             self._owed_after = self._largest
 
     def from_now_on(self) -> None:
         """Whatever is there by now is old."""
         self._largest, self._since = self.store.largest, self.store.placed
+
+    def set_filters(self, filters: tuple[RangeFilter, ...]) -> None:
+        """The range filters have changed, or not."""
+        if filters != self.filters:
+            self.filters = filters
+            self._filtered_from = self.store.largest
+
+    def is_sifted_for(self, location: Location) -> bool:
+        """Whether filters upstream, where there are some, let through whatever lies before the
+        Object on its stream and is selected here: those in force here were by then in force."""
+        return bool(self.filters) and (
+            self._filtered_from is None or location > self._filtered_from
+        )
 
     def set_range(self, start: Location, end: Location) -> None:
         """The Location filter has changed. What the old one kept back stays back: a wider

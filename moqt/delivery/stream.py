@@ -14,9 +14,6 @@ from moqt.wire.codec import Codec
 SHORT_PART = 256
 """Octets up to which the first part of a payload is copied behind the Object's header."""
 
-FLUSH_ROUNDS = 64
-"""Rounds of sending a stream that is to be reset is given to get rid of what it holds."""
-
 
 class Outlet(Protocol):
     """What a delivery needs of its session."""
@@ -63,7 +60,6 @@ class StreamDelivery(Delivery):
         self.current: StoredObject | None = None
         self.offset = 0
         self.over = False
-        self._patience = FLUSH_ROUNDS
 
     def wake(self) -> None:
         if not self.over and not self.queued:
@@ -72,15 +68,9 @@ class StreamDelivery(Delivery):
             self.outlet.transport.wake()
 
     def flushed(self) -> bool:
-        """Whether what was written has left, so that a reset does not take it back.
-
-        Only a header that arrives lets the peer know what was reset. The transport does
-        not say what of one stream is unsent, hence the limit.
-        """
-        if self.stream_id is None or self.outlet.transport.unsent == 0:
-            return True
-        self._patience -= 1
-        return self._patience < 0
+        """Whether what was written has arrived, so that a reset does not take it back: the
+        Objects, and the header, which lets the peer know what was reset."""
+        return self.stream_id is None or self.outlet.transport.acknowledged(self.stream_id)
 
     def reset(self, code: StreamErrorCode) -> None:
         """Reset the stream, if one is open."""
@@ -90,7 +80,6 @@ class StreamDelivery(Delivery):
             self.outlet.transport.reset(stream_id, code)
             self.outlet.scheduler.stream_over(stream_id)
             self.outlet.data_stream_closed(stream_id)
-        self._patience = FLUSH_ROUNDS
 
     def finish(self) -> None:
         if self.stream_id is not None:

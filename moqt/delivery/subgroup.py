@@ -41,6 +41,8 @@ class SubgroupDelivery(StreamDelivery):
         """Why the stream must not end with FIN: an Object was given up or withheld."""
         self._ends_group = False
         """The open stream's header has END_OF_GROUP."""
+        self._yields = False
+        """It gives up its stream as soon as what is under way there has arrived."""
         self._opened = False
         """A stream was opened: its end tells the subscriber how much of the Subgroup came."""
         self.timed = False
@@ -61,6 +63,10 @@ class SubgroupDelivery(StreamDelivery):
     def write(self, limit: int) -> Progress:
         if self.over or self.selection.paused:
             return Progress.WAITING
+        if self._yields and self.stream_id is not None:
+            if not self.flushed():
+                return Progress.UNFLUSHED
+            self._yield()
         if self.current is not None:
             if self.current.gone and not self.current.complete:
                 if not self.flushed():
@@ -214,7 +220,8 @@ class SubgroupDelivery(StreamDelivery):
             self.position = object_id
             if stored.status is not ObjectStatus.NORMAL or self.selection.passes(stored):
                 return stored
-            self.passed = object_id
+            if self._may_follow(stored):  # else something may lie before it that is selected
+                self.passed = object_id
         return None
 
     def _want(self, object_id: int) -> bool:
@@ -286,11 +293,11 @@ class SubgroupDelivery(StreamDelivery):
 
     def _follows(self, stored: StoredObject, passed: int) -> bool:
         """Whether the stream that brought it says that nothing lies between `passed` and it. Where
-        filters upstream left Objects out, it says so to no one who wants them all."""
+        filters upstream left Objects out, it says so to no one who wants them."""
         follows = stored.follows
         if follows is None or follows > passed:
             return False
-        return not self.log.sifted or bool(self.selection.filters)
+        return not self.log.sifted or self.selection.is_sifted_for(stored.location)
 
     def _at_end(self) -> Progress:
         ids = self.log.ids
@@ -451,14 +458,17 @@ class SubgroupDelivery(StreamDelivery):
     # -- the peer's limit of streams -----------------------------------------------------
 
     def give_way(self) -> bool:
+        self._yields = not self.over
+        self.wake()
+        return self._yields
+
+    def _yield(self) -> None:
         """Another stream continues the Subgroup, with the Object that this one was in."""
-        if self.over or not self.flushed():
-            return False
+        self._yields = False
         if self.current is not None:
             self.position = self.current.location.object - 1
         self.reset(StreamErrorCode.CANCELLED)
-        self.wake()
-        return True
+        self.outlet.scheduler.counters.streams_given_up += 1
 
     # -- the end -------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class SubscriptionDelivery:
         self, start: Location | None, end: Location | None, filters: tuple[RangeFilter, ...]
     ) -> None:
         """REQUEST_UPDATE changed the filters. What was sent stays sent."""
-        self.selection.filters = filters
+        self.selection.set_filters(filters)
         if start is None or end is None:
             return
         self.selection.set_range(start, end)

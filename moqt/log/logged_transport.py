@@ -115,6 +115,9 @@ class LoggedTransport:
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id)
 
+    def acknowledged(self, stream_id: int) -> bool:
+        return self._transport.acknowledged(stream_id)
+
     def take_credited(self) -> Iterable[int]:
         return self._transport.take_credited()
 
@@ -125,6 +128,10 @@ class LoggedTransport:
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         return self._transport.peer_certificate
+
+    @property
+    def peer_address(self) -> str:
+        return self._transport.peer_address
 
     def wake(self) -> None:
         self._transport.wake()

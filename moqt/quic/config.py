@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from moqt.quic import backend
 from moqt.quic.congestion.algorithms import Algorithm
 
 MIN_DATAGRAM_SIZE = 1200
@@ -58,7 +59,8 @@ class QuicConfig:
 
     stream_window: int = STREAM_WINDOW
     """Receive credit per stream beyond what the application has consumed, at most: it begins with
-    8 MiB and grows to four times what comes in a round trip, up to half of the session's."""
+    8 MiB, or an eighth of the session's, and goes to four times what comes in a round trip, as far
+    as it leaves something to the other streams, those that are paused included."""
     session_window: int = SESSION_WINDOW
     """Receive credit over all streams beyond what the application has consumed, at most: it begins
     with 16 MiB and grows likewise."""
@@ -109,6 +111,11 @@ class QuicConfig:
     """Seconds for which the process remembers what the path to an address held: the next connection
     there begins with half of it under way (careful resume). 0 remembers nothing; 4,096 addresses
     are remembered at most."""
+    quic_backend: str = field(default_factory=backend.default)
+    """Who protects packets of bulk data and takes their frames apart: `python`, `native` (a C
+    extension that the installation builds where it can, for a third of the CPU time), or `auto`,
+    which is `native` where that is there. The environment variable KVCS_QUIC_BACKEND is the default
+    of all that do not set it."""
     keylog_file: str | Path | None = None
     """TLS secrets are appended here (SSLKEYLOGFILE format): whoever has the file can read the
     traffic. For debugging only; no environment variable sets it."""
@@ -178,6 +185,7 @@ class QuicConfig:
             self.congestion_control_algorithm in list(Algorithm),
             f"congestion_control_algorithm must be one of {', '.join(Algorithm)}",
         )
+        backend.check(self.quic_backend)
         check(
             (self.certfile is None) == (self.keyfile is None),
             "certfile and keyfile come together",

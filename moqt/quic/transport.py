@@ -98,6 +98,11 @@ class Transport(Protocol):
         """
         ...
 
+    def acknowledged(self, stream_id: int) -> bool:
+        """Whether the peer has all that was written on the stream: a reset takes none of it back,
+        not even what a lost packet has carried."""
+        ...
+
     def take_credited(self) -> Iterable[int]:
         """The streams on which the peer has granted credit since `ready_to_send` was last
         called: for use in there."""
@@ -112,6 +117,11 @@ class Transport(Protocol):
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         """The certificate that the peer has shown, None without one."""
+        ...
+
+    @property
+    def peer_address(self) -> str:
+        """Where the peer is, for people; empty when there is no such thing."""
         ...
 
     def wake(self) -> None:

@@ -17,6 +17,13 @@ INITIAL_SESSION_WINDOW = 16 << 20
 """Octets over all streams that it asks for once its handshake is complete."""
 INITIAL_STREAM_WINDOW = 8 << 20
 """Octets of each stream: a layer of a cache comes without a word in between."""
+FRESH = 8
+"""Streams that may be paused before anything of them was consumed, until they fill the window of
+the session as it may become."""
+SPARE = 8
+"""An eighth of a session's window is lent to no stream ..."""
+LEAST = 128
+"""... but that each has a part of it in any case: with no window it would never ask for more."""
 ROUND_TRIPS = 4
 """Round trips of what comes that a window holds: what is under way, as much again while something
 lost is sent anew, and both doubled, as a sender that begins doubles its rate each round trip."""
@@ -62,14 +69,17 @@ class WindowMemory:
 
     def take(self, origin: str, octets: int, most: int) -> int:
         """How many of so many octets more a connection from `origin` gets, of `most` in all."""
-        mine = self._granted.get(origin, 0)
-        given = max(0, min(octets, (most - self.octets - mine) // 4))
+        given = min(octets, self.left(origin, most))
         if given < octets:
             self.deny("window_memory", most)
         if given:
-            self._granted[origin] = mine + given
+            self._granted[origin] = self._granted.get(origin, 0) + given
             self.octets += given
         return given
+
+    def left(self, origin: str, most: int) -> int:
+        """How many octets a connection from `origin` would get now, of `most` in all."""
+        return max(0, (most - self.octets - self._granted.get(origin, 0)) // 4)
 
     def give_back(self, origin: str, octets: int) -> None:
         self.octets -= octets
@@ -95,7 +105,9 @@ class WindowMemory:
 class SessionWindow:
     """The window over all streams of one connection, and its share of the memory.
 
-    `most` is `session_window`, `memory_most` is `window_memory`.
+    `most` is `session_window`, `memory_most` is `window_memory`. What a paused stream has brought
+    stays in it, and what that may still bring has its place there: so that the other streams always
+    find room, each stream gets but a part of what is left (`lend`).
     """
 
     def __init__(self, memory: WindowMemory, origin: str, most: int, memory_most: int) -> None:
@@ -107,10 +119,16 @@ class SessionWindow:
         self._taken = 0
         self._mark = NO_MARK
         self._over = False
+        self._lent = 0
+        """What streams may hold of it: those that have used a part, and paused ones ..."""
+        self._borrowers = 0
+        """... and how many these are."""
 
     def begin(self) -> None:
-        """The peer has shown that it is there."""
-        self._raise(min(INITIAL_SESSION_WINDOW, self._most))
+        """The peer has shown that it is there. Half of the memory is for those that use it: many
+        peers only ask, and never send more than they may from the first packet on."""
+        if 2 * self._memory.octets <= self._memory_most:
+            self._raise(min(INITIAL_SESSION_WINDOW, self._most))
 
     def used(self, limit: int, consumed: int, trip: float, now: float) -> None:
         """A quarter has been used up: see whether it should be larger (see `grown`)."""
@@ -123,14 +141,39 @@ class SessionWindow:
         self._memory.give_back(self._origin, self._taken)
         self._taken = 0
 
-    def of_stream(self, wanted: int, most: int) -> int:
-        """The window of a stream that should have `wanted` octets and may have `most`.
+    def of_fresh_stream(self, most: int) -> int:
+        """The window that each stream begins with, and may have `most` of: the peer is told with
+        the handshake, before it is known how many there are."""
+        grown = self.octets + self._memory.left(self._origin, self._memory_most)
+        return min(INITIAL_STREAM_WINDOW, most, min(grown, self._most) // FRESH)
 
-        Half of the session's: one that is paused must leave something to the others.
+    def lend(self, had: int, wanted: int, most: int) -> int:
+        """The window of a stream that `had` some, should have `wanted` octets and may have `most`.
+
+        A part of what the others leave, the smaller the more they are: of n streams that take what
+        they can get, one after the other, each leaves something to the next.
         """
         wanted = self._bound("stream_window", wanted, most)
-        self._raise(min(2 * wanted, self._most))
-        return min(wanted, self.octets >> 1)
+        others, parts = self._lent - had, 2 + self._borrowers - (had > 0)
+        if wanted > INITIAL_STREAM_WINDOW:
+            octets = (others + parts * wanted) * SPARE // (SPARE - 1)
+            self._raise(min(octets, self._most))
+        spare = self.octets // SPARE
+        return self.keep(
+            had, min(wanted, max((self.octets - spare - others) // parts, spare // LEAST))
+        )
+
+    def keep(self, had: int, kept: int) -> int:
+        """A stream that was lent `had` octets may hold `kept` from now on; returns these."""
+        self._borrowers += (kept > 0) - (had > 0)
+        self._lent += kept - had
+        return kept
+
+    def pause(self, had: int, held: int) -> int:
+        """A stream that was lent `had` octets stands still, and may come to hold `held`, which it
+        returns: the others have as much beside that as a session has at first."""
+        self._raise(min(self._lent + held - had + INITIAL_SESSION_WINDOW, self._most))
+        return self.keep(had, held)
 
     def _bound(self, setting: str, wanted: int, most: int) -> int:
         if wanted > 2 * most:  # what is lost is waited for, or more: the sender will have to

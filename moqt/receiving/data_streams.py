@@ -430,7 +430,7 @@ class DataIn:
             self.host.event_log.objects("parsed", self.stream_id, self.header, events)
         if self.ended and self.error is None and decoder.mid_object:
             raise protocol_violation("a data stream ended inside an object")
-        receiver = recipient.receiver
+        receiver = incoming.receiver or recipient.receiver
         try:
             for event in events:
                 if isinstance(event, WholeObject):
@@ -482,7 +482,7 @@ class DataIn:
         self.discard = True
         self._forget()
         try:
-            recipient.receiver.stream_ended(incoming, self.error)
+            (incoming.receiver or recipient.receiver).stream_ended(incoming, self.error)
         except MalformedTrack as malformed:
             self.host.track_malformed(recipient, str(malformed))
             return
@@ -507,7 +507,7 @@ def tell_in_steps(
     recipient: Recipient, incoming: IncomingStream, header: ObjectHeader, payload: Payload
 ) -> None:
     """Tell of a whole Object as of one that comes bit by bit, until somebody gives it up."""
-    receiver = recipient.receiver
+    receiver = incoming.receiver or recipient.receiver
     receiver.object_begun(incoming, header)
     if payload and not recipient.over:
         receiver.object_part(incoming, payload)

@@ -37,6 +37,8 @@ class IncomingStream:
     state: object = None
     last: ObjectHeader | None = None
     """The Object that began last, once an `ObjectReceiver` has checked it."""
+    receiver: Receiver | None = None
+    """Who takes it in the place of the request's receiver, which has said so in `stream_opened`."""
 
 
 class AcceptedSubscribe(Protocol):

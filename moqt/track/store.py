@@ -60,7 +60,8 @@ class TrackStore:
         """Objects, statuses included, that were ever added."""
         self.knowledge = Knowledge(max_intervals)
         self.known = self.knowledge.known
-        self._listeners: dict[StoreListener, None] = {}
+        self.listeners: dict[StoreListener, None] = {}
+        """Who is told of what comes."""
         self.on_stored: Callable[[TrackStore, StoredObject], None] | None = None
         """Called for each complete Object stored (cache accounting)."""
         self.on_used: Callable[[TrackStore, StoredObject], None] | None = None
@@ -102,13 +103,13 @@ class TrackStore:
     # -- listeners ---------------------------------------------------------------------
 
     def add_listener(self, listener: StoreListener) -> None:
-        self._listeners[listener] = None
+        self.listeners[listener] = None
 
     def remove_listener(self, listener: StoreListener) -> None:
-        self._listeners.pop(listener, None)
+        self.listeners.pop(listener, None)
 
     def changed(self, log: SubgroupLog | None = None) -> None:
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             listener.store_changed(log)
 
     # -- writing -----------------------------------------------------------------------
@@ -228,7 +229,7 @@ class TrackStore:
             priority = self.default_priority if priority is None else priority
             stored = self._place(location, None, priority, b"", 0, status)
             if stored is not None:
-                for listener in tuple(self._listeners):
+                for listener in tuple(self.listeners):
                     listener.datagram_stored(stored)
             self.changed()
             return
@@ -306,7 +307,7 @@ class TrackStore:
         log = self.subgroup(group, subgroup, priority)
         if not log.done:
             log.broken = True
-            for listener in tuple(self._listeners):
+            for listener in tuple(self.listeners):
                 listener.subgroup_cut(log)
 
     def finish(self, code: int, reason: str = "") -> None:
@@ -573,7 +574,7 @@ class TrackStore:
         if self.on_stored is not None:
             self.on_stored(self, stored)
         if stored.subgroup is None:
-            for listener in tuple(self._listeners):
+            for listener in tuple(self.listeners):
                 listener.datagram_stored(stored)
         self.changed(self._log_of(stored))
 

@@ -61,6 +61,19 @@ def printable_namespace(namespace: TrackNamespace) -> str:
     return "-".join(_printable(field) for field in namespace)
 
 
+def namespace_of(printable: str) -> TrackNamespace:
+    """The namespace that `printable_namespace` shows so. Raises ValueError for what it never is."""
+    if not printable:
+        return ()
+    fields = tuple(
+        re.sub(rb"\.([0-9a-f]{2})", lambda m: bytes.fromhex(m.group(1).decode()), field)
+        for field in printable.encode("ascii", "replace").split(b"-")
+    )
+    if printable_namespace(fields) != printable:
+        raise ValueError(f"{printable!r} is no namespace as the log shows one")
+    return fields
+
+
 def printable_name(namespace: TrackNamespace, name: bytes) -> str:
     """The one-to-one text form of a Full Track Name for logs and file names."""
     return f"{printable_namespace(namespace)}--{_printable(name)}"

@@ -38,6 +38,12 @@ class Downstream:
         """Nobody needs the track."""
         return not self.requests and not self.waiting and not self.offers
 
+    def readers(self) -> Iterator[TrackRequest | OutgoingPublish]:
+        """Who waits for the track, or is served."""
+        yield from self.waiting
+        yield from self.requests
+        yield from self.offers
+
     @property
     def listens(self) -> bool:
         """Whether some subscription is not paused."""
@@ -111,18 +117,18 @@ class Downstream:
         for closed in [r for r in self.deferred if r.state is RequestState.CLOSED]:
             del self.deferred[closed]
 
-    def end_malformed(self, reason: str) -> None:
-        """End everything accepted at once with MALFORMED_TRACK."""
+    def end(self, code: PublishDoneCode, stream_code: StreamErrorCode, reason: str) -> None:
+        """End everything accepted at once: subscriptions with `code`, streams with the other."""
         self.deferred.clear()
         for request in tuple(self.requests):
             if isinstance(request, IncomingFetch):
-                request.abort(StreamErrorCode.MALFORMED_TRACK)
+                request.abort(stream_code)
         for subscription in self.subscriptions():
             if subscription.delivery is not None:
-                subscription.delivery.cancel(StreamErrorCode.MALFORMED_TRACK)
-            subscription.end(PublishDoneCode.MALFORMED_TRACK, reason)
+                subscription.delivery.cancel(stream_code)
+            subscription.end(code, reason)
         for offer in tuple(self.offers):
-            offer.withdraw(PublishDoneCode.MALFORMED_TRACK, reason)
+            offer.withdraw(code, reason)
         self.requests.clear()
         self.offers.clear()
 

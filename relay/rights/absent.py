@@ -32,6 +32,10 @@ class AbsentTracks:
         if len(self._tracks) > self._most:
             self._tracks.popitem(last=False)
 
+    def forget(self, name: FullTrackName) -> None:
+        """Somebody has it."""
+        self._tracks.pop(name, None)
+
     def left(
         self, name: FullTrackName, publishers: Collection[Session], now: float
     ) -> float | None:

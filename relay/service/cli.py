@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
+import os
 import platform
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar, cast
@@ -19,7 +19,9 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.loop_hold import watched_loop
-from moqt.quic.certificates import DEFAULT_NAMES, check_key_pair, make_self_signed, names_of
+from moqt.private_files import PrivateFileError, read_private
+from moqt.quic.backend import VARIABLE, Backend, chosen
+from moqt.quic.certificates import check_key_pair
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.quic.packets.reset import load_key
@@ -32,18 +34,35 @@ from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
 from relay.service.daemon import DaemonConfig, Upstream, run
+from relay.service.faults import Failure, Usage
 from relay.service.limits import Chosen
+from relay.service.self_signed import self_signed_certificate
+from relay.service.settings import (
+    File,
+    Setting,
+    SettingsError,
+    of_environment,
+    read,
+    settings_of,
+    text,
+    unknown_variables,
+)
+
+logger = logging.getLogger("relay")
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 PROGRAM = "kvcs-relay"
+PREFIX = "KVCS_RELAY"
+"""Of the variables that are settings."""
 FAILED, USAGE = 1, 2
-_MAX_NAMES = 32
-"""Of a certificate: it has to fit into the first packets."""
 
 EPILOG = """
 Example: kvcs-relay --listen 127.0.0.1:4443 --self-signed ./relay-cert
+
+Each option can be a variable, as KVCS_RELAY_CACHE_MEMORY is --cache-memory, or stand
+in the file of --config. The command line is above the variables, those above the file.
 
 Prints one line when it is ready. SIGTERM or Ctrl-C lets the sessions leave first.
 Exit status: 0 done, 1 failed, 2 wrong usage.
@@ -78,17 +97,12 @@ def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class _Usage(Exception):
-    """The command line cannot be meant; the message is the sentence to show."""
-
-
 _TYPER_USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])
 """ClickException, of whichever click this typer stands on: newer ones bring their own."""
 
 
-class _Failure(Exception):
-    """The relay cannot run; the message is the sentence to show."""
-
+_Option = partial(typer.Option, show_envvar=False)
+"""One sentence of the help tells of all variables."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -103,18 +117,76 @@ def _version(distribution: str) -> str:
 def _show_version(wanted: bool) -> None:
     if wanted:
         python = platform.python_version()
-        print(f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')})")
+        print(
+            f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')}, "
+            f"QUIC backend {chosen(Backend.AUTO)})"
+        )
         raise typer.Exit
+
+
+class _Sources:
+    """Where the settings of a run come from: what is wrong with one is told with that."""
+
+    def __init__(self) -> None:
+        self._context: typer.Context | None = None
+        self._path: Path | None = None
+        self._file = File({})
+
+    def read(self, context: typer.Context, path: Path | None) -> None:
+        """Raises Usage for a file that cannot be meant."""
+        self._context, self._path = context, path
+        if path is None:
+            return
+        try:
+            self._file = read(path, settings())
+        except SettingsError as error:
+            raise Usage(f"--config: {error}") from None
+        context.default_map = dict(self._file.values)
+
+    def of(self, name: str) -> str:
+        """Where a setting comes from."""
+        assert self._context is not None
+        source = self._context.get_parameter_source(name)
+        variable = f"{PREFIX}_{name.upper()}"
+        return {
+            "COMMANDLINE": "command line",
+            "ENVIRONMENT": variable if variable in os.environ else "the environment",
+            "DEFAULT_MAP": str(self._path),
+        }.get(source.name if source is not None else "", "default")
+
+    def limits(self, given: Sequence[str]) -> list[tuple[str, str]]:
+        """Every limit that is set, and where; later ones are above earlier ones."""
+        return [
+            *((limit, str(self._path)) for limit in self._file.limits),
+            *((limit, f"{PREFIX}_LIMIT") for limit in of_environment(PREFIX, os.environ)),
+            *((limit, "command line") for limit in given),
+        ]
+
+    def told(self, message: str) -> str:
+        """A sentence on an option, with where its value stands if it is not the command line."""
+        for option in re.findall(r"--[a-z][a-z-]*", message):
+            name = option[2:].replace("-", "_")
+            if self._context is not None and name in settings():
+                origin = self.of(name)
+                if origin not in ("command line", "default"):
+                    return f"{message} ({option} is set by {origin})"
+        return message
+
+
+def _read_config(ctx: typer.Context, value: Path | None) -> Path | None:
+    cast(_Sources, ctx.obj).read(ctx, value)
+    return value
 
 
 @app.command(name=PROGRAM, epilog=EPILOG.strip().replace("\n\n", "\n\n\n"))
 def relay_command(
-    listen: Annotated[str, typer.Option(help="Where to listen; port 0 picks one.")],
-    cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
+    ctx: typer.Context,
+    listen: Annotated[str, _Option(help="Where to listen; port 0 picks one.")],
+    cert: Annotated[Path | None, _Option(help="Certificate chain, PEM.")] = None,
+    key: Annotated[Path | None, _Option(help="Private key, PEM.")] = None,
     self_signed: Annotated[
         Path | None,
-        typer.Option(
+        _Option(
             metavar="DIR",
             help="Use the self-signed certificate in DIR; make it unless there is one for "
             "localhost, this host's name and the address of --listen.",
@@ -122,7 +194,7 @@ def relay_command(
     ] = None,
     self_signed_days: Annotated[
         int | None,
-        typer.Option(
+        _Option(
             metavar="DAYS",
             min=1,
             max=365,
@@ -133,39 +205,47 @@ def relay_command(
     ] = None,
     reset_key: Annotated[
         Path | None,
-        typer.Option(
+        _Option(
             metavar="FILE",
             help="The key of stateless resets, made unless it is there: clients of a relay that "
             "was killed and restarted learn so at once. Each relay needs its own.",
             show_default="reset-PORT.key in the DIR of --self-signed, else none is kept",
         ),
     ] = None,
-    cache_memory: Annotated[str, typer.Option(help="What the cache may hold.")] = "1GiB",
+    cache_memory: Annotated[str, _Option(help="What the cache may hold.")] = "1GiB",
     mtu: Annotated[
         int,
-        typer.Option(
+        _Option(
             metavar="N",
             help="The most UDP payload a packet may have, 1200 to 16383; what each path carries "
             "is found out.",
         ),
     ] = MAX_DATAGRAM_SIZE,
     congestion: Annotated[
-        Algorithm, typer.Option(help="Congestion control: what to do about loss and delay.")
+        Algorithm, _Option(help="Congestion control: what to do about loss and delay.")
     ] = Algorithm.BBR,
+    quic_backend: Annotated[
+        Backend,
+        _Option(
+            envvar=[f"{PREFIX}_QUIC_BACKEND", VARIABLE],
+            help="Who protects packets: the C extension (native) for a third of the CPU time, "
+            "where the installation could build it.",
+        ),
+    ] = Backend.AUTO,
     webtransport: Annotated[
-        bool, typer.Option(help="Take https:// (WebTransport) on the port, too.")
+        bool, _Option(help="Take https:// (WebTransport) on the port, too.")
     ] = True,
     qlog_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write QUIC and MOQT events to DIR, a .sqlog each."),
+        _Option(metavar="DIR", help="Write QUIC and MOQT events to DIR, a .sqlog each."),
     ] = None,
     keylog_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
+        _Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
     ] = None,
     auth: Annotated[
         Path | None,
-        typer.Option(
+        _Option(
             metavar="FILE",
             help="Principals whose tokens give rights, JSON; read again when it changes.",
             show_default="everybody may",
@@ -173,44 +253,73 @@ def relay_command(
     ] = None,
     upstream: Annotated[
         str | None,
-        typer.Option(
+        _Option(
             metavar="URL", help="Ask this relay for what nobody here publishes under the same path."
         ),
     ] = None,
     upstream_cafile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Authorities that sign the upstream relay, PEM."),
+        _Option(metavar="FILE", help="Authorities that sign the upstream relay, PEM."),
     ] = None,
     upstream_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show it the token in FILE.")
+        Path | None, _Option(metavar="FILE", help="Show it the token in FILE.")
     ] = None,
     announce_upstream: Annotated[
-        bool, typer.Option(help="Announce there what is published here.")
+        bool, _Option(help="Announce there what is published here.")
     ] = False,
-    metrics: Annotated[
+    admin: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Serve Prometheus metrics there.", show_default="off"
+        _Option(
+            "--admin",
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Answer over HTTP there: /metrics, /healthz, /readyz; on a loopback address, or "
+            "by token /tracks.json, /sessions.json, /upstreams.json.",
+            show_default="off",
         ),
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        _Option(metavar="FILE", help="Who shows the token in FILE there may see all, and purge."),
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
+        _Option(
             metavar="NAME=VALUE",
+            allow_from_autoenv=False,
             help="Set a limit, e.g. max_requests=50000; may be repeated. docs/limits.md lists "
             "them with their defaults.",
             show_default="as docs/limits.md says",
         ),
     ] = None,
     drain_timeout: Annotated[
-        float, typer.Option(help="Seconds sessions have to leave at the end.")
+        float, _Option(help="Seconds sessions have to leave at the end.")
     ] = 10.0,
     log_level: Annotated[
-        str, typer.Option(help="debug, info, warning or error, on stderr.")
+        str, _Option(help="debug, info, warning or error, on stderr.")
     ] = "warning",
+    config_file: Annotated[
+        Path | None,
+        _Option(
+            "--config",
+            envvar=f"{PREFIX}_CONFIG",
+            metavar="FILE",
+            is_eager=True,
+            callback=_read_config,
+            help="Take settings from FILE, TOML: the options by name, limits in [limits]; paths "
+            "are beside the file.",
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, _Option("--print-config", help="Print all settings as such a file, and exit.")
+    ] = False,
+    check_config: Annotated[
+        bool,
+        _Option("--check-config", help="See whether a relay could start so, and exit."),
+    ] = False,
     show_version: Annotated[
         bool,
-        typer.Option(
+        _Option(
             "--version", is_eager=True, callback=_show_version, help="Show the versions and exit."
         ),
     ] = False,
@@ -222,60 +331,85 @@ def relay_command(
     Clients that dial different paths (not: queries or host names) share no tracks.
     """
     host, port = _usage(parse_address, listen, "--listen")
-    exporter = None if metrics is None else _usage(parse_address, metrics, "--metrics")
+    listener = None if admin is None else _usage(parse_address, admin, "--admin")
     cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
     if drain_timeout < 0:
-        raise _Usage("--drain-timeout must not be negative")
+        raise Usage("--drain-timeout must not be negative")
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
-        raise _Usage(f"--log-level: {log_level!r} is none of debug, info, warning, error")
+        raise Usage(f"--log-level: {log_level!r} is none of debug, info, warning, error")
     if self_signed is None and (cert is None or key is None):
-        raise _Usage("give either --cert and --key, or --self-signed DIR")
+        raise Usage("give either --cert and --key, or --self-signed DIR")
     if self_signed is not None and (cert is not None or key is not None):
-        raise _Usage("--self-signed excludes --cert and --key")
+        raise Usage("--self-signed excludes --cert and --key")
     if self_signed is None and self_signed_days is not None:
-        raise _Usage("give --self-signed DIR with --self-signed-days")
+        raise Usage("give --self-signed DIR with --self-signed-days")
     if cert is not None and key is not None:
         _check_pair(cert, key)
-    chosen = _usage(Chosen, limit or (), "--limit")
+    sources = cast(_Sources, ctx.obj)
+    limits = sources.limits(limit or ())
+    chosen = _usage(Chosen, [setting for setting, _ in limits], "--limit")
     try:
         relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)
         session = SessionConfig(**chosen.session)
     except (ValueError, MoqtError) as error:
-        raise _Usage(f"--limit: {error}") from None
+        raise Usage(f"--limit: {error}") from None
     try:
         quic = QuicConfig(
             max_datagram_size=mtu,
             congestion_control_algorithm=congestion,
+            quic_backend=quic_backend,
             webtransport=webtransport,
             qlog_dir=qlog_dir,
             keylog_file=keylog_file,
             **chosen.quic,
         )
-        quic.prepare_logs()
+        if not (print_config or check_config):
+            quic.prepare_logs()
     except OSError as error:
-        raise _Usage(f"{error.filename}: {error.strerror or error}") from None
+        raise Usage(f"{error.filename}: {error.strerror or error}") from None
     except ValueError as error:
-        raise _Usage(str(error).replace("max_datagram_size", "--mtu")) from None
+        raise Usage(str(error).replace("max_datagram_size", "--mtu")) from None
 
+    if print_config:
+        names = settings()
+        print(
+            text(
+                {name: ctx.params[name] for name in names},
+                {name: sources.of(name) for name in names},
+                {**chosen.relay, **chosen.session, **chosen.quic},
+                {setting.partition("=")[0].strip(): where for setting, where in limits},
+            ),
+            end="",
+        )
+        raise typer.Exit
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
+        admin_token = None if admin_token_file is None else read_token_file(admin_token_file)
+    except TokenFileError as error:
+        raise Usage(f"--admin-token-file: {error}") from None
+    try:
         policy = None if auth is None else TokenPolicy(auth)
     except PrincipalsFileError as error:
-        raise _Usage(f"--auth: {error}") from None
+        raise Usage(f"--auth: {error}") from None
     if upstream is not None and _is_here(upstream, host, port):
-        raise _Usage("--upstream is this relay itself: it would ask itself for what it has not")
+        raise Usage("--upstream is this relay itself: it would ask itself for what it has not")
     above = _upstream(
         upstream, upstream_cafile, upstream_token_file, announce_upstream, quic, session
     )
+    for variable in unknown_variables(PREFIX, os.environ, [*settings(), "config", "limit"]):
+        logger.warning("the environment has a variable that is no setting: %s", variable)
+    if check_config:
+        print(f"{PROGRAM}: a relay can start with these settings")
+        raise typer.Exit
     if self_signed is not None:
         # Last of all: what ends here must not have taken the certificate of a relay that runs.
         _check_free(listen, host, port, socket.SOCK_DGRAM)
-        if metrics is not None and exporter is not None:
-            _check_free(metrics, *exporter, socket.SOCK_STREAM)
-        served = _self_signed(self_signed, host, self_signed_days)
+        if admin is not None and listener is not None:
+            _check_free(admin, *listener, socket.SOCK_STREAM)
+        served = self_signed_certificate(self_signed, host, self_signed_days)
     else:
         assert cert is not None and key is not None
         served = ServedCertificate(cert, key)
@@ -289,25 +423,26 @@ def relay_command(
         port=port,
         quic=replace(quic, certfile=served.cert, keyfile=served.key, reset_key_file=reset_key),
         session=session,
-        metrics=exporter,
+        admin=listener,
+        admin_token=admin_token,
         drain_timeout=drain_timeout,
         policy=policy,
         certificate=served,
         upstream=above,
     )
 
-    def ready(real_port: int, metrics_port: int | None) -> None:
+    def ready(real_port: int, admin_port: int) -> None:
         line = (
             f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {served.cert}"
         )
-        if exporter is not None and metrics_port is not None:
-            line += f" metrics http://{show_address(exporter[0], metrics_port)}/metrics"
+        if listener is not None:
+            line += f" metrics http://{show_address(listener[0], admin_port)}/metrics"
         if self_signed is not None:
             line += f" {served.digest}"
         try:
             print(line, flush=True)
         except OSError as error:
-            raise _Failure(
+            raise Failure(
                 f"cannot write to standard output that it is ready: {error.strerror or error}"
             ) from error
 
@@ -315,10 +450,17 @@ def relay_command(
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(run(scopes, config, ready=ready))
     except OSError as error:
-        wanted = f"{listen} or {metrics}" if metrics else listen
+        wanted = f"{listen} or {admin}" if admin else listen
         raise _cannot_listen(wanted, error) from error
     except (ValueError, MoqtError) as error:
-        raise _Failure(f"cannot use {served.cert} with {served.key}: {error}") from error
+        raise Failure(f"cannot use {served.cert} with {served.key}: {error}") from error
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """What can be set by option, variable and file alike."""
+    without = ("ctx", "config_file", "print_config", "check_config", "show_version", "limit")
+    return settings_of(relay_command, without)
 
 
 def _upstream(
@@ -331,7 +473,7 @@ def _upstream(
 ) -> Upstream | None:
     if url is None:
         if cafile is not None or token_file is not None or announce:
-            raise _Usage("give --upstream URL with the other options of the upstream relay")
+            raise Usage("give --upstream URL with the other options of the upstream relay")
         return None
     try:
         parse_uri(url)
@@ -339,11 +481,11 @@ def _upstream(
             cafile.read_bytes()
         tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
     except OSError as error:
-        raise _Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
+        raise Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
     except TokenFileError as error:
-        raise _Usage(f"--upstream-token-file: {error}") from None
+        raise Usage(f"--upstream-token-file: {error}") from None
     except MoqtError as error:
-        raise _Usage(f"--upstream: {error}") from None
+        raise Usage(f"--upstream: {error}") from None
     return Upstream(
         url=url,
         quic=replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None),
@@ -365,33 +507,34 @@ def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
     try:
         return parse(text)
     except ValueError as error:
-        raise _Usage(f"{option}: {error}") from None
+        raise Usage(f"{option}: {error}") from None
 
 
 def _check_pair(cert: Path, key: Path) -> None:
     try:
         check_key_pair(cert, key)
+        read_private(key, 1)  # who can read it can be this relay
     except OSError as error:
-        raise _Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise _Usage(str(error)) from None
+        raise Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
+    except (ValueError, PrivateFileError) as error:
+        raise Usage(str(error)) from None
 
 
 def _check_reset_key(path: Path) -> None:
     try:
         load_key(path)
     except OSError as error:
-        raise _Usage(f"--reset-key: {path}: {error.strerror or error}") from None
+        raise Usage(f"--reset-key: {path}: {error.strerror or error}") from None
     except (ValueError, MoqtError) as error:
-        raise _Usage(f"--reset-key: {error}") from None
+        raise Usage(f"--reset-key: {error}") from None
 
 
-def _cannot_listen(wanted: str, error: OSError) -> _Failure:
-    return _Failure(f"cannot listen on {wanted}: {error.strerror or error}")
+def _cannot_listen(wanted: str, error: OSError) -> Failure:
+    return Failure(f"cannot listen on {wanted}: {error.strerror or error}")
 
 
 def _check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> None:
-    """Raises _Failure when no socket can be bound there."""
+    """Raises Failure when no socket can be bound there."""
     failure: OSError | None = None
     try:
         places = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
@@ -405,79 +548,31 @@ def _check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> N
             except OSError as error:
                 failure = failure or error
     except UnicodeError:
-        raise _Failure(f"cannot listen on {wanted}: no host can have that name") from None
+        raise Failure(f"cannot listen on {wanted}: no host can have that name") from None
     except OSError as error:
         failure = error
     if failure is not None:
         raise _cannot_listen(wanted, failure) from None
 
 
-def _self_signed(directory: Path, host: str, days: int | None = None) -> ServedCertificate:
-    """The pair in `directory`; a new one, which is said, when it does not do for `host`."""
-    validity = None if days is None else timedelta(days=days)
-    names = [*DEFAULT_NAMES, *_own_names()]
-    try:
-        wildcard = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        wildcard = False
-    names += _own_addresses() if wildcard else [host]
-    # A new certificate is for the old names, too: relays that listen on several addresses
-    # and share a directory would else replace one another's at each start.
-    names = list(dict.fromkeys([*names, *names_of(directory / "cert.pem")]))[:_MAX_NAMES]
-
-    def replaced(why: str) -> None:
-        text = (
-            f"{PROGRAM}: made a new certificate in {directory}, because {why}; clients need "
-            f"the new {directory / 'cert.pem'}"
-        )
-        print(" ".join(text.split()), file=sys.stderr, flush=True)
-
-    try:
-        cert, key = make_self_signed(directory, names, validity=validity, replaced=replaced)
-    except OSError as error:
-        raise _Usage(
-            f"cannot make a certificate in {directory}: {error.strerror or error}"
-        ) from error
-    except ValueError:
-        raise _Usage(f"--listen: no certificate can be made for the name {host!r}") from None
-
-    def renew(now: datetime) -> None:
-        # For the names it has by now: another relay that shares the directory may have added some.
-        make_self_signed(directory, names_of(cert) or names, validity=validity, now=now)
-
-    return ServedCertificate(cert, key, renew=renew)
-
-
-def _own_names() -> list[str]:
-    """The host's name, when certificates can have it."""
-    name = socket.gethostname()
-    return [name] if re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name) else []
-
-
-def _own_addresses() -> list[str]:
-    """The IPv4 address by which other machines reach this one, if there is one.
-
-    IPv6 addresses are left out: many change daily, and the certificate with them.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it asks for the route
-            return [str(probe.getsockname()[0])]
-    except OSError:
-        return []
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script. Errors are one sentence on stderr."""
+    sources = _Sources()
     try:
-        code = app(arguments, prog_name=PROGRAM, standalone_mode=False)
-    except _Failure as error:
+        code = app(
+            arguments,
+            prog_name=PROGRAM,
+            standalone_mode=False,
+            auto_envvar_prefix=PREFIX,
+            obj=sources,
+        )
+    except Failure as error:
         code, message = FAILED, str(error)
-    except _Usage as error:
-        code, message = USAGE, f"{error} (see {PROGRAM} --help)"
+    except Usage as error:
+        code, message = USAGE, f"{sources.told(str(error))} (see {PROGRAM} --help)"
     except _TYPER_USAGE as error:
-        text = getattr(error, "format_message", error.__str__)()
-        code, message = USAGE, f"{text.rstrip('.')} (see {PROGRAM} --help)"
+        said = getattr(error, "format_message", error.__str__)()
+        code, message = USAGE, f"{sources.told(said.rstrip('.'))} (see {PROGRAM} --help)"
     except (typer.Abort, KeyboardInterrupt):
         code, message = FAILED, "interrupted"
     else:

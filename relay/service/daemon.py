@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from prometheus_client import start_http_server
 
 import moqt
 from moqt.loop_hold import longest_hold
@@ -21,6 +22,7 @@ from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
+from relay.service import admin
 from relay.service.certificate import ServedCertificate
 from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
@@ -52,7 +54,9 @@ class DaemonConfig:
     quic: QuicConfig
     session: SessionConfig = field(default_factory=SessionConfig)
     """What every session is held to."""
-    metrics: tuple[str, int] | None = None
+    admin: tuple[str, int] | None = None
+    """Where to answer over HTTP how it is (`relay.service.admin`)."""
+    admin_token: bytes | None = None
     upstream: Upstream | None = None
     policy: TokenPolicy | None = None
     """Looks now and then whether its file has changed."""
@@ -66,12 +70,13 @@ async def run(
     scopes: Scopes,
     config: DaemonConfig,
     *,
-    ready: Callable[[int, int | None], None] | None = None,
+    ready: Callable[[int, int], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT (or `stop`), then drain; a second signal cuts it short.
 
-    `ready` is told the real ports, that of the metrics second. Raises OSError when an
+    SIGHUP has the files of principals and certificate looked at again.
+    `ready` is told the real ports, that of the admin listener second. Raises OSError when an
     address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
@@ -81,15 +86,18 @@ async def run(
     def signalled() -> None:
         (hurry if stopping.is_set() else stopping).set()
 
+    def hangup() -> None:
+        logger.info("SIGHUP: the files of principals and certificate are looked at again")
+        if config.certificate is not None:
+            config.certificate.look()  # those of principals are with every tick
+
     numbers = RelayMetrics(scopes)
-    exporter, metrics_port = None, None
-    if config.metrics is not None:
-        host, port = config.metrics
-        exporter, _ = start_http_server(port, host, registry=numbers.registry)
-        metrics_port = exporter.server_port
     ticking: asyncio.Task[None] | None = None
     connecting: asyncio.Task[None] | None = None
     uplink = _uplink(scopes, config.upstream)
+    listener = _admin(scopes, config, numbers, uplink)
+    if config.admin is not None:
+        await listener.start(*config.admin)
     try:
         server = await moqt.serve(
             config.host, config.port, quic=config.quic, session=config.session, handler=scopes
@@ -97,6 +105,7 @@ async def run(
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signalled)
+            loop.add_signal_handler(signal.SIGHUP, hangup)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
             ticking = asyncio.create_task(
@@ -111,23 +120,25 @@ async def run(
                 connecting = asyncio.create_task(client.run())
                 connecting.add_done_callback(lambda _: stopping.set())
             if ready is not None:
-                ready(server.port, metrics_port)
+                ready(server.port, listener.port)
+            listener.not_ready = None
+            _notify("READY=1")
             await stopping.wait()
+            listener.not_ready = "the relay is draining"
+            _notify("STOPPING=1")
             await _drain(server, config.drain_timeout, hurry)
             for task in (ticking, connecting):
                 if task is not None and task.done():
                     task.result()
         finally:
             await server.close()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
     finally:
         for task in (ticking, connecting):
             if task is not None:
                 task.cancel()
-        if exporter is not None:
-            exporter.shutdown()
-            exporter.server_close()
+        await listener.close()
 
 
 def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
@@ -136,6 +147,15 @@ def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
         return None
     relay = scopes.keep(parse_uri(upstream.url).path)
     return Uplink(relay, announce=upstream.announce)
+
+
+def _admin(
+    scopes: Scopes, config: DaemonConfig, numbers: RelayMetrics, uplink: Uplink | None
+) -> admin.Admin:
+    above = None
+    if uplink is not None and config.upstream is not None:
+        above = admin.Upstream(config.upstream.url, lambda: uplink.session)
+    return admin.Admin(scopes, numbers.registry, token=config.admin_token, upstream=above)
 
 
 def _connect(relay: Relay, upstream: Upstream) -> Connect:
@@ -157,8 +177,7 @@ async def _tick(
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time())
-        sessions = sum(len(relay.sessions) for relay in scopes.relays.values())
-        garbage.tick(scopes.cache.objects, scopes.counters.sessions - sessions)
+        garbage.tick(scopes.cache.objects, scopes.counters.sessions - len(scopes.sessions()))
         if uplink is not None:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():
@@ -183,3 +202,18 @@ async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> N
             logger.info("%d sessions have not left", len(server.sessions))
             return
         await asyncio.sleep(0.05)
+
+
+def _notify(state: str) -> None:
+    """Tell the supervisor that started this process, if one wants to be told (sd_notify(3)).
+
+    One that cannot be reached stops nothing.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return
+    if address[0] == "@":  # of the abstract namespace
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        to.connect(address)
+        to.send(state.encode())

@@ -27,6 +27,7 @@ GAUGES = {
     "cache_octets": "Payload octets cached.",
     "cache_billed_octets": "Octets billed to the cache's budget, bookkeeping included.",
     "cache_budget_octets": "The cache's budget.",
+    "cache_transit_octets": "Octets that Objects under way take beyond the cache's budget.",
     "cache_objects": "Whole Objects cached.",
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
@@ -38,8 +39,9 @@ COUNTERS = {
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "requests_over_limit": "Of these, those beyond a limit of the relay.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
+    "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
-    "scopes_refused": "Sessions closed because they dialled one path too many.",
+    "scopes_refused": "Sessions closed, and requests refused, because of one path too many.",
     "requests_revoked": "Requests ended because the right to them was withdrawn.",
     "objects_nonexistent": "Objects dropped because they had been declared non-existent.",
     "upstream_subscriptions": "SUBSCRIBEs sent to publishers.",
@@ -48,6 +50,8 @@ COUNTERS = {
     "downstream_subscriptions": "SUBSCRIBEs accepted.",
     "downstream_fetches": "FETCHes accepted.",
     "publications": "PUBLISHes accepted.",
+    "publishers_lost": "Tracks whose readers were left without any source.",
+    "publishers_returned": "Of those, the ones that had one again within publisher_linger.",
     "publications_offered": "PUBLISHes sent to who asked with SUBSCRIBE_TRACKS.",
     "objects_in": "Objects stored.",
     "octets_in": "Payload octets stored.",
@@ -59,7 +63,7 @@ COUNTERS = {
     "cache_expirations": "Objects dropped because of MAX_CACHE_DURATION.",
     "cache_intervals_refused": "Ranges known not to exist that were not remembered, "
     "at max_intervals_per_track or for want of memory.",
-    "cache_stores_rejected": "Objects not stored because growing ones left no room.",
+    "cache_stores_rejected": "Objects not forwarded because those under way left no room.",
 }
 DELIVERIES = {
     "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
@@ -122,6 +126,7 @@ class RelayMetrics(Collector):
             "cache_octets": cache.octets,
             "cache_billed_octets": cache.billed,
             "cache_budget_octets": cache.budget,
+            "cache_transit_octets": cache.in_transit,
             "cache_objects": cache.objects,
             "cache_properties": cache.properties,
             "cache_statuses": cache.statuses,
@@ -131,10 +136,11 @@ class RelayMetrics(Collector):
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
+        sessions = self.scopes.sessions()
+        self._gauges["sessions"] = len(sessions)
         self._remembered = Remembered()
-        for relay in self.scopes.relays.values():
-            for session in relay.sessions:
-                self._remembered += session.remembered()
+        for session in sessions:
+            self._remembered += session.remembered()
         self._counters = {
             name: getattr(cache, name.removeprefix("cache_"))
             if name.startswith("cache_")
@@ -165,7 +171,6 @@ class RelayMetrics(Collector):
 def _numbers(relay: Relay) -> dict[str, int]:
     """The gauges of one scope."""
     return {
-        "sessions": len(relay.sessions),
         "upstream_sessions": len(relay.upstreams),
         "namespaces": relay.namespaces.publications,
         "tracks": len(relay.tracks),

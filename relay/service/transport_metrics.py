@@ -50,6 +50,7 @@ RTT = "rtt_seconds"
 PHASES = "congestion_phase_connections"
 PACKET_OCTETS = (1200, 1280, 1452, 1472, 8952, MAX_DATAGRAM_SIZE)
 """Upper ends of the classes in which connections are counted by the size of their packets."""
+BACKEND = "backend"
 WAITS = "sending_waits_seconds"
 PREFIX = "kvcs_relay_quic_"
 
@@ -110,6 +111,11 @@ class TransportMetrics(Collector):
         for octets in PACKET_OCTETS:
             packets.add_metric([str(octets)], self._packets[octets])
         yield packets
+        backend = GaugeMetricFamily(
+            PREFIX + BACKEND, "1 for what protects packets: python or native.", labels=["backend"]
+        )
+        backend.add_metric([self._endpoint.backend], 1)
+        yield backend
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
         phases = GaugeMetricFamily(

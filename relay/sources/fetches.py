@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from moqt.receiving.receiver import AcceptedFetch, IncomingStream
+from moqt.receiving.receiver import AcceptedFetch, IncomingStream, Receiver
 from moqt.requests import OutgoingFetch, RequestState
 from moqt.session import Session
 from moqt.track.knowledge import INTERVAL_OCTETS
@@ -14,7 +14,7 @@ from moqt.track.stored import Buffer, StoredObject
 from moqt.values.codes import MAX_VI64, EndOfRange, RequestErrorCode
 from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.intervals import IntervalSet
-from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.messages import LocationFilter, Parameters, Properties, RequestOk
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 from relay.sources.filled import Filled
@@ -172,7 +172,11 @@ class UpstreamFetch(UpstreamReceiver):
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload
     ) -> bool:
-        stored = self._add(stream, header, payload)
+        try:
+            stored = self._add(stream, header, payload)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
+            return True  # it has been cancelled
         if stored is None:
             return False
         self._left_out(stored.location)
@@ -360,9 +364,71 @@ class UpstreamFetch(UpstreamReceiver):
             if request.end_of_track and store.end_of_track is None and end_location < MAX_LOCATION:
                 store.set_end_of_track(location_after(end_location))
         except MalformedTrack as malformed:
-            self.track.malformed(str(malformed))
+            if not self.filling.contradicted(str(malformed)):
+                self.track.malformed(str(malformed))
             return
         self._asking.fetch_over(self, self._unknown, self._rejected)
+
+
+@dataclass(frozen=True, slots=True)
+class FillOk:
+    """What is known of a fill from the answer to its update."""
+
+    end_location: Location
+    end_of_track: bool = False
+    properties: Properties = ()
+
+
+class Resumable(Protocol):
+    """A paused subscription."""
+
+    session: Session
+
+    def forward(self, wanted: bool, fill: UpstreamFill | None = None) -> None:
+        """Resume it, with that fill."""
+
+
+class UpstreamFill(UpstreamFetch):
+    """A range that comes with a subscription of a publisher, as it is resumed (MOQT "Fill
+    Semantics"): one that has the track for subscribers alone is asked for no FETCH. When it fails,
+    it is a FETCH like all others."""
+
+    def __init__(
+        self, track: Filled, asking: Asking, subscription: Resumable, start: Location
+    ) -> None:
+        super().__init__(track, asking, start, MAX_LOCATION)
+        self._subscription: Resumable | None = subscription
+
+    @property
+    def is_over(self) -> bool:
+        """It has come, or will not."""
+        return self.attempt.proven is not None
+
+    def open(self) -> bool:
+        subscription, self._subscription = self._subscription, None
+        if subscription is None:
+            return super().open()
+        self.session = subscription.session
+        subscription.forward(True, self)
+        return True
+
+    def answered(self, answer: RequestOk | RequestError) -> None:
+        """The publisher has taken the update, or has not."""
+        if isinstance(answer, RequestError):
+            self.request_failed(answer)
+            return
+        largest = answer.parameters.largest_object
+        if largest is None or largest < self._start:
+            self.attempt.proven = True
+            self._asking.fetch_over(self)  # no stream comes
+            return
+        self.end = min(self.end, largest)
+        self.fetch_accepted(FillOk(self.end))
+
+    def cancel(self) -> None:
+        for state in self.streams.values():
+            state.incoming.receiver = Receiver()  # which leaves all alone
+        super().cancel()
 
 
 def _joins(count: int, last: Location, start: Location) -> bool:

@@ -6,6 +6,7 @@ Sans-IO.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from moqt.track.knowledge import properties_price
@@ -14,10 +15,10 @@ from moqt.track.stored import Buffer, StoredObject, buffer_length
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MalformedTrack
 from moqt.values.messages import Properties
-from moqt.values.names import Location
+from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
 from relay.cache import OBJECT_OVERHEAD, Cache
-from relay.config import Clock, Counters
+from relay.config import Clock, Counters, RelayConfig
 
 
 @dataclass(slots=True, eq=False)
@@ -29,18 +30,53 @@ class Arrival:
 
 
 class Filling:
-    """Puts Objects into one store, within what the cache has room for."""
+    """Puts Objects into one track's store, within what the cache has room for."""
 
     def __init__(
-        self, store: TrackStore, *, cache: Cache, counters: Counters, clock: Clock
+        self,
+        name: FullTrackName,
+        config: RelayConfig,
+        cache: Cache,
+        counters: Counters,
+        clock: Clock,
     ) -> None:
-        self.store = store
         self.cache = cache
         self.counters = counters
+        self._name = name
+        self._config = config
         self._clock = clock
+        self.store = self._new_store()
         self._feeds: dict[tuple[int, int], int] = {}
         self.bringing: dict[StoredObject, int] = {}
         """The growing Objects, and how many streams bring each."""
+        self.contradicted: Callable[[str], bool] = lambda reason: False
+        """Told that what comes contradicts what is here, before that is MalformedTrack: whether
+        `store` is another one now."""
+
+    def _new_store(self) -> TrackStore:
+        limit = self._config.max_intervals_per_track
+        store = TrackStore(self._name, authoritative=False, max_intervals=limit)
+        store.on_stored = self._stored
+        store.knowledge.account = self.cache
+        return store
+
+    def begin_anew(self) -> TrackStore:
+        """Another store, with nothing in it; what the one before held is let go."""
+        for stored in tuple(self.bringing):
+            self._abort(stored)
+        self._feeds.clear()
+        old = self.store
+        old.source = old.on_evicted = None
+        self.cache.forget(old)
+        self.store = self._new_store()
+        self.store.set_properties(old.properties)
+        return self.store
+
+    def _stored(self, store: TrackStore, stored: StoredObject) -> None:
+        counters = self.counters
+        counters.objects_in += 1
+        counters.octets_in += stored.length
+        self.cache.add(store, stored)
 
     def has_room_for(self, properties: Properties) -> bool:
         """Whether Track Properties can be kept."""
@@ -72,7 +108,8 @@ class Filling:
             self._place(header)
         else:
             overhead = len(header.properties) + OBJECT_OVERHEAD
-            if header.length + overhead > cache.budget or not cache.reserve(0, overhead):
+            fits = cache.fits(header.length + overhead)
+            if not fits or not cache.reserve(0, overhead, store):
                 cache.stores_rejected += 1
                 return None
             try:
@@ -103,7 +140,7 @@ class Filling:
         if header.status or at in store.known or (self.bringing and store.get(at) is not None):
             return None
         overhead = len(header.properties) + OBJECT_OVERHEAD
-        if not cache.reserve(header.length, overhead):
+        if not cache.reserve(header.length, overhead, store):
             return None
         stored = None
         try:
@@ -167,7 +204,7 @@ class Filling:
             part = view[known:]
         arrival.offset += size
         if size > known:
-            if not self.cache.reserve(size - known):
+            if not self.cache.reserve(size - known, 0, store):
                 self.cache.stores_rejected += 1
                 self._abort(stored)
                 return False
@@ -204,7 +241,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.cache.room(OBJECT_OVERHEAD):
+        if self.cache.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
             self.store.mark_end(
                 location,
                 header.status,

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from moqt.session import Session
+from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject, SubgroupLog
+from moqt.values.codes import ObjectStatus
 from moqt.values.errors import RequestError
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after, location_before
@@ -87,6 +89,11 @@ class Ranges:
         self.pump()
         return not any(until > now and low <= start <= high for until, low, high in self._failures)
 
+    def fill(self, fill: UpstreamFetch) -> None:
+        """Such a range comes with a subscription."""
+        self.fetches.append(fill)
+        fill.open()
+
     def assumed(self, start: Location) -> tuple[Attempt, Location] | None:
         """A running FETCH has left out `start`, up to the Location returned."""
         for fetch in self.fetches:
@@ -94,6 +101,17 @@ class Ranges:
             if end is not None:
                 return fetch.attempt, end
         return None
+
+    def used(self, store: TrackStore, stored: StoredObject) -> None:
+        """A delivery begins to send `stored`."""
+        if stored.status is not ObjectStatus.NORMAL:
+            return
+        track = self._track
+        track.counters.objects_out += 1
+        track.counters.octets_out += stored.length
+        track.cache.use(stored)
+        for fetch in self.fetches:
+            fetch.read(stored)
 
     def rejected(self, location: Location) -> None:
         """A subscription has brought it, and the cache had no room: as if a FETCH had."""
@@ -106,6 +124,13 @@ class Ranges:
         of it: another one may bring it, else it is to be recovered."""
         self._missed.append((start, end))
         self._track.store.add_listener(self)
+
+    def cut(self, cuts: Iterable[Location], others: Iterable[Location]) -> None:
+        """A subscription is lost whose streams were cut at `cuts`: what they were to bring was
+        missed, unless those that go on, from `others` on, bring it."""
+        low, largest = min(cuts, default=None), self._track.store.largest
+        if low is not None and largest is not None and all(low < start for start in others):
+            self.missed(low, largest)
 
     @property
     def missing(self) -> bool:

@@ -8,6 +8,7 @@ from moqt.receiving.receiver import IncomingStream, Receiver
 from moqt.session import Session
 from moqt.track.stored import Buffer, StoredObject
 from moqt.values.codes import ObjectStatus
+from moqt.values.errors import MalformedTrack
 from moqt.values.names import Location
 from moqt.wire.objects import ObjectHeader, Payload
 from relay.sources.filling import Arrival, Filling
@@ -58,7 +59,16 @@ class UpstreamReceiver(Receiver):
     def object_arrived(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload
     ) -> bool:
-        return self._add(stream, header, payload) is not None
+        try:
+            return self._add(stream, header, payload) is not None
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
+            return self._add(stream, header, payload) is not None
+
+    def _settle(self, contradiction: MalformedTrack) -> None:
+        """What comes contradicts what is here: raise that, unless there is another store now."""
+        if not self.filling.contradicted(str(contradiction)):
+            raise contradiction
 
     def _add(
         self, stream: IncomingStream, header: ObjectHeader, payload: Payload
@@ -101,6 +111,8 @@ class UpstreamReceiver(Receiver):
     def _first_of_subgroup(self, stream: IncomingStream, header: ObjectHeader) -> None:
         """The first Object of a live stream is stored, and may be its Subgroup's first, too."""
         opened = stream.subgroup
+        if self._stream(stream).lossy:
+            return  # earlier ones may have come of it
         if header.subgroup is not None and opened is not None and opened.first_object:
             log = self.filling.store.subgroup(header.group, header.subgroup)
             log.first_id = header.object if log.first_id is None else log.first_id
@@ -109,18 +121,24 @@ class UpstreamReceiver(Receiver):
         state = self._stream(stream)
         follows, state.previous = state.previous, header.object
         first = follows is None
-        if first:
-            follows = self._before_first(stream, header)
+        try:
+            if first:
+                follows = self._before_first(stream, header)
+                if self.live:
+                    self._opened(state, header)
+            if header.status is not ObjectStatus.NORMAL:
+                self.filling.status(header, follows)
+                return
+            if self.filling.declared_nonexistent(header):
+                self.filling.counters.objects_nonexistent += 1
+                state.arrival = None
+                return
+            state.arrival = self.filling.begin(header, follows, live=self.live)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
             if self.live:
-                self._opened(state, header)
-        if header.status is not ObjectStatus.NORMAL:
-            self.filling.status(header, follows)
+                UpstreamReceiver.object_begun(self, stream, header)
             return
-        if self.filling.declared_nonexistent(header):
-            self.filling.counters.objects_nonexistent += 1
-            state.arrival = None
-            return
-        state.arrival = self.filling.begin(header, follows, live=self.live)
         if state.arrival is None:
             state.lossy = True
             self.rejected(Location(header.group, header.object))
@@ -130,7 +148,14 @@ class UpstreamReceiver(Receiver):
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         state = self._stream(stream)
         arrival = state.arrival
-        if arrival is not None and not self.filling.grow(arrival, part):
+        if arrival is None:
+            return
+        try:
+            grown = self.filling.grow(arrival, part)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
+            return  # what came of it before is not there any more
+        if not grown:
             state.arrival = None
             state.lossy = True
             if not arrival.stored.complete:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream
+from moqt.receiving.receiver import AcceptedSubscribe, IncomingStream, Receiver, Via
 from moqt.requests import IncomingPublish, OutgoingSubscribe, RequestState, UpdateAnswer
 from moqt.session import Session, session_of
-from moqt.values.codes import MAX_VI64, RequestErrorCode
-from moqt.values.errors import MoqtError, RequestError
+from moqt.values.codes import MAX_VI64, GroupOrder, RequestErrorCode, StreamErrorCode
+from moqt.values.errors import MalformedTrack, MoqtError, RequestError
 from moqt.values.messages import LocationFilter, Parameters, RequestOk
 from moqt.values.names import Location, location_after
 from moqt.wire.objects import ObjectHeader, SubgroupHeader
+from relay.sources.fetches import UpstreamFill
 from relay.sources.filled import Filled
 from relay.sources.receiver import StreamState, UpstreamReceiver
 from relay.sources.wanted import EVERYTHING, Wanted
 
 NO_ROOM = "the cache has no room for the Track Properties"
+MAX_CUTS = 64
+"""Subgroups whose streams were cut that one subscription remembers, the last ones."""
 MAX_FUTURE = 1 << 31
 """Seconds; EXPIRES beyond is no expiry that matters."""
 
@@ -73,6 +77,8 @@ class UpstreamSubscription(UpstreamReceiver):
         self.slept = True
         """It was paused at some time since the Largest Object was told last."""
         self.whole = True
+        self.cuts: dict[tuple[int, int], Location] = {}
+        """Subgroups of which a stream was cut that no other goes on with, and where."""
         self.lost = False
         """Some of it was lost, and no Subgroup whose reset could say so is known."""
         self.start = Location(0, 0)
@@ -91,6 +97,8 @@ class UpstreamSubscription(UpstreamReceiver):
         """Somebody downstream has wanted its Objects."""
         self._resuming = 0
         """Updates with FORWARD 1 that are not answered yet."""
+        self._fill: UpstreamFill | None = None
+        """The fill that was asked for last."""
         self._refreshing = False
         self._expiry: float | None = None
         self._renew_at = 0.0
@@ -131,22 +139,52 @@ class UpstreamSubscription(UpstreamReceiver):
 
     # -- asking ----------------------------------------------------------------------------
 
-    def forward(self, wanted: bool) -> None:
-        """Pause or resume it (MOQT "Paused Subscription Handling")."""
+    def forward(self, wanted: bool, fill: UpstreamFill | None = None) -> None:
+        """Pause or resume it (MOQT "Paused Subscription Handling"), `fill` along with that."""
         if not self.established or wanted is not self.paused:
             return
-        if self.update(Parameters(forward=int(wanted)), self._resumed if wanted else _ignore):
+        filled = LocationFilter.absolute_start(*fill.next) if fill is not None else None
+        parameters = Parameters(
+            forward=int(wanted),
+            fill_parameters=None if fill is None else Parameters(location_filter=filled),
+        )
+        self._fill = fill or self._fill
+        if self.update(parameters, partial(self._resumed, fill) if wanted else _ignore):
             self.paused = not wanted
             self.slept = True
             self._resuming += wanted
             self.whole = False
+        elif fill is not None:
+            fill.request_failed(timed_out("the subscription takes no fill any more"))
 
-    def _resumed(self, answer: RequestOk | RequestError) -> None:
+    @property
+    def fillable(self) -> bool:
+        """Whether it can be resumed with a fill: it is paused, and the publisher's own."""
+        request = self.request
+        return (
+            self.published
+            and self.paused
+            and (self._fill is None or self._fill.is_over)
+            and self.asked == EVERYTHING
+            and request is not None
+            and request.group_order is GroupOrder.ASCENDING
+        )
+
+    def _resumed(self, fill: UpstreamFill | None, answer: RequestOk | RequestError) -> None:
         self._resuming -= 1
+        if fill is not None:
+            fill.answered(answer)
         if isinstance(answer, RequestOk):
             self.track.upstream_told(self)
         else:
             self.paused = True  # it ended before it was resumed
+
+    def has_surplus(self) -> bool:
+        """More is asked for than is wanted, as is said again and again: whether for long."""
+        now = self.track.clock.now
+        if self.surplus_since is None:
+            self.surplus_since = now
+        return now - self.surplus_since >= self.track.config.linger
 
     def ask(self, wanted: Wanted) -> bool:
         """Have the filters let through what is `wanted`; whether they have to change for that."""
@@ -201,6 +239,14 @@ class UpstreamSubscription(UpstreamReceiver):
             return False
         return True
 
+    def begin_anew(self) -> None:
+        """The store is another one from now on: what has come of its streams is not there."""
+        self.whole = False
+        self.cuts.clear()
+        for state in self.streams.values():
+            state.previous = state.subgroup = state.arrival = None
+            state.lossy = True
+
     def cancel(self) -> None:
         """Unsubscribe."""
         if self.request is not None:
@@ -228,11 +274,19 @@ class UpstreamSubscription(UpstreamReceiver):
     def expires(self) -> bool:
         return self.request is not None and self.request.expires_at is not None
 
+    def stream_opened(self, stream: IncomingStream) -> None:
+        if stream.via is Via.FILL:
+            stream.receiver = self._fill or Receiver()
+            stream.receiver.stream_opened(stream)
+        else:
+            super().stream_opened(stream)
+
     # -- Receiver --------------------------------------------------------------------------
 
     def request_failed(self, error: MoqtError) -> None:
         self._end_streams()
         self.track.upstream_failed(self, error)
+        self._end_fill()
 
     def subscription_done(self, code: int, reason: str) -> None:
         request = self.request
@@ -245,10 +299,18 @@ class UpstreamSubscription(UpstreamReceiver):
             self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
+        self._end_fill()
+
+    def _end_fill(self) -> None:
+        """What of a fill has not come does not come any more."""
+        if self._fill is not None and not self._fill.is_over:
+            self._fill.request_failed(timed_out("the subscription has ended"))
 
     def _before_first(self, stream: IncomingStream, header: ObjectHeader) -> int | None:
         opened = stream.subgroup
-        if opened is not None and opened.first_object:
+        if self.cuts and opened is not None and header.subgroup is not None:
+            self.cuts.pop((header.group, header.subgroup), None)
+        if opened is not None and opened.first_object and not self._stream(stream).lossy:
             return -1
         if opened is None or not self.whole or header.group < self.start.group:
             return None  # a stream of the same Subgroup may have been reset
@@ -264,13 +326,30 @@ class UpstreamSubscription(UpstreamReceiver):
         opened = stream.subgroup
         if error is not None:
             self.whole = False
+            if error != StreamErrorCode.DELIVERY_TIMEOUT:
+                self._note_cut(state)
             if state.subgroup is None:
                 self._cut_at_header(opened)
-        self._close(
-            state,
-            finished=error is None,
-            end_of_group=opened is not None and opened.end_of_group,
-        )
+        end_of_group = opened is not None and opened.end_of_group
+        try:
+            self._close(state, finished=error is None, end_of_group=end_of_group)
+        except MalformedTrack as contradiction:
+            self._settle(contradiction)
+
+    def _note_cut(self, state: StreamState) -> None:
+        """Whatever may follow what came whole on the stream does not come on it."""
+        opened, previous, arrival = state.incoming.subgroup, state.previous, state.arrival
+        if opened is None:
+            return
+        if previous is None:
+            at = max(Location(opened.group, 0), self.start)
+        elif arrival is not None and not arrival.stored.complete:
+            at = arrival.stored.location
+        else:
+            at = Location(opened.group, previous + 1)
+        self.cuts[state.subgroup or (opened.group, opened.subgroup or 0)] = at
+        if len(self.cuts) > MAX_CUTS:
+            del self.cuts[next(iter(self.cuts))]
 
     def _cut_at_header(self, opened: SubgroupHeader | None) -> None:
         """A stream ended in some other way than with FIN, and no Object had begun on it."""
@@ -283,6 +362,7 @@ class UpstreamSubscription(UpstreamReceiver):
         """No more will be read from the streams that are still open."""
         streams, self.streams = self.streams, {}
         for state in streams.values():
+            self._note_cut(state)
             if state.subgroup is None:
                 self._cut_at_header(state.incoming.subgroup)
             self._close(state, finished=False, end_of_group=False)
@@ -319,6 +399,8 @@ class UpstreamSubscribe(UpstreamSubscription):
         publisher as long as this one would: `rendezvous_ms`.
         """
         track = self.track
+        if self.unfiltered:
+            wanted = EVERYTHING
         self.asked = wanted.in_ranges(self.session.peer_max_filter_ranges)
         self.sifted_to = MAX_VI64 if self.narrowed else -1
         self.rendezvous = rendezvous_ms > 0

@@ -295,3 +295,40 @@ def test_a_lease_holds_although_its_holder_is_killed(tmp_path):
             assert holder.ask("GET", block_path(model.block_id(key)))[0] == 200
         assert holder.ask("GET", f"leases/{grant['lease']}")[0] == 200
     assert holder.ask("DELETE", f"leases/{grant['lease']}")[0] == 204
+
+
+def test_a_directive_is_carried_out_although_the_instance_is_killed_after_it_took_it(tmp_path):
+    core = Server(tmp_path, "core", "index,controller,holder", holder={"disk_mib": 16})
+    model = Model(tmp_path / "model")
+    peers = {"index": core.base, "placement": core.base}
+    scopes = {"scopes": [str(model.scope_file)], "block_tokens": model.descriptor.block_tokens}
+    instance = Server(tmp_path, "instance", "instance", peers=peers, instance=scopes)
+    for server in (core.begin(), instance.begin()):
+        server.ready()
+    keys = model.store(core, core, TOKENS)
+    missing = bytes(32)
+    directive = {
+        "directive": "00000000-0000-4000-8000-000000000001",
+        "scope_id": model.scope.scope_id.hex(),
+        "compat_id": model.descriptor.compat_id.hex(),
+        "blocks": [{"block_key": key.hex(), "sources": [core.base]} for key in (*keys, missing)],
+        "deadline_ms": 60_000,
+        "lease_ms": 5000,
+    }
+    # the holder does not answer: nothing has come when the instance dies
+    core.process.signal(signal.SIGSTOP)
+    assert instance.ask("POST", "prefetch", directive)[0] == 202
+    instance.kill()
+    core.process.signal(signal.SIGCONT)
+    instance.begin().ready()
+    path = f"prefetch/{directive['directive']}"
+    eventually(lambda: instance.ask("GET", path)[1]["state"] == "partial", "the blocks")
+    status = instance.ask("GET", path)[1]
+    assert status["loaded"] == [key.hex() for key in keys]
+    assert [each["block_key"] for each in status["failed"]] == [missing.hex()]
+    assert instance.metric('kvsp_instance_blocks_events_total{event="fetched"}') == len(keys)
+    # the outcome outlives the process, too, when its time is over
+    assert instance.ask("DELETE", path)[0] == 204
+    instance.kill()
+    instance.begin().ready()
+    assert instance.ask("GET", path)[0] == 404

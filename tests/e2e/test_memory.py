@@ -134,6 +134,24 @@ def test_1_gib_to_a_slow_reader_and_to_a_fast_one(tmp_path):
     assert watch.most["relay"] < RELAY_LIMIT + BUDGETS
 
 
+@pytest.mark.parametrize("window", [[], ["session_window=4194304", "stream_window=4194304"]])
+def test_a_reader_that_takes_next_to_nothing_does_not_keep_the_next_one_waiting(window, tmp_path):
+    """What it was fetched for stands still upstream, K and V each on a stream of its own; only
+    after `stall_timeout` would the relay give that up."""
+    cache = large_cache(tmp_path / "cache", layers=1)
+    limits = [part for limit in ("stall_timeout=600", *window) for part in ("--limit", limit)]
+    with relay(tmp_path, "--cache-memory", "16MiB", *limits) as hub:
+        publisher = hub.publish(cache, "--json")
+        namespace = publisher.wait_for(r'"namespace": "(\S+)"').group(1)
+        slow = hub.peer("read", "--namespace", namespace, "--slow", 600, "--rate", 0.2)
+        slow.wait_for("reading")
+        eventually(lambda: hub.metric("objects_out_total") >= 2, "something of the slow reader's")
+        fast = hub.subscribe(cache, tmp_path / "out", "--json", "--timeout", "60")
+        assert fast.finish(0, deadline=70).json()["objects_verified"] == cache.objects
+        assert slow.popen.poll() is None
+        assert data_digest(tmp_path / "out") == data_digest(cache.kv)
+
+
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_reader_that_stands_still_for_a_while_gets_everything_afterwards(readers, tmp_path):
     cache = large_cache(tmp_path / "cache", layers=6)

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from moqt.quic.backend import native
 from tests.e2e.support import Process, Relay, eventually, make_cache, relay
+
+HERE = ["python"] if native() is None else ["python", "native"]
+"""The backends for packets."""
 
 PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
 """What a connection begins with, by its congestion control."""
@@ -48,14 +52,19 @@ def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_chan
         assert told["down"]["forwarded"] > 0
 
 
-def test_the_bench_of_paths_measures_a_path(tmp_path):
-    command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "2"]
-    process = Process(tmp_path, "bench", *command, "--paths", "lan", "--again", "--seconds", "40")
-    (row,) = json.loads(process.finish(deadline=110).stdout)
+def test_the_bench_of_paths_measures_a_path_and_keeps_its_results(tmp_path):
+    command = [sys.executable, "-m", "tools.bench_paths", "--json", "--megabytes", "1"]
+    command += ["--paths", "lan", "--seconds", "40", "--keep", str(tmp_path / "results")]
+    process = Process(tmp_path, "bench", *command)
+    told = json.loads(process.finish(deadline=110).stdout)
+    (row,) = told["rows"]
     assert row["path"] == "lan" and "failed" not in row["kvcs"]
     assert row["kvcs"]["mb_s"] > 0 and row["raw"]["mb_s"] > 0
     assert row["kvcs"]["layers"] == 32 and row["kvcs"]["first_layer_again"] > 0
     assert row["kvcs"]["mb_s"] * 1e6 == pytest.approx(row["filled"] * 125e6)
+    assert {goal["reached"] for goal in told["goals"]} == {None}  # they are of other paths
+    (kept,) = (tmp_path / "results").iterdir()
+    assert json.loads(kept.read_text()) == told
 
 
 def test_four_connections_share_what_a_policer_gives_each_flow(tmp_path):
@@ -99,3 +108,21 @@ def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
             assert hub.metric("quic_receive_window_octets") > 0
             consumer.finish()
         cache.check(tmp_path / "out")
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_each_backend_for_packets_brings_a_cache_whole_to_any_other(backend, cache, tmp_path):
+    with relay(tmp_path, "--quic-backend", backend) as hub:
+        hub.produce(cache).say(cache.objects)
+        with path_to(hub, tmp_path, "--delay", "5ms", "--loss", "1%", "--reorder", "2%"):
+            for other in HERE:
+                out = tmp_path / f"out-{other}"
+                hub.subscribe(cache, out, "--timeout", "50", "--quic-backend", other).finish()
+                cache.check(out)
+        assert f'quic_backend{{backend="{backend}"}} 1.0' in hub.metrics()
+
+
+def test_a_backend_that_is_not_there_is_said_at_the_start(cache, hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVCS_QUIC_BACKEND", "rust")
+    ended = hub.subscribe(cache, tmp_path / "out").finish(2)
+    assert "'rust'" in ended.stderr and "python" in ended.stderr

@@ -134,7 +134,7 @@ async def test_prefetch_must_not_block_execution_of_requests_already_admitted() 
     """A source that never answers holds up a directive, and no token."""
     async with instances.running() as instance:
         instance.source.hanging = set(instances.keys())
-        instance.shell.prefetcher.accept(instances.directive(instances.keys()))
+        await instance.shell.prefetcher.accept(instances.directive(instances.keys()))
         instance.shell.sessions.start_session(instances.SESSION, instances.start_request())
         assert await instance.tokens() == instances.text(8)
 

@@ -48,7 +48,7 @@ def tokens_sent(session: Session) -> Collection[Any]:
 
 def listeners(store: TrackStore) -> Collection[Any]:
     """Who is told of what comes into a store."""
-    return store._listeners
+    return store.listeners
 
 
 def fills(delivery: SubscriptionDelivery) -> Collection[Any]:

@@ -119,12 +119,16 @@ class MemoryTransport:
         stream = self.out[stream_id]
         return max(0, stream.consumed + self.peer.stream_window - stream.written)
 
+    def acknowledged(self, stream_id) -> bool:
+        return not self.out[stream_id].queue
+
     def take_credited(self):
         credited, self.credited = self.credited, set()
         return credited
 
     packet_sizes = 0, 0
     peer_certificate = None
+    peer_address = ""
 
     def wake(self) -> None: ...
 

@@ -55,6 +55,11 @@ class Probe:
         """The streams whose credit is kept back."""
         return self.transport._paused
 
+    @property
+    def lent(self) -> int:
+        """Octets of the session's window that its streams may hold."""
+        return self.connection.window._lent
+
     def chunks(self, stream_id: int) -> Sequence[memoryview]:
         """What waits on a stream to be sent and acknowledged."""
         chunks: Sequence[memoryview] = self.streams[stream_id].sender._chunks
@@ -315,6 +320,16 @@ def send_with(endpoint: Endpoint, send: Callable[[Any], int]) -> None:
     """Have an endpoint send with `send`."""
     udp: Any = endpoint._udp
     udp.send = send
+
+
+def arrive(endpoint: Endpoint, datagrams: list[bytes], addr: Address) -> None:
+    """Datagrams come from `addr` that the kernel hands over in one call."""
+    udp: Any = endpoint._udp
+    receive, udp.receive = udp.receive, lambda: ([(datagrams, addr)], False)
+    try:
+        endpoint._on_readable()
+    finally:
+        udp.receive = receive
 
 
 def mute(endpoint: Endpoint) -> None:

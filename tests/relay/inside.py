@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import relay.cache
-import relay.service.cli
 
 
 def is_empty(table):
@@ -57,21 +56,3 @@ def publishers(namespaces):
 def aging(cache):
     """What a cache keeps of Objects that expire."""
     return [*cache._aging, *range(len(cache._expiries))]
-
-
-def own_names():
-    """The names that a relay's own certificate is made for."""
-    return relay.service.cli._own_names()
-
-
-def own_addresses():
-    """The addresses that it is made for."""
-    return relay.service.cli._own_addresses()
-
-
-def self_signed(directory, host):
-    """The certificate and key that `--self-signed` makes or finds."""
-    return relay.service.cli._self_signed(directory, host)
-
-
-UsageFault = relay.service.cli._Usage

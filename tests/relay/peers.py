@@ -5,7 +5,7 @@ from __future__ import annotations
 from moqt.publisher import Publisher
 from moqt.values.codes import RequestErrorCode
 from moqt.values.messages import Parameters
-from tests.relay.star import Collector
+from tests.relay.star import Collector, CountingPublisher
 
 
 class Listing:
@@ -58,9 +58,23 @@ class Publishing(Publisher):
         request.reject(RequestErrorCode.NOT_SUPPORTED, "only published tracks")
 
 
-def offering(star, store, parameters=Parameters(), **transport):  # noqa: B008
+class Refusing(CountingPublisher):
+    """Has published the namespace, and refuses every track of it."""
+
+    def __init__(self, code=RequestErrorCode.DOES_NOT_EXIST):
+        super().__init__()
+        self.code = code
+
+    def subscribe_received(self, request):
+        self.subscribes.append(request)
+        request.reject(self.code, "not here")
+
+    fetch_received = subscribe_received
+
+
+def offering(star, store, parameters=Parameters(), *, handler=None, **transport):  # noqa: B008
     """A peer that offers `store` with PUBLISH and nothing else."""
-    handler = Publishing()
+    handler = handler or Publishing()
     handler.add_track(store)
     pair = star.connect(handler, **transport)
     pair.handler, pair.ended, pair.answers = handler, [], []

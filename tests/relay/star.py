@@ -8,8 +8,8 @@ from moqt.publisher import Publisher
 from moqt.receiving.receiver import Via
 from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
-from moqt.values.codes import EndOfRange, ObjectStatus, PublishDoneCode
-from moqt.values.messages import LocationFilter, Parameters
+from moqt.values.codes import EndOfRange, ObjectStatus, ParameterType, PublishDoneCode
+from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from relay.config import RelayConfig
 from relay.core import Relay
@@ -25,6 +25,19 @@ JOIN = Parameters(
     fill_parameters=Parameters(location_filter=LocationFilter.absolute_start(0, 0)),
 )
 LIVE = Parameters(location_filter=LocationFilter.next_object())
+NEXT = LocationFilter.next_object()
+
+
+def objects(*ranges, set_id=0):
+    return RangeFilter(ParameterType.OBJECTID_FILTER, set_id, ranges=ranges)
+
+
+def subgroups(*ranges, set_id=0):
+    return RangeFilter(ParameterType.SUBGROUP_FILTER, set_id, ranges=ranges)
+
+
+def wants(*filters, location=NEXT, fill=None):
+    return Parameters(location_filter=location, range_filters=filters, fill_parameters=fill)
 
 
 class Collector(PairCollector):
@@ -104,6 +117,8 @@ class SilentPublisher(SessionHandler):
 
 class Star:
     def __init__(self, config=None, *, policy=None, seed=None, **settings):
+        """Unless told otherwise nobody waits for a publisher that is lost."""
+        settings.setdefault("publisher_linger", 0)
         self.relay = Relay(config or RelayConfig(**settings), policy)
         self.seed = seed
         self.pairs = []

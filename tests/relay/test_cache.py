@@ -12,7 +12,7 @@ import moqt.track.store
 from moqt.track.knowledge import INTERVAL_OCTETS, properties_price
 from moqt.track.store import TrackStore
 from moqt.track.stored import SubgroupLog
-from moqt.values.codes import PropertyType
+from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue, LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.primitives import encode_key_values
@@ -92,7 +92,7 @@ def test_what_was_evicted_is_fetched_again_for_a_late_subscriber():
 
 
 def test_a_slow_subscriber_gets_evicted_objects_through_a_new_upstream_fetch():
-    star, store = Star(cache_octets=30_000), track()
+    star, store = Star(cache_octets=30_000, transit_octets=0), track()
     publisher = star.publisher(store)
     slow, collector = star.subscriber(LIVE, stream_window=3000, max_streams=2)
     for stream in range(64):
@@ -114,7 +114,7 @@ def test_a_slow_subscriber_gets_evicted_objects_through_a_new_upstream_fetch():
 
 
 def test_a_subscriber_that_cannot_get_an_evicted_object_is_told_by_a_reset():
-    star, store = Star(cache_octets=30_000), track()
+    star, store = Star(cache_octets=30_000, transit_octets=0), track()
     publisher = star.publisher(store)
     slow, collector = star.subscriber(LIVE, stream_window=3000)
     slow.client_transport.paused.add(3 + 4)
@@ -196,7 +196,7 @@ def test_least_recently_used_goes_first():
 
 def test_with_nothing_but_growing_objects_the_relay_stays_responsive():
     """Eviction must make progress when nothing can be evicted."""
-    star, store = Star(cache_octets=50_000), track()
+    star, store = Star(cache_octets=50_000, transit_octets=0), track()
     star.publisher(store)
     _, collector = star.subscriber(LIVE)
     growing = [
@@ -223,8 +223,110 @@ def test_with_nothing_but_growing_objects_the_relay_stays_responsive():
     assert cache.billed == sum(bill(o) for o in star.relay.tracks[NAME].store.objects())
 
 
-def test_an_object_larger_than_the_cache_is_refused_and_the_rest_goes_on():
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("kind", ["listens", "joins", "fetches"])
+def test_an_object_larger_than_the_cache_is_forwarded(kind, growing):
     star, store = Star(cache_octets=10_000), track()
+    star.publisher(store)
+    if kind == "listens":
+        pair, collector = star.subscriber(LIVE)
+    publish(store, 0, 0, objects=3)
+    stored = store.begin(Location(0, 1), subgroup=0, priority=None, properties=b"", length=50_000)
+    if growing:
+        store.grow(stored, b"a" * 20_000)
+        star.run()
+    if kind == "joins":
+        pair, collector = star.subscriber(JOIN)
+    elif kind == "fetches":
+        pair = star.connect()
+        collector = star.fetch(pair)
+    store.grow(stored, b"a" * (50_000 - stored.received))
+    store.complete(stored)
+    publish(store, 0, 2, objects=3)
+    end_track(store, 1)
+    star.run()
+    due = {Location(0, 0): payload(0, 0), Location(0, 1): b"a" * 50_000}
+    if kind != "fetches":
+        due[Location(0, 2)] = payload(0, 2)
+        assert collector.done == PublishDoneCode.TRACK_ENDED
+    elif not growing:
+        due = {at: data for at, data in due.items() if at in collector.payloads}
+        assert due
+    assert collector.payloads == due and not collector.repeated
+    assert all(error is None for _, error in collector.streams)
+    star.pass_time(2)
+    assert star.relay.cache.billed <= 10_000 and star.relay.cache.stores_rejected == 0
+    assert star.fetch(pair, (0, 1), (0, 1)).payloads == {Location(0, 1): b"a" * 50_000}
+
+
+def test_six_growing_objects_in_a_cache_with_room_for_three_reach_who_listens():
+    star, store = Star(cache_octets=3 * 11_000), track()
+    star.publisher(store)
+    _, collector = star.subscriber(LIVE)
+    growing = [
+        store.begin(Location(g, 0), subgroup=0, priority=None, properties=b"", length=10_000)
+        for g in range(6)
+    ]
+    for _ in range(10):
+        for each in growing:
+            store.grow(each, bytes([each.location.group]) * 1000)
+        star.run()
+    assert star.relay.cache.in_transit > 20_000
+    for each in growing:
+        store.complete(each)
+        store.finish_subgroup(each.location.group, 0)
+    end_track(store, 6)
+    star.run()
+    assert collector.payloads == {Location(g, 0): bytes([g]) * 10_000 for g in range(6)}
+    assert [error for _, error in collector.streams] == 7 * [None]
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+    star.pass_time(2)
+    assert star.relay.cache.billed <= star.relay.cache.budget
+
+
+def test_a_burst_that_the_cache_does_not_hold_reaches_who_listens_without_a_fetch():
+    star, store = Star(cache_octets=17 * (OBJECT_OVERHEAD + 100)), track()
+    publisher = star.publisher(store)
+    collectors = [star.subscriber(LIVE)[1] for _ in range(2)]
+    for o in range(100):
+        publish(store, 0, o, objects=100)
+    star.run()
+    for collector in collectors:
+        assert collector.payloads == everything(1, objects=100) and not collector.repeated
+        assert [error for _, error in collector.streams] == [None]
+    assert not publisher.handler.fetches
+    # nor does a small cache forget for a while that there is more
+    assert star.fetch(star.connect()).payloads == everything(1, objects=100)
+
+
+def test_one_track_takes_no_more_of_what_is_for_objects_under_way_than_its_share(caplog):
+    star = Star(cache_octets=20_000, transit_octets=40_000)
+    names = [FullTrackName(NAMESPACE, b"%d" % n) for n in range(2)]
+    stores = [track(name=name) for name in names]
+    star.publisher(*stores)
+    collectors = [star.subscriber(LIVE, name)[1] for name in names]
+    growing = [
+        stores[0].begin(Location(g, 0), subgroup=0, priority=None, properties=b"", length=30_000)
+        for g in range(4)
+    ]
+    growing.append(
+        stores[1].begin(Location(0, 0), subgroup=0, priority=None, properties=b"", length=10_000)
+    )
+    for _ in range(10):
+        for each in growing:
+            (stores[1] if each is growing[-1] else stores[0]).grow(each, b"x" * (each.length // 10))
+        star.run()
+        assert star.relay.cache.billed <= 60_000
+    star.run()
+    assert set(collectors[1].payloads) == {Location(0, 0)}
+    assert 1 <= len(collectors[0].payloads) < 4
+    told = sum(error is not None for _, error in collectors[0].streams)
+    assert told == 4 - len(collectors[0].payloads)
+    assert star.relay.cache.stores_rejected == told
+
+
+def test_an_object_larger_than_the_cache_is_refused_and_the_rest_goes_on():
+    star, store = Star(cache_octets=10_000, transit_octets=0), track()
     star.publisher(store)
     _, collector = star.subscriber(LIVE)
     for o, size in enumerate((100, 20_000, 100)):
@@ -237,7 +339,7 @@ def test_an_object_larger_than_the_cache_is_refused_and_the_rest_goes_on():
 
 
 def test_many_empty_objects_are_bounded_too():
-    star, store = Star(cache_octets=50 * OBJECT_OVERHEAD), track()
+    star, store = Star(cache_octets=50 * OBJECT_OVERHEAD, transit_octets=0), track()
     star.publisher(store)
     star.subscriber(LIVE)
     for o in range(500):

@@ -188,7 +188,7 @@ class Scenario(RuleBasedStateMachine):
     @invariant()
     def the_books_of_the_cache_are_right(self):
         cache, tracks = self.star.relay.cache, self.star.relay.tracks
-        assert cache.billed <= cache.budget
+        assert cache.billed <= cache.budget + cache.transit
         objects = sum(bill(o) for t in tracks.values() for o in t.store.objects())
         knowledge = cache.statuses * OBJECT_OVERHEAD + cache.intervals * INTERVAL_OCTETS
         assert cache.billed == objects + knowledge + cache.properties

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moqt.session import SessionConfig
+from moqt.token_file import bearer
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from relay.config import RelayConfig
 from relay.scopes import Scopes, scope_of
@@ -78,7 +79,7 @@ def test_one_path_too_many_is_refused_unless_another_is_only_cached():
     star = Paths(max_scopes=2)
     one = star.publisher(track(1), **star.at("/one"))
     star.subscriber(JOIN, **star.at("/one"))
-    star.connect(**star.at("/two"))
+    star.subscriber(JOIN, **star.at("/two"))
     refused = star.connect(**star.at("/three"))
     star.run()
     assert refused.client.closed.code == SessionErrorCode.INVALID_PATH
@@ -88,10 +89,78 @@ def test_one_path_too_many_is_refused_unless_another_is_only_cached():
     for pair in [pair for pair in star.pairs if pair.server.path == "/one"]:
         star.kill(pair)
     assert star.relay.cache.objects == 4 and one.client is not None
-    third = star.connect(**star.at("/three"))
-    star.run()
+    third, _ = star.subscriber(JOIN, **star.at("/three"))
     assert third.client.closed is None and set(star.relay.relays) == {"/two", "/three"}
     assert star.relay.cache.billed == 0
+
+
+class Owners:
+    """Only who has shown the token may do anything."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def allow(self, session, action, namespace, tokens=()):
+        self.asked += 1
+        return (0, b"owner") in (*tokens, *session.peer_tokens)
+
+    def check(self, session, token):
+        return None
+
+
+def owned(path):
+    config = SessionConfig(path=path, authority="relay.example", setup_tokens=(bearer(b"owner"),))
+    return {"client_config": config}
+
+
+def test_sessions_without_a_right_take_no_scope_whatever_they_dial_and_ask():
+    star = Paths(max_scopes=2)
+    star.relay.policy = policy = Owners()
+    strangers = [star.connect(**star.at(f"/invented/{number}")) for number in range(20)]
+    star.run()
+    for pair in strangers:
+        assert pair.client.closed is None
+        refused = star.subscribe(pair)
+        assert refused.failed.code == RequestErrorCode.UNAUTHORIZED
+        assert star.fetch(pair).failed.code == RequestErrorCode.UNAUTHORIZED
+        ended = []
+        pair.client.publish_namespace((b"demo",), on_ended=ended.append)
+        pair.client.subscribe_namespace((), on_namespace=lambda *event: None, on_ended=ended.append)
+        pair.client.subscribe_tracks(
+            (),
+            on_publish=lambda request: None,
+            on_skipped=lambda name: None,
+            on_ended=ended.append,
+        )
+        status = pair.client.track_status(refused.request.name)
+        status.on_answer = ended.append
+        publication = pair.client.publish(track())
+        publication.on_answer = ended.append
+        star.run()
+        assert [each.code for each in ended] == 5 * [RequestErrorCode.UNAUTHORIZED]
+    assert star.relay.relays == {} and policy.asked == 20 * 7
+    star.publisher(track(1), **owned("/mine"))
+    _, collector = star.subscriber(JOIN, **owned("/mine"))
+    assert collector.payloads == everything(1)
+    assert set(star.relay.relays) == {"/mine"}
+    numbers = RelayMetrics(star.relay)
+    assert number(numbers, "sessions") == number(numbers, "sessions_total") == 22
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    assert star.relay.sessions() == []
+
+
+def test_a_session_that_waits_with_a_path_is_told_when_there_is_no_scope_left(caplog):
+    star = Paths(max_scopes=1)
+    late = star.connect(**star.at("/late"))
+    star.publisher(track(1), **star.at("/one"))
+    refused = star.subscribe(late)
+    assert refused.failed.code == RequestErrorCode.EXCESSIVE_LOAD
+    assert "max_scopes" in refused.failed.reason and refused.failed.retry_after_ms == 1000
+    assert late.client.closed is None and star.relay.counters.scopes_refused == 1
+    for pair in [pair for pair in star.pairs if pair is not late]:
+        star.kill(pair)
+    assert star.subscribe(late).failed.code == RequestErrorCode.DOES_NOT_EXIST
 
 
 def test_a_scope_that_is_kept_stays_without_sessions():
@@ -134,8 +203,9 @@ def test_numbers_are_those_of_all_scopes_and_never_shrink():
 def test_the_log_hears_once_that_there_are_as_many_scopes_as_may_be(caplog):
     star = Paths(max_scopes=1)
     for path in ("/a", "/b", "/c"):
-        star.connect(**star.at(path))
-        star.run()
+        pair = star.connect(**star.at(path))
+        if not pair.client.closed:
+            star.subscribe(pair)
     told = [r.getMessage() for r in caplog.records if "max_scopes" in r.getMessage()]
     assert told == [
         "the relay is at its limit of 1 scopes (max_scopes): sessions for more are closed"

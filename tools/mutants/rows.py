@@ -1,7 +1,7 @@
 """Reads the rows of a conformance table: what a rule says, which code and tests it names.
 
-Both forms are read: `| Rule | Where | Tests | State |` with `file.py::name`, and
-`| | obligation | where | test | state |` with dotted names.
+Two forms are read: `| Rule | Where | Tests | State |`, and the same with a first column that has no
+heading, for a keyword or a number. Names of code are `file.py::name`, or dotted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLUMNS = {
+    "": "mark",
     "rule": "rule",
     "obligation": "rule",
     "decision": "rule",
@@ -36,6 +37,8 @@ class Row:
     where: tuple[str, ...]
     tests: tuple[str, ...]
     state: str
+    mark: str = ""
+    """What the first column says, where it has no heading: MUST, or a number."""
 
     @property
     def section(self) -> str:
@@ -85,6 +88,7 @@ def read_rows(root: Path, table: str) -> list[Row]:
                 tuple(_references(named.get("where", ""))),
                 tuple(_references(named["tests"])),
                 named["state"],
+                named.get("mark", ""),
             )
         )
     return rows
@@ -92,12 +96,13 @@ def read_rows(root: Path, table: str) -> list[Row]:
 
 def code_files(root: Path, row: Row) -> list[tuple[str, str]]:
     """The files that `row` names and the name in each, `""` for a whole module."""
-    return [found for each in row.where if (found := _located(root, each))]
+    return [found for each in row.where if (found := located(root, each))]
 
 
-def _located(root: Path, reference: str) -> tuple[str, str] | None:
+def located(root: Path, reference: str) -> tuple[str, str] | None:
+    """The file that a name of code is in, and its name there; None when there is no such module."""
     path, _, name = reference.partition("::")
-    if path.endswith(".py"):
+    if "/" in path:
         return path, name
     parts = reference.split(".")
     for length in range(len(parts), 0, -1):

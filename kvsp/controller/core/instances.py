@@ -10,7 +10,6 @@ from kvsp.controller.core.effects import Key, Ledger, SendState
 from kvsp.controller.core.moves import INSTANCE_MOVES, InstanceEvent
 from kvsp.names.codes import InstanceState
 from kvsp.names.uris import instance_id
-from kvsp.records import costs
 from kvsp.records.estimates import Candidate
 from kvsp.records.moves import IllegalMove, move
 from kvsp.records.problems import Problem, ProblemName
@@ -95,10 +94,16 @@ class InstanceTable:
     def candidates(self, compat_id: bytes) -> list[Candidate]:
         """The active instances that serve a Compatibility ID."""
         return [
-            Candidate(known.status, _mean_service(known))
+            Candidate(known.status, self._mean_service(known))
             for known in self._all.values()
             if known.state is InstanceState.ACTIVE and _serves(known.status, compat_id)
         ]
+
+    def _mean_service(self, known: Instance) -> float:
+        for value in (known.status.mean_service_us, known.observed_service_us):
+            if value is not None:
+                return value
+        return self._ledger.limits.mean_service_us
 
     def take_status(self, status: InstanceStatus, now_ms: int) -> StatusAnswer:
         """Take an Instance Status Record.
@@ -259,10 +264,3 @@ class InstanceTable:
 def _serves(status: InstanceStatus, compat_id: bytes) -> bool:
     # an instance that does not say what it serves is asked, and can refuse
     return status.compat_ids is None or compat_id in status.compat_ids
-
-
-def _mean_service(known: Instance) -> float:
-    for value in (known.status.mean_service_us, known.observed_service_us):
-        if value is not None:
-            return value
-    return costs.DEFAULT_MEAN_SERVICE_US

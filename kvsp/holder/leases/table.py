@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from kvsp.names.bounds import Count, Whole
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import BlockId
 
@@ -30,13 +31,22 @@ class LeaseQuotaError(KvspError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseQuota:
-    """What one client may have under lease."""
+    """What one client may have under lease; beyond, 429 `kvsp-lease-quota`."""
 
-    octets: int
-    ttl_ms: int = 60_000
-    leases: int = 4096
-    keys: int = 262_144
-    """Block keys in all its leases together, the missing ones included."""
+    octets: Whole = 0
+    """Octets, each replica counted once; 0 is a quarter of what the holder can hold."""
+
+    ttl_ms: Count = 60_000
+    """Longest TTL of one lease."""
+
+    leases: Count = 4096
+    """Leases at once."""
+
+    keys: Count = 262_144
+    """Block Keys in all its leases together, the missing ones included."""
+
+    request_keys: Count = 65_536
+    """Block Keys in one request; beyond, 413."""
 
 
 @dataclass(slots=True)

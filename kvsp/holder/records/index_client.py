@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
 
 from kvsp.client.caller import Answer, Caller
 from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError, UnavailableError
@@ -11,15 +14,18 @@ from kvsp.holder.records.publishing import (
     CompatUnknownError,
     IndexRefusedError,
     IndexUnavailableError,
-    Published,
+    Kept,
+    ManyUnsupportedError,
 )
+from kvsp.holder.records.table import Published
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import compat_path
 from kvsp.records.problems import ProblemName
-from kvsp.records.records import ReplicaRecord, TtlAnswer
+from kvsp.records.records import KeptAnswer, ReplicaRecord, TtlAnswer
 
 _ANSWER_OCTETS: Final = 1 << 20
+_REPLICAS: Final = "replicas"
 
 
 class HttpIndexClient:
@@ -38,6 +44,25 @@ class HttpIndexClient:
         except ClientError as error:
             raise _failure(error) from error
         return Published(granted.ttl_ms, created=answer.status == 201)
+
+    async def keep(self, holder: str, ttl_ms: int, records: Sequence[bytes]) -> Kept:
+        head = msgspec.json.encode({"holder": holder, "ttl_ms": ttl_ms})
+        body = head[:-1] + b',"records":[' + b",".join(records) + b"]}"
+        try:
+            answer = await self._ask("POST", _REPLICAS, body)
+            kept = answer.record(KeptAnswer)
+        except ClientError as error:
+            raise _failure(error, many=True) from error
+        if len(kept.results) != len(records):
+            raise IndexUnavailableError("it answered for another number of records")
+        results = [_result(each, kept.ttl_ms) for each in kept.results]
+        return Kept(kept.ttl_ms, kept.records, results)
+
+    async def withdraw_all(self, holder: str) -> None:
+        try:
+            await self._ask("DELETE", f"{_REPLICAS}?holder={quote(holder, safe='')}")
+        except ClientError as error:
+            raise _failure(error, many=True) from error
 
     async def put_descriptor(self, descriptor: Descriptor) -> None:
         path = compat_path(descriptor.compat_id)
@@ -85,7 +110,22 @@ class HttpIndexClient:
         await self._caller.close()
 
 
-def _failure(error: ClientError) -> IndexUnavailableError | IndexRefusedError:
+def _result(result: Mapping[str, Any], ttl_ms: int) -> Published | IndexRefusedError:
+    """What became of one record of many."""
+    created = result.get("created")
+    if isinstance(created, bool):
+        return Published(ttl_ms, created)
+    text = f"{result.get('problem') or 'refused'}: {result.get('detail')}"
+    unknown = result.get("problem") == ProblemName.COMPAT_UNKNOWN
+    return (CompatUnknownError if unknown else IndexRefusedError)(text)
+
+
+def _failure(
+    error: ClientError, *, many: bool = False
+) -> IndexUnavailableError | IndexRefusedError:
+    """`many`: of a request that not every index service knows."""
+    if many and isinstance(error, RequestRefusedError) and error.problem.status in (404, 405):
+        return ManyUnsupportedError(str(error))
     if not isinstance(error, RequestRefusedError) or isinstance(error, UnavailableError):
         return IndexUnavailableError(str(error))
     unknown = error.problem.name is ProblemName.COMPAT_UNKNOWN

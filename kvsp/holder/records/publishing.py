@@ -1,22 +1,28 @@
 """Keeps the index informed of what a holder holds (KVSP "Publishing and Withdrawing Replicas").
 
-`RecordTable` decides when (no I/O, `now` in seconds); `RecordPublisher` does it through an
-`IndexClient`. The index is advisory: when it is away the holder goes on serving.
+`table` decides when; `RecordPublisher` does it through an `IndexClient`: many records in one
+request, and one request that keeps all of them alive, where the index takes that. The index is
+advisory: when it is away the holder goes on serving.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from kvsp.holder.records.table import (
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    Published,
+    RecordTable,
+)
 from kvsp.names.errors import KvspError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
@@ -31,11 +37,19 @@ DescriptorSource = Callable[[bytes], Awaitable[Descriptor | None]]
 """The descriptor of a Compatibility ID, None for one that is not known."""
 
 DEFAULT_TTL_MS: Final = 600_000
-_FIRST_DELAY_S: Final = 0.5
-_LONGEST_DELAY_S: Final = 30.0
 _CONCURRENT: Final = 8
-_PENDING_WITHDRAWALS: Final = 4096
+MANY: Final = 256
+"""Records in one request, where the index takes many."""
+
+MANY_OCTETS: Final = 2 << 20
+"""Octets of records in one request, about."""
+
+_LATE_S: Final = 10.0
+"""A record that has waited longer than this is late."""
+
+PENDING_WITHDRAWALS: Final = 4096
 _AWAY: Final = "the index service is away"
+_BEHIND: Final = "records are late"
 _NO_DESCRIPTOR: Final = "the index service cannot be asked for descriptors"
 
 
@@ -51,13 +65,19 @@ class CompatUnknownError(IndexRefusedError):
     """The index service has no descriptor for a record's Compatibility ID."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The index service's answer to a record."""
+class ManyUnsupportedError(IndexRefusedError):
+    """The index service takes records one by one only, as KVSP has it."""
+
+
+class Kept(NamedTuple):
+    """The index service's answer to many records, or to none."""
 
     ttl_ms: int
-    created: bool
-    """Whether it was new there: to a refresh, the news that the index lost it."""
+    records: int
+    """How many of the holder's it keeps."""
+
+    results: Sequence[Published | IndexRefusedError]
+    """One for each record sent."""
 
 
 class IndexClient(Protocol):
@@ -81,125 +101,24 @@ class IndexClient(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Row:
-    path: str = ""
-    due: float = 0.0
-    expires: float = 0.0
-    dirty: bool = True
-    known: bool = False
-    """Whether the index is believed to have it."""
+class ManyRecords(Protocol):
+    """What a holder asks of an index service that takes many records at once."""
 
+    async def keep(self, holder: str, ttl_ms: int, records: Sequence[bytes]) -> Kept:
+        """Publish records, as JSON, of a holder that live as long as it is kept alive, and keep
+        it alive. Raises IndexUnavailableError, IndexRefusedError, ManyUnsupportedError."""
+        ...
 
-class RecordTable:
-    """Which records are to be published when; every record before half its TTL is over."""
-
-    def __init__(self) -> None:
-        self._rows: dict[BlockId, _Row] = {}
-        self._queue: list[tuple[float, BlockId]] = []
-        self._failures = 0
-        self._resume = 0.0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, block: BlockId) -> bool:
-        return block in self._rows
-
-    @property
-    def unavailable(self) -> bool:
-        """Whether the last attempt did not reach the index."""
-        return self._failures > 0
-
-    def blocks(self) -> list[BlockId]:
-        return list(self._rows)
-
-    def changed(self, block: BlockId, now: float) -> None:
-        """Publish a block's record as soon as possible."""
-        row = self._rows.setdefault(block, _Row())
-        row.dirty = True
-        self._schedule(block, row, now)
-
-    def due(self, now: float, limit: int) -> list[BlockId]:
-        """Up to `limit` blocks whose records are to be published now."""
-        blocks: list[BlockId] = []
-        if now < self._resume:
-            return blocks
-        while self._queue and self._queue[0][0] <= now and len(blocks) < limit:
-            due, block = heapq.heappop(self._queue)
-            row = self._rows.get(block)
-            if row is not None and row.due == due:
-                row.due = float("inf")
-                row.dirty = False
-                blocks.append(block)
-        return blocks
-
-    def next_due(self) -> float | None:
-        """When `due` has something again; None when there is nothing to wait for."""
-        while self._queue and (
-            (row := self._rows.get(self._queue[0][1])) is None or row.due != self._queue[0][0]
-        ):
-            heapq.heappop(self._queue)
-        return max(self._queue[0][0], self._resume) if self._queue else None
-
-    def published(self, block: BlockId, path: str, answer: Published, now: float) -> None:
-        """The index took a record; a refresh it had not known means that it started anew."""
-        row = self._rows.get(block)
-        if row is None:
-            return
-        refreshed = row.known and row.expires > now
-        row.path, row.expires, row.known = path, now + answer.ttl_ms / 1000, True
-        if not row.dirty:
-            # before half of it is over, so that one attempt may fail
-            self._schedule(block, row, now + answer.ttl_ms / 1000 * 0.4)
-        if self._failures or (refreshed and answer.created):
-            self._failures, self._resume = 0, 0.0
-            self.republish(now, but=block)
-
-    def republish(self, now: float, but: BlockId | None = None) -> None:
-        """Publish every record again."""
-        for block, row in self._rows.items():
-            if block != but:
-                row.known = False
-                self._schedule(block, row, now)
-
-    def failed(self, block: BlockId, now: float) -> None:
-        """The index could not be reached: everything waits, longer each time."""
-        if now >= self._resume:  # attempts that were under way together count once
-            self._failures += 1
-            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._failures - 1, 10))
-            self._resume = now + delay
-        if (row := self._rows.get(block)) is not None:
-            self._schedule(block, row, self._resume)
-
-    def refused(self, block: BlockId, now: float) -> None:
-        """The index does not want a record: ask again much later."""
-        if (row := self._rows.get(block)) is not None and not row.dirty:
-            self._schedule(block, row, now + 10 * _LONGEST_DELAY_S)
-
-    def forget(self, block: BlockId) -> tuple[str, float] | None:
-        """Publish a block no more; its path and when it ends at the index, if it is there."""
-        row = self._rows.pop(block, None)
-        return (row.path, row.expires) if row is not None and row.path else None
-
-    def expires(self, block: BlockId) -> float:
-        """When the index drops the record by itself; 0 for one that is not there."""
-        row = self._rows.get(block)
-        return 0.0 if row is None else row.expires
-
-    def _schedule(self, block: BlockId, row: _Row, at: float) -> None:
-        if row.due != at or row.due == 0.0:
-            row.due = at
-            heapq.heappush(self._queue, (at, block))
-        if len(self._queue) > 64 + 4 * len(self._rows):
-            self._queue = [(row.due, block) for block, row in self._rows.items()]
-            heapq.heapify(self._queue)
+    async def withdraw_all(self, holder: str) -> None:
+        """Delete every record of a holder. Raises as `keep`."""
+        ...
 
 
 class NoIndex:
     """A holder that nobody looks up: nothing is published."""
 
     unavailable = False
+    behind = ""
 
     def __init__(self, ttl_ms: int = DEFAULT_TTL_MS) -> None:
         self._ttl_s = ttl_ms / 1000
@@ -236,13 +155,26 @@ class RecordPublisher:
         self,
         index: IndexClient,
         *,
+        holder: str = "",
+        many: ManyRecords | None = None,
         ttl_ms: int = DEFAULT_TTL_MS,
         withdraw_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`withdraw_s` bounds how long an eviction waits for its withdrawal; one that did
+        """With `many`, what the index has of `holder`, a base URI, from before is withdrawn at
+        the start, and records are published many at once and kept alive together; without, one
+        by one, as KVSP has it.
+
+        `withdraw_s` bounds how long an eviction waits for its withdrawal; one that did
         not arrive is repeated until the record has expired at the index."""
         self.table = RecordTable()
+        self._holder = holder
+        self._many = many
+        self._stale = many is not None
+        """Whether the index may have records of this holder that are not true."""
+
+        self.missing = 0
+        """Records that the index turned out not to have although it took them."""
         self.published = 0
         self.withdrawn = 0
         self.failures = 0
@@ -257,6 +189,7 @@ class RecordPublisher:
         self._busy: dict[BlockId, asyncio.Task[None]] = {}
         self._flying: dict[BlockId, str] = {}
         self._pending: dict[str, float] = {}
+        self._withdrawing = 0
         self._loop: asyncio.Task[None] | None = None
         self._draining = False
         self._warned: dict[str, str] = {}
@@ -265,6 +198,22 @@ class RecordPublisher:
     def unavailable(self) -> bool:
         """Whether the index did not answer last time."""
         return self.table.unavailable
+
+    @property
+    def behind(self) -> str:
+        """In words, that records are published more slowly than they come; empty when not."""
+        late_s = self.table.late_s(self._clock())
+        if self.missing:
+            return (
+                f"the index service does not have {self.missing} of {len(self.table)} records "
+                "that it took; does it evict them for want of room?"
+            )
+        if late_s < _LATE_S or self.unavailable:
+            return ""
+        return (
+            f"{self.table.unpublished} of {len(self.table)} blocks are not to be found: the index "
+            f"service takes records too slowly, the oldest has waited {late_s:.0f} s"
+        )
 
     @property
     def pending_withdrawals(self) -> int:
@@ -293,7 +242,7 @@ class RecordPublisher:
         path, until = known if known is not None else (None, 0.0)
         if (running := self._busy.get(block)) is not None:
             path = self._flying.get(block, path)
-            until = self._clock() + self._ttl_ms / 1000
+            until = self._ends_by_itself()
             await asyncio.wait([running], timeout=self._withdraw_s)
             self.table.forget(block)
             if path is not None and not running.done():
@@ -301,6 +250,7 @@ class RecordPublisher:
                 running.add_done_callback(partial(self._late, path))
         if path is None:
             return
+        self._withdrawing += 1
         try:
             async with asyncio.timeout(self._withdraw_s):
                 await self._index.withdraw(path)
@@ -314,10 +264,16 @@ class RecordPublisher:
         except IndexRefusedError as error:
             self.refusals += 1
             logger.warning("the index service refused a withdrawal: %s", error)
+        finally:
+            self._withdrawing -= 1
 
     def _late(self, path: str, _publication: asyncio.Task[None]) -> None:
         if path not in self._flying.values():  # nor is it published anew
-            self._remember(path, self._clock() + self._ttl_ms / 1000)
+            self._remember(path, self._ends_by_itself())
+
+    def _ends_by_itself(self) -> float:
+        """When the index drops a record that it is just told of."""
+        return math.inf if self._many else self._clock() + self._ttl_ms / 1000
 
     async def descriptor(self, compat_id: bytes) -> Descriptor | None:
         """Raises IndexUnavailableError, IndexRefusedError."""
@@ -346,6 +302,8 @@ class RecordPublisher:
         Records that an index that is away hears nothing of end with their TTL.
         """
         self._draining = True
+        if self._many is not None and not await self._drain_at_once(self._many):
+            return
         gate = asyncio.Semaphore(_CONCURRENT)
         failures = self.failures
 
@@ -356,23 +314,203 @@ class RecordPublisher:
 
         await asyncio.gather(*(one(block) for block in self.table.blocks()))
 
+    async def _drain_at_once(self, many: ManyRecords) -> bool:
+        """Withdraw all by one request; whether there is something left to do one by one."""
+        if self._busy:  # what is under way must not arrive after the DELETE
+            await asyncio.wait(self._busy.values(), timeout=self._withdraw_s)
+        blocks = self.table.blocks()
+        try:
+            await many.withdraw_all(self._holder)
+        except ManyUnsupportedError:
+            return True
+        except (IndexUnavailableError, IndexRefusedError) as error:
+            self._warn(_AWAY, str(error))
+            self.failures += 1
+            return False
+        self.withdrawn += len(blocks)
+        self._pending.clear()
+        for block in blocks:
+            self.table.forget(block)
+        return False
+
     async def _run(self) -> None:
         while True:
             await self.step()
             now = self._clock()
             waits = [at for at in (self.table.next_due(),) if at is not None]
             if self._pending:
-                waits.append(now + _LONGEST_DELAY_S / 10)
+                waits.append(now + LONGEST_DELAY_S / 10)
+            if self._stale and not self._draining:
+                waits.append(now + FIRST_DELAY_S)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(waits) - now) if waits else None):
                     await self._wake.wait()
 
     async def step(self) -> None:
-        """Publish what is due and repeat withdrawals that did not arrive."""
+        """Publish what is due, repeat withdrawals that did not arrive, and have the index keep
+        what it keeps."""
+        many = self._many
+        if self._stale and many is not None and not await self._start_clean(many):
+            return
         await self._withdraw_pending()
-        while blocks := self.table.due(self._clock(), _CONCURRENT):
-            await self._all(blocks)
+        while blocks := self.table.due(self._clock(), _CONCURRENT if many is None else MANY):
+            await (self._all(blocks) if many is None else self._all_at_once(blocks, many))
+            many = self._many
+            self._tell_whether_behind()
+        now = self._clock()
+        if many is not None and self.table.keep_due <= now and self.table.may_ask(now):
+            await self._keep_alive(many)
+        self._tell_whether_behind()
+
+    async def _start_clean(self, many: ManyRecords) -> bool:
+        """Have the index forget what a process of before, or this one, told it; False when it
+        cannot be asked now."""
+        if not self.table.may_ask(self._clock()) or self._draining:
+            return False
+        try:
+            await many.withdraw_all(self._holder)
+        except IndexUnavailableError as error:
+            self._unreached(error)
+            return False
+        except IndexRefusedError as error:
+            # then they end by themselves
+            self.refusals += 1
+            logger.warning("the index service does not withdraw what it has from before: %s", error)
+        self._stale = False
+        self._pending.clear()
+        self.table.reached()
+        self.table.republish(self._clock())
+        return True
+
+    def _unreached(self, error: IndexUnavailableError, blocks: Iterable[BlockId] = ()) -> None:
+        self._warn(_AWAY, str(error))
+        self.failures += 1
+        now = self._clock()
+        for block in (*blocks, None):
+            self.table.failed(block, now)
+
+    async def _all_at_once(self, blocks: Sequence[BlockId], many: ManyRecords) -> None:
+        task = asyncio.create_task(self._publish_many(blocks, many))
+        for block in blocks:
+            self._busy[block] = task
+            task.add_done_callback(partial(self._done, block))
+        await asyncio.wait([task])
+
+    async def _publish_many(self, blocks: Sequence[BlockId], many: ManyRecords) -> None:
+        assert self._source is not None
+        sent = self._clock()
+        told: list[tuple[BlockId, ReplicaRecord]] = []
+        texts: list[bytes] = []
+        octets = 0
+        for block in blocks:
+            if octets > MANY_OCTETS:
+                self.table.changed(block, sent)
+            elif (record := self._source(block, self._ttl_ms)) is not None:
+                self._flying[block] = record.path
+                told.append((block, record))
+                texts.append(record.to_json())
+                octets += len(texts[-1])
+        if not told:
+            return
+        try:
+            kept = await many.keep(self._holder, self._ttl_ms, texts)
+        except ManyUnsupportedError:
+            logger.info("the index service takes records one by one")
+            self._many = None
+            for block in blocks:
+                self.table.changed(block, sent)
+        except IndexUnavailableError as error:
+            self._unreached(error, blocks)
+        except IndexRefusedError as error:
+            self.refusals += 1
+            logger.warning("the index service refused records: %s", error)
+            for block in blocks:
+                self.table.refused(block, self._clock())
+        else:
+            await self._take_results(told, kept, sent)
+
+    async def _take_results(
+        self, told: Sequence[tuple[BlockId, ReplicaRecord]], kept: Kept, sent: float
+    ) -> None:
+        self._warned.pop(_AWAY, None)
+        self.table.reached()
+        lacking: dict[bytes, bool] = {}
+        for (block, record), result in zip(told, kept.results, strict=True):
+            if isinstance(result, Published):
+                self.published += 1
+                self._pending.pop(record.path, None)
+                self.table.published(block, record.path, result, self._clock(), kept=True)
+            elif isinstance(result, CompatUnknownError):
+                compat = record.compat_id
+                if compat not in lacking:
+                    lacking[compat] = await self._has_told_descriptor(compat)
+                if lacking[compat] and block in self.table:
+                    self.table.changed(block, self._clock())
+                else:
+                    self._refuse(block, result)
+            else:
+                self._refuse(block, result)
+        self.table.kept_alive(kept.ttl_ms, sent)
+
+    def _refuse(self, block: BlockId, error: IndexRefusedError) -> None:
+        self.refusals += 1
+        logger.warning("the index service refused a record: %s", error)
+        self.table.refused(block, self._clock())
+
+    async def _has_told_descriptor(self, compat_id: bytes) -> bool:
+        """Tell the index a descriptor that it lacks, as one does that restarted empty."""
+        try:
+            known = None if self._descriptors is None else await self._descriptors(compat_id)
+            if known is not None:
+                await self._index.put_descriptor(known)
+        except (IndexUnavailableError, IndexRefusedError) as error:
+            self._warn(_NO_DESCRIPTOR, str(error))
+            return False
+        return known is not None
+
+    async def _keep_alive(self, many: ManyRecords) -> None:
+        """One request for all records; the index tells how many it has."""
+        sent, before = self._clock(), self.table.kept
+        # withdrawals that are under way may or may not have arrived
+        under_way = len(self._pending) + self._withdrawing
+        try:
+            kept = await many.keep(self._holder, self._ttl_ms, ())
+        except IndexUnavailableError as error:
+            self._unreached(error)
+            return
+        except IndexRefusedError as error:
+            self.refusals += 1
+            logger.warning("the index service does not keep the records: %s", error)
+            if isinstance(error, ManyUnsupportedError):
+                self._many = None
+            self.table.kept_alive(self._ttl_ms, sent)
+            self.table.republish(self._clock())
+            return
+        self._warned.pop(_AWAY, None)
+        self.table.reached()
+        self.table.kept_alive(kept.ttl_ms, sent)
+        self.missing = max(0, self.table.kept - kept.records)
+        if self.missing:
+            self.table.republish(self._clock())
+        elif kept.records > before + under_way:
+            logger.warning(
+                "the index service has %d records of this holder instead of %d: all are withdrawn "
+                "and published anew",
+                kept.records,
+                before,
+            )
+            self._stale = True
+            self._wake.set()
+
+    def _tell_whether_behind(self) -> None:
+        """Log that records are late, once until they are not."""
+        if said := self.behind:
+            if _BEHIND not in self._warned:
+                self._warned[_BEHIND] = said
+                logger.warning("%s", said)
+        elif self._warned.pop(_BEHIND, None):
+            logger.warning("the records are at the index service again")
 
     async def _all(self, blocks: Iterable[BlockId]) -> None:
         tasks = []
@@ -438,9 +576,10 @@ class RecordPublisher:
 
     def _remember(self, path: str, until: float) -> None:
         self._pending[path] = until
-        while len(self._pending) > _PENDING_WITHDRAWALS:
-            # the index forgets these by their TTL
+        while len(self._pending) > PENDING_WITHDRAWALS:
+            # the index forgets it by its TTL, or has to be told all anew
             del self._pending[next(iter(self._pending))]
+            self._stale = self._many is not None
         self._wake.set()
 
     async def _withdraw_pending(self) -> None:

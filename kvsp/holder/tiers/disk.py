@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from kvsp.blocks.layout import Octets
+from kvsp.files import Files
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import (
     PIECE,
@@ -54,45 +55,11 @@ _QUARANTINE: Final = "quarantine"
 DEFAULT_QUARANTINE_OCTETS: Final = 256 << 20
 
 
-class Files:
-    """The system calls on files, one method each (tests end them half-way)."""
-
-    def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-    def read(self, descriptor: int, octets: int, offset: int) -> bytes:
-        return os.pread(descriptor, octets, offset)
-
-    def create(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-    def write(self, descriptor: int, octets: memoryview) -> int:
-        return os.write(descriptor, octets)
-
-    def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def make_folder(self, path: Path) -> None:
-        path.mkdir(mode=0o700)
-
-    def unlink(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-    def sync_folder(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 class DiskTier:
     """Parts in files below a folder that belongs to one holder process."""
 
     tier = Tier.DISK
+    lasts = True
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class ObjectTier:
     """Parts as objects of one store (a bucket, or a prefix of it) of one holder."""
 
     tier = Tier.REMOTE
+    lasts = True
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

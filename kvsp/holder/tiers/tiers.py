@@ -84,6 +84,8 @@ class TierStorage(Protocol):
     """One tier's medium."""
 
     tier: Tier
+    lasts: bool
+    """Whether what is stored there outlives the process."""
 
     async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:
         """The parts that are there, the oldest first, after a probe.
@@ -241,12 +243,14 @@ class _HostPart:
         """Nothing to give back: the pieces live as long as somebody reads them."""
 
 
-class HostTier:
+class MemoryTier:
     """Parts in this process's memory; they do not outlive it."""
 
-    tier = Tier.HOST
+    lasts = False
 
-    def __init__(self) -> None:
+    def __init__(self, tier: Tier = Tier.HOST) -> None:
+        """`tier` is what records call it."""
+        self.tier = tier
         self._parts: dict[BlockId, _HostPart] = {}
 
     async def start(self) -> list[tuple[BlockId, BlockInfo, Part]]:

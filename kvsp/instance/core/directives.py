@@ -59,6 +59,7 @@ class DirectiveTable:
         self._all: dict[str, Loading] = {}
         self.counters: Counter[str] = Counter()
         """Directives by their final state, and `blocks_loaded`."""
+        self._forgotten: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -94,6 +95,35 @@ class DirectiveTable:
         made = Loading(directive, now_ms + directive.deadline_ms)
         self._all[directive.directive] = made
         return made
+
+    def restore(
+        self,
+        directive: PrefetchDirective,
+        remaining_ms: int,
+        now_ms: int,
+        status: PrefetchStatus | None,
+    ) -> Loading | None:
+        """Have a directive of before the restart again, to be carried out in what remains of
+        its time: that is returned; None when it is over, with `status` if it had one."""
+        made = Loading(directive, now_ms + max(0, remaining_ms))
+        self._all[directive.directive] = made
+        if remaining_ms > 0:
+            return made
+        if status is None:
+            self.finish(made, now_ms)
+        else:
+            made.state, made.finished_ms = status.state, now_ms
+            made.loaded = set(status.loaded)
+            made.failed = {each.block_key: each.reason for each in status.failed}
+        return None
+
+    def find(self, name: str) -> Loading | None:
+        return self._all.get(name)
+
+    def take_forgotten(self) -> set[str]:
+        """The directives that were forgotten since the last call."""
+        forgotten, self._forgotten = self._forgotten, set()
+        return forgotten
 
     def get(self, name: str, now_ms: int) -> Loading:
         """Raises Problem `kvsp-unknown-resource`."""
@@ -138,3 +168,4 @@ class DirectiveTable:
         for name, each in list(self._all.items()):
             if each.state is not DirectiveState.PENDING and each.finished_ms < oldest_ms:
                 del self._all[name]
+                self._forgotten.add(name)

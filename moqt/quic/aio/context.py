@@ -23,6 +23,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.trace import StreamingLogger
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
+from moqt.quic.backend import chosen, tell
 from moqt.quic.certificates import check_key_pair, validity_fault
 from moqt.quic.config import MIN_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.careful_resume import PathMemory
@@ -57,6 +58,8 @@ class QuicContext:
         self.memory = memory or WindowMemory()
         self.paths = PathMemory() if paths is None else paths
         self.is_client = is_client
+        self.backend = chosen(config.quic_backend)
+        tell(config.quic_backend)
         self._secrets: TextIO | None = None
         self._qlog: StreamingLogger | None = None
         self._retry = Retries()

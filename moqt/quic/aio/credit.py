@@ -139,6 +139,10 @@ class StreamTable(QuicConnection):
         self.window = SessionWindow(memory, origin, config.session_window, config.window_memory)
         self._grant_session()
         self._local_max_data.sent = self._local_max_data.value
+        fresh = self.window.of_fresh_stream(config.stream_window)
+        self._local_max_stream_data_bidi_local = fresh
+        self._local_max_stream_data_bidi_remote = fresh
+        self._local_max_stream_data_uni = fresh
         trace = self._quic_logger
         self.trace = trace if isinstance(trace, StreamingTrace) else None
 
@@ -262,6 +266,8 @@ class StreamTable(QuicConnection):
     def settle(self, stream: Stream) -> None:
         """The handler has been told how the receiving direction ended."""
         stream.settled = True
+        held = stream.delivered - stream.credited if stream.paused else 0
+        stream.lent = self.window.keep(stream.lent, held)
         self.finish(stream.id)
 
     def drop_streams(self) -> None:
@@ -286,8 +292,12 @@ class StreamTable(QuicConnection):
         self.consumed += upto - stream.credited
         stream.credited = upto
         window, limit = self.window.octets, self._local_max_data.value
-        if self.consumed + window - limit >= window >> 2:
+        more = self.consumed + window - limit
+        if more >= window >> 2:
             self.window.used(limit, self.consumed, self.recovery.trip, self.now)
+            self._grant_session()
+        elif more >= window >> 6 and more >= limit - self._local_max_data.used:
+            # The rest of the window is held by streams that are paused: this is all there is.
             self._grant_session()
 
     def _grant_session(self) -> None:
@@ -306,12 +316,33 @@ class StreamTable(QuicConnection):
             wanted, stream.mark = grown(
                 window, limit, stream.mark, stream.delivered, self.recovery.trip, self.now
             )
-            if wanted > window:
-                wanted = self.window.of_stream(wanted, self.config.stream_window)
-                window = stream.window = max(window, wanted)
+            session = self.window.octets
+            stream.window = self.window.lend(stream.lent, wanted, self.config.stream_window)
+            stream.lent = stream.window
+            if self.window.octets != session:
                 self._grant_session()
-            stream.max_stream_data_local = stream.delivered + window
-            self._credit_queue[stream.id] = stream
+            if stream.delivered + stream.window > limit:
+                stream.max_stream_data_local = stream.delivered + stream.window
+                self._credit_queue[stream.id] = stream
+
+    def pause(self, stream: Stream) -> None:
+        """No more credit for the stream: what comes of it stays on the session's account."""
+        if stream.paused:
+            return
+        stream.paused = True
+        final = stream.receiver._final_size
+        most = stream.max_stream_data_local if final is None else final
+        stream.lent = self.window.pause(stream.lent, most - stream.credited)
+        self._grant_session()
+
+    def resume(self, stream: Stream) -> None:
+        """What has come of the stream is consumed, and more is granted."""
+        stream.paused = False
+        self.consume(stream, stream.delivered)
+        if stream.settled:
+            stream.lent = self.window.keep(stream.lent, 0)
+        else:
+            self.grant(stream)
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         for limit in (
@@ -389,6 +420,8 @@ class StreamTable(QuicConnection):
             self.queue_control(stream.id)
 
     def stop_receiving(self, stream: Stream, code: int) -> None:
+        stream.paused = False
+        stream.lent = self.window.keep(stream.lent, 0)
         if stream.settled:
             # Its end was delivered (or it never was ours to read): only the account is open.
             self.consume(stream, stream.delivered)

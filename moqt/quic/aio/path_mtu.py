@@ -23,11 +23,18 @@ from moqt.quic.aio.receiving import ReceivingConnection
 from moqt.quic.aio.streams import PathNarrowed
 from moqt.quic.config import MAX_DATAGRAM_SIZE, MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.careful_resume import PathMemory, Saved
+from moqt.quic.congestion.controller import INITIAL_WINDOW, at_once
 from moqt.quic.mtu.search import PathMtu
 from moqt.quic.packets.layout import Address, Datagram, varint
 
 MAX_UDP_PAYLOAD_SIZE = b"\x03"
 """The number of the transport parameter (RFC 9000 section 18.2)."""
+
+FIRST_TRIPS = 4
+"""Round trips of a path in which a probe leaves the first flight of data its room ..."""
+WHILE_BUSY = 16
+"""... and takes a sixteenth of the window at most, when data waits to be sent. After that it takes
+what is free."""
 
 
 def _not_known(addr: Address) -> int | None:
@@ -49,6 +56,10 @@ class ProbingConnection(ReceivingConnection):
         """The path that `mtu` is about ..."""
         self._left: str | None = None
         """... and the host at the end of the one before."""
+        self._first_until = 0.0
+        """When its first round trips are over."""
+        self.probe_again: float | None = None
+        """When a probe may go that is too large for now, though nothing else happens."""
         self._peer_limit = MAX_DATAGRAM_SIZE
         self.recovery.narrow = self._narrow
 
@@ -101,21 +112,30 @@ class ProbingConnection(ReceivingConnection):
         if interface is not None:
             limit = min(limit, max(interface, MIN_DATAGRAM_SIZE))
         self.mtu.begin(limit, now)
+        trip = self.recovery.trip or self._configuration.initial_rtt
+        self._first_until = now + FIRST_TRIPS * trip
 
     def _mtu_probes(self, path: QuicNetworkPath, now: float) -> list[Datagram]:
         """The probes that may go now."""
         datagrams: list[Datagram] = []
         recovery = self.recovery
         recovery.reserved = 0
+        self.probe_again = None
         if self.over:
             return datagrams
+        first = now < self._first_until
         while self.mtu.probe_at <= now:
-            number = self._packet_number
-            room = recovery.congestion_window - recovery.bytes_in_flight
-            size = self.mtu.next_probe(room, number, now)
+            window, number = recovery.congestion_window, self._packet_number
+            room = window - recovery.bytes_in_flight
+            most = window // WHILE_BUSY if first and self.unsent else window
+            if first and not self.unsent:
+                room -= at_once(INITIAL_WINDOW, self.mtu.size)
+            size = self.mtu.next_probe(min(room, most), number, now)
             if size is None:
                 wanted = self.mtu.wanted
-                if wanted is not None and wanted <= recovery.congestion_window:
+                if first and (not self.unsent or (wanted or 0) > most):
+                    self.probe_again = self._first_until
+                elif wanted is not None and wanted <= most:
                     # Data would take whatever becomes free.
                     recovery.reserved = wanted
                 break

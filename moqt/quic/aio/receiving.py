@@ -1,7 +1,7 @@
 """The receive path: batches of datagrams in, stream data out, limits kept.
 
-Runs of 1-RTT packets are read without the general buffer, with their header-protection masks
-computed at once; everything else goes through aioquic.
+Runs of 1-RTT packets are opened together and their STREAM frames joined before they get to their
+streams; everything else goes through aioquic.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from aioquic.quic.packet import (
     QuicFrameType,
     QuicHeader,
     QuicStreamFrame,
-    decode_packet_number,
 )
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, StreamFinishedError
-from cryptography.exceptions import InvalidTag
 
 from moqt.quic.acks.frequency import (
     ACK_FREQUENCY,
@@ -43,25 +41,14 @@ from moqt.quic.acks.frequency import (
 from moqt.quic.aio.credit import CLOSED_STATES, StreamTable
 from moqt.quic.aio.handshake import PlainContext, explain, versions
 from moqt.quic.aio.streams import Stream
+from moqt.quic.backend import Backend, chosen, native
 from moqt.quic.congestion.reordering import PACKET_THRESHOLD
-from moqt.quic.packets.layout import SAMPLE_LENGTH, Address, show_address, varint
-from moqt.quic.packets.protection import header_masks
+from moqt.quic.packets.layout import Address, show_address, varint
+from moqt.quic.packets.protection import RESERVED_BITS, KeysOfDirection
 from moqt.quic.packets.received import ReceivedPackets
 from moqt.quic.packets.reset import is_reset
 
 log = logging.getLogger(__name__)
-
-
-def _varint(octets: bytes, pos: int) -> tuple[int, int]:
-    """The integer at `pos` and the position after it, which may lie beyond the end."""
-    first = octets[pos]
-    if first < 0x40:
-        return first, pos + 1
-    if first < 0x80:
-        return (first & 0x3F) << 8 | octets[pos + 1], pos + 2
-    if first < 0xC0:
-        return int.from_bytes(octets[pos : pos + 4], "big") & 0x3FFFFFFF, pos + 4
-    return int.from_bytes(octets[pos : pos + 8], "big") & 0x3FFFFFFFFFFFFFFF, pos + 8
 
 
 def _note_received(space: QuicPacketSpace, start: int, stop: int) -> None:
@@ -80,6 +67,11 @@ class ReceivingConnection(StreamTable):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        extension = native() if chosen(self.config.quic_backend) is Backend.NATIVE else None
+        self._sealing = KeysOfDirection(extension, sealing=True)
+        self._opening = KeysOfDirection(extension, sealing=False)
+        self._sealed: list[bytes] = []
+        """Packets of the transmission under way that the packet builder has not seen."""
         self.ack_rule = AckRule()
         self.ack_requests = AckRequests()
         self._ack_at_once = False  # IMMEDIATE_ACK came
@@ -151,6 +143,21 @@ class ReceivingConnection(StreamTable):
             # aioquic's takes a packet for a duplicate that 128 others have overtaken.
             space.received_packets = ReceivedPackets()  # type: ignore[assignment]
 
+    def _update_traffic_key(
+        self,
+        direction: tls.Direction,
+        epoch: tls.Epoch,
+        cipher_suite: tls.CipherSuite,
+        secret: bytes,
+    ) -> None:
+        super()._update_traffic_key(direction, epoch, cipher_suite, secret)
+        if epoch is tls.Epoch.ONE_RTT:
+            crypto = self._cryptos[epoch]
+            if direction is tls.Direction.ENCRYPT:
+                self._sealing.begin(crypto.send)
+            else:
+                self._opening.begin(crypto.recv)
+
     def _receive_version_negotiation_packet(self, header: QuicHeader, now: float) -> None:
         before = self._close_event
         super()._receive_version_negotiation_packet(header, now)
@@ -217,181 +224,90 @@ class ReceivingConnection(StreamTable):
 
         Returns the index of the first datagram that needs the general path.
         """
-        cid = self.host_cid
-        cid_end = 1 + len(cid)
-        sample_at = cid_end + 4
-        sample_end = sample_at + SAMPLE_LENGTH
-        stop, count = index, len(datagrams)
-        samples = []
-        while stop < count:
-            data = datagrams[stop]
-            if len(data) < sample_end or data[0] & 0xC0 != 0x40 or data[1:cid_end] != cid:
-                break
-            samples.append(data[sample_at:sample_end])
-            stop += 1
-        if not samples:
+        context = self._cryptos[tls.Epoch.ONE_RTT].recv
+        if context.aead is None:
             return index
-
-        keys = self._cryptos[tls.Epoch.ONE_RTT].recv
-        if keys.aead is None or keys.hp is None:
-            return index
-        masks = header_masks(keys.hp, samples)
-        phase = keys.key_phase << 2
-        iv, decrypt = keys.aead._iv, keys.aead._aead.decrypt
         space = self._spaces[tls.Epoch.ONE_RTT]
         received = space.received_packets
-        expected = space.expected_packet_number
-        largest = space.largest_received_packet
-        base = index
-        accepted = elicited = 0
-        gap = False
-        spin = self._spin_bit
-        run_start = run_stop = -1  # packet numbers received and noted nowhere else yet
-
-        try:
-            while index < stop:
-                data = datagrams[index]
-                offset = (index - base) * SAMPLE_LENGTH
-                first = data[0] ^ (masks[offset] & 0x1F)
-                if first & 0x04 != phase:
-                    return index  # the peer updates its keys: the general path follows
-                if first & 0x03 == 1:
-                    head = cid_end + 2
-                    truncated = (data[cid_end] ^ masks[offset + 1]) << 8 | (
-                        data[cid_end + 1] ^ masks[offset + 2]
-                    )
-                    if truncated == expected & 0xFFFF:
-                        number = expected
-                    else:
-                        number = decode_packet_number(truncated, 16, expected)
-                    header = b"%c%b%c%c" % (first, cid, truncated >> 8, truncated & 0xFF)
-                else:
-                    length = (first & 0x03) + 1
-                    head = cid_end + length
-                    octets = bytes(data[cid_end + i] ^ masks[offset + 1 + i] for i in range(length))
-                    number = decode_packet_number(
-                        int.from_bytes(octets, "big"), 8 * length, expected
-                    )
-                    header = b"%c%b%b" % (first, cid, octets)
-                index += 1
-                try:
-                    plain = decrypt((iv ^ number).to_bytes(12, "big"), data[head:], header)
-                except InvalidTag:
-                    continue
+        begin, count = index, len(datagrams)
+        index, runs = self._opening.of(context).open(
+            datagrams,
+            index,
+            self.host_cid,
+            context.key_phase,
+            space.expected_packet_number,
+            space.largest_received_packet,
+        )
+        if index == begin:
+            return index
+        accepted = gap = False
+        elicited = 0
+        for start, stop, first, eliciting, content in runs:
+            largest = space.largest_received_packet
+            if start <= largest:
                 # Not `expected`: aioquic leaves it at a number that came just as expected.
-                if number <= largest and (run_start <= number < run_stop or number in received):
+                if start in received:
                     continue
-                if first & 0x18:
-                    self.close(
-                        QuicErrorCode.PROTOCOL_VIOLATION,
-                        QuicFrameType.PADDING,
-                        "Reserved bits must be zero",
-                    )
-                    return count
-                if number >= expected:
-                    expected = number + 1
-
-                try:
-                    eliciting = self._frames_received(plain, cid, path, now)
-                except QuicConnectionError as exc:
-                    log.warning(
-                        "closing the connection with %s, which broke the rules of QUIC: %s (%s)",
-                        show_address(path.addr),
-                        exc.reason_phrase,
-                        explain(exc.error_code, "", is_client=self._is_client),
-                    )
-                    self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
-                if self._close_pending or self._state is not QuicConnectionState.CONNECTED:
-                    return count
-
-                accepted += 1
-                elicited += eliciting
-                if number == run_stop:
-                    run_stop += 1
-                else:
-                    if run_start >= 0:
-                        _note_received(space, run_start, run_stop)
-                    run_start, run_stop = number, number + 1
-                if number > largest:
-                    gap = gap or number != largest + 1
-                    largest = number
-                    spin = (first & 0x20 != 0) != self._is_client
-                else:
-                    gap = True
-        finally:
-            space.expected_packet_number = expected
-            if run_start >= 0:
-                _note_received(space, run_start, run_stop)
-            if largest > space.largest_received_packet:
-                space.largest_received_packet = self._spin_highest_pn = largest
+                gap = True
+            if first & RESERVED_BITS:
+                self.close(
+                    QuicErrorCode.PROTOCOL_VIOLATION,
+                    QuicFrameType.PADDING,
+                    "Reserved bits must be zero",
+                )
+                return count
+            elicited += eliciting
+            try:
+                for event in content:
+                    if len(event) == 4:
+                        stream_id, offset, data, fin = event
+                        self._stream_received(0x0E | fin, stream_id, offset, data, fin)
+                    else:
+                        elicited += self._others_received(event[0], path, now) and not event[1]
+            except QuicConnectionError as exc:
+                log.warning(
+                    "closing the connection with %s, which broke the rules of QUIC: %s (%s)",
+                    show_address(path.addr),
+                    exc.reason_phrase,
+                    explain(exc.error_code, "", is_client=self._is_client),
+                )
+                self.close(exc.error_code, exc.frame_type, exc.reason_phrase)
+            if self._close_pending or self._state is not QuicConnectionState.CONNECTED:
+                return count
+            accepted = True
+            _note_received(space, start, stop)
+            if stop > space.expected_packet_number:
+                space.expected_packet_number = stop
+            if start > largest:
+                gap = gap or start != largest + 1
+                space.largest_received_packet = self._spin_highest_pn = stop - 1
                 space.largest_received_time = now
-                self._spin_bit = spin
-            if elicited:
-                self._unacknowledged += elicited
-                if space.ack_at is None:
-                    space.ack_at = now + self._ack_delay
-            if accepted and not self.over:
-                self._close_at = now + self._idle_timeout()
-                self._ack_eliciting_sent_since_receipt = False
+                self._spin_bit = (first & 0x20 != 0) != self._is_client
+        if elicited:
+            self._unacknowledged += elicited
+            if space.ack_at is None:
+                space.ack_at = now + self._ack_delay
+        if accepted and not self.over:
+            self._close_at = now + self._idle_timeout()
+            self._ack_eliciting_sent_since_receipt = False
         if space.ack_at is not None and self.ack_rule.reports(gap, space.ack_queue):
             # RFC 9000 section 13.2.1: report reordering and loss at once.
             space.ack_at = now
         return index
 
-    def _frames_received(
-        self, plain: bytes, host_cid: bytes, path: QuicNetworkPath, now: float
-    ) -> bool:
-        """Handle the frames of a 1-RTT packet; whether it elicits an ACK."""
-        pos, end = 0, len(plain)
-        eliciting = False
-        try:
-            while pos < end:
-                kind = plain[pos]
-                if kind & 0xF8 != 0x08:
-                    # Anything but STREAM: aioquic reads the rest of the packet. Frames after
-                    # the first are mostly few, so the copy is small.
-                    context = QuicReceiveContext(
-                        epoch=tls.Epoch.ONE_RTT,
-                        host_cid=host_cid,
-                        network_path=path,
-                        quic_logger_frames=None,
-                        time=now,
-                        version=None,
-                    )
-                    rest, _ = self._payload_received(context, plain[pos:] if pos else plain)
-                    return eliciting or rest
-                eliciting = True
-                pos += 1
-                stream_id = plain[pos]
-                if stream_id < 0x40:
-                    pos += 1
-                else:
-                    stream_id, pos = _varint(plain, pos)
-                offset = 0
-                if kind & 4:
-                    offset, pos = _varint(plain, pos)
-                if kind & 2:
-                    length, pos = _varint(plain, pos)
-                    stop = pos + length
-                    if stop > end:
-                        raise IndexError
-                else:
-                    stop = end
-                if pos > end:
-                    raise IndexError
-                self._stream_received(kind, stream_id, offset, plain[pos:stop], bool(kind & 1))
-                pos = stop
-        except IndexError:
-            raise QuicConnectionError(
-                QuicErrorCode.FRAME_ENCODING_ERROR, kind, "Failed to parse frame"
-            ) from None
-        if not end:
-            raise QuicConnectionError(
-                QuicErrorCode.PROTOCOL_VIOLATION,
-                QuicFrameType.PADDING,
-                "Packet contains no frames",
-            )
-        return eliciting
+    def _others_received(self, frames: bytes, path: QuicNetworkPath, now: float) -> bool:
+        """Handle the frames of a 1-RTT packet from its first on that is no STREAM frame; whether
+        one elicits an ACK. They are mostly few."""
+        context = QuicReceiveContext(
+            epoch=tls.Epoch.ONE_RTT,
+            host_cid=self.host_cid,
+            network_path=path,
+            quic_logger_frames=None,
+            time=now,
+            version=None,
+        )
+        eliciting, _ = self._payload_received(context, frames)
+        return bool(eliciting)
 
     def _handle_stream_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer

@@ -13,10 +13,8 @@ controller is called once per ACK frame. Differences to aioquic's, beside `moqt.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from math import inf
 from typing import Any
 
@@ -36,6 +34,7 @@ from moqt.quic.congestion.pacer import Pacer
 from moqt.quic.congestion.reordering import GRANULARITY, PACKET_THRESHOLD, ReorderingWindow
 from moqt.quic.counters import Wait
 from moqt.quic.mtu.black_hole import BlackHole
+from moqt.quic.packets.sent import SentPackets
 
 SMALL_PROBES = 1
 """Probe time-outs in a row from which on probes are small: that of the last packets may be why none
@@ -123,7 +122,7 @@ class Recovery:
         self._spaces = spaces
         for space in spaces:
             # In the order of their numbers, so that those acknowledged first stand first.
-            space.sent_packets = deque()  # type: ignore[assignment]
+            space.sent_packets = SentPackets()  # type: ignore[assignment]
 
     @property
     def bytes_in_flight(self) -> int:
@@ -247,8 +246,9 @@ class Recovery:
                 self.handshake_confirmed or not space.is_application_data
             ):
                 self._time_of_last_sent_ack_eliciting_packet = now
+        packet.count = count = getattr(packet, "count", 1)  # aioquic's stand for themselves
         if packet.is_ack_eliciting:
-            space.ack_eliciting_in_flight += 1
+            space.ack_eliciting_in_flight += count
         self._sent(space).append(packet)
 
     def depart(self, now: float) -> Departure:
@@ -256,12 +256,12 @@ class Recovery:
         return self._leaves(0, now)
 
     def departed(
-        self, packets: Sequence[Any], octets: int, now: float, space: QuicPacketSpace
+        self, packets: Sequence[Any], count: int, octets: int, now: float, space: QuicPacketSpace
     ) -> None:
-        """The train's `packets`, of so many octets, have left."""
+        """The train's `packets`, `count` in all and of so many octets, have left."""
         self.delivery.sent(octets, now)
         self._time_of_last_sent_ack_eliciting_packet = now
-        space.ack_eliciting_in_flight += len(packets)
+        space.ack_eliciting_in_flight += count
         self._sent(space).extend(packets)
 
     def _leaves(self, octets: int, now: float) -> Departure:
@@ -272,9 +272,9 @@ class Recovery:
         return delivery.sent(octets, now)
 
     @staticmethod
-    def _sent(space: QuicPacketSpace) -> deque[Any]:
+    def _sent(space: QuicPacketSpace) -> SentPackets:
         sent: Any = space.sent_packets
-        assert isinstance(sent, deque)
+        assert isinstance(sent, SentPackets)
         return sent
 
     def sending_stopped(self, room: int, paced: bool) -> Wait:
@@ -298,50 +298,31 @@ class Recovery:
         ranges = list(ack_rangeset)
         largest = ranges[-1].stop - 1
         late = self._came_late(ranges, now) if self._lost else 0
-        newest: Any = None
+        acked, missing = sent.take(ranges)
+        if not acked:
+            return
+        if acked[0].packet_number < space.largest_acked_packet:
+            self._reordering.overtaken()
         departure: Departure | None = None
-        missing: list[Any] = []
         octets = eliciting = 0
         suspected, sizes = self._black_hole.suspected, []
-        first = sent[0].packet_number if sent else largest + 1
-        overtaken = first < space.largest_acked_packet
-        for run in ranges:
-            stop = run.stop
-            if stop <= first:
-                continue
-            start = run.start
-            while sent:
-                packet = sent[0]
-                number = packet.packet_number
-                if number >= stop:
-                    break
-                sent.popleft()
-                if number < start:
-                    missing.append(packet)
-                    continue
-                if overtaken:
-                    if number < space.largest_acked_packet:
-                        self._reordering.overtaken()
-                    overtaken = False
-                if packet.in_flight:
-                    octets += packet.sent_bytes
-                    departure = packet.departure
-                if packet.is_ack_eliciting:
-                    eliciting += 1
-                newest = packet
-                if suspected:
-                    sizes.append(packet.sent_bytes)
-                for handler, args in packet.delivery_handlers:
-                    handler(_ACKED, *args)
-        if newest is None:
-            sent.extendleft(reversed(missing))
-            return
+        for packet in acked:
+            if packet.in_flight:
+                octets += packet.sent_bytes
+                departure = packet.departure
+            if packet.is_ack_eliciting:
+                eliciting += packet.count
+            if suspected:
+                sizes.append(packet.sent_bytes // packet.count)
+            for handler, args in packet.delivery_handlers:
+                handler(_ACKED, *args)
+        newest = acked[-1]
         space.ack_eliciting_in_flight -= eliciting
         if largest > space.largest_acked_packet:
             space.largest_acked_packet = largest
-        self._behind(space, missing)
+        missing += sent.take_before(space.largest_acked_packet)
         rtt = None
-        if largest == newest.packet_number and eliciting and newest.sent_bytes:
+        if largest == newest.packet_number + newest.count - 1 and eliciting and newest.sent_bytes:
             rtt = max(now - newest.sent_time, SHORTEST_TRIP)
             self._measured(rtt, ack_delay, now)
         rate = None
@@ -446,7 +427,9 @@ class Recovery:
             congestive
             and self._size > MIN_DATAGRAM_SIZE
             and self._black_hole.lost(
-                [(p.sent_time, p.sent_bytes) for p in congestive], now, self._size
+                [(p.sent_time, p.sent_bytes // p.count) for p in congestive for _ in _numbers(p)],
+                now,
+                self._size,
             )
         ):
             self._begin_small(now)
@@ -463,17 +446,10 @@ class Recovery:
             self._pto_count += 1
             self.reschedule_data(now=now)
             return
-        missing: list[Any] = []
-        self._behind(space, missing)
+        missing = self._sent(space).take_before(space.largest_acked_packet)
         lost = self._detect(missing, space, now)
         if lost:
             self._tell(now, 0, lost, None, None, None, space)
-
-    def _behind(self, space: QuicPacketSpace, missing: list[Any]) -> None:
-        """Take what was sent before the newest packet that was ever acknowledged."""
-        sent, largest = self._sent(space), space.largest_acked_packet
-        while sent and sent[0].packet_number < largest:
-            missing.append(sent.popleft())
 
     def _detect(self, missing: list[Any], space: QuicPacketSpace, now: float) -> list[Any]:
         """Those of the packets `missing`, in order, that are lost; the others wait on.
@@ -491,15 +467,18 @@ class Recovery:
         )
         overdue = now - delay
         behind = -1 if self._reordering.seen else space.largest_acked_packet - PACKET_THRESHOLD
-        count = 0
-        for packet in missing:
+        lost: list[Any] = []
+        for index, packet in enumerate(missing):
             # Numbers and times rise: behind the first that may still come all may.
-            if packet.sent_time > overdue and packet.packet_number > behind:
-                space.loss_time = packet.sent_time + delay
-                break
-            count += 1
-        self._sent(space).extendleft(reversed(missing[count:]))
-        lost = missing[:count]
+            if packet.sent_time > overdue:
+                overtaken = behind + 1 - packet.packet_number
+                if overtaken < packet.count:
+                    if overtaken > 0:
+                        lost.append(packet.cut(overtaken))
+                    space.loss_time = packet.sent_time + delay
+                    self._sent(space).put_back(missing[index:])
+                    break
+            lost.append(packet)
         for packet in lost:
             self._give_up(packet, space, now)
         return lost
@@ -511,11 +490,13 @@ class Recovery:
             packet.in_flight = False
         elif packet.in_flight:
             self.delivery.found_lost(packet.sent_bytes)
-            self._lost.add(packet.packet_number, packet.sent_bytes, now)
-            self.lost_packets += 1
+            each = packet.sent_bytes // packet.count
+            for number in _numbers(packet):
+                self._lost.add(number, each, now)
+            self.lost_packets += packet.count
             self.news = True
         if packet.is_ack_eliciting:
-            space.ack_eliciting_in_flight -= 1
+            space.ack_eliciting_in_flight -= packet.count
         trace = self._quic_logger
         if trace is not None:
             kind = trace.packet_type(packet.packet_type)
@@ -536,11 +517,12 @@ class Recovery:
             return False
         longest = max(
             self._lost.silence(
-                packet.packet_number,
+                number,
                 packet.sent_time,
                 packet.in_flight and packet.is_ack_eliciting and packet.sent_time > since,
             )
             for packet in lost
+            for number in _numbers(packet)
         )
         return longest > PERSISTENT_CONGESTION * self.get_probe_timeout()
 
@@ -566,7 +548,7 @@ class Recovery:
                 packet
                 for space in self._spaces
                 if self.handshake_confirmed or not space.is_application_data
-                for packet in islice(filter(_has_something, self._sent(space)), 1)
+                if (packet := self._sent(space).oldest_with_data()) is not None
             ]
             if candidates:
                 self._send_again(min(candidates, key=lambda packet: packet.sent_time))
@@ -590,9 +572,9 @@ class Recovery:
         self.narrow()
 
 
-def _has_something(packet: Any) -> bool:
-    """Whether there is something of the packet to send again; an ACK is not."""
-    return bool(packet.is_ack_eliciting and packet.delivery_handlers)
+def _numbers(packet: Any) -> range:
+    """The numbers of a run of packets."""
+    return range(packet.packet_number, packet.packet_number + packet.count)
 
 
 def _nothing() -> None:

@@ -8,9 +8,9 @@ ones do not hold up under bulk transfer:
 - streams wait in queues of those that have something to say, and payloads are referenced, not
   copied; stock aioquic visits every stream for every packet and moves its whole buffer per ACK;
 - messages go before Objects: control streams, then requests, then data (MOQT "Priorities");
-- 1-RTT packets that carry only STREAM frames of data streams (nearly all of them) are built and
-  read without the general packet builder and buffer, with the header-protection masks of a
-  whole batch computed at once;
+- 1-RTT packets that carry only STREAM frames of data streams (nearly all of them) are made and
+  read in batches (`moqt.quic.packets.protection`), and those of one stream that leave together are
+  one entry of what is under way;
 - loss detection, congestion control and pacing are ours (`recovery`).
 
 With an event log the general paths are taken throughout: they log, and they are slow.
@@ -38,15 +38,9 @@ from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.counters import Wait
-from moqt.quic.packets.layout import (
-    PN_LENGTH,
-    SAMPLE_LENGTH,
-    TAG_LENGTH,
-    Datagram,
-    SentPacket,
-    varint,
-)
-from moqt.quic.packets.protection import header_masks
+from moqt.quic.packets.layout import PN_LENGTH, TAG_LENGTH, Datagram, stream_header
+from moqt.quic.packets.protection import Frame, Group
+from moqt.quic.packets.sent import SentPacket
 
 BURST = 256 << 10
 """Octets built before they go to the socket: the peer reads while we build the next ones."""
@@ -86,7 +80,7 @@ class Connection(ProbingConnection):
         if path is not self._searched:
             self._follow_path(path, now)
         probes: list[Datagram] = []
-        if self.mtu.probe_at <= now or self.recovery.reserved:
+        if self.mtu.probe_at <= now or self.recovery.reserved or self.probe_again is not None:
             probes = self._mtu_probes(path, now)
         closing = self._close_pending
         self.capped = False
@@ -105,6 +99,11 @@ class Connection(ProbingConnection):
             )
         finally:
             self._max_datagram_size = size
+            sealed, self._sealed = self._sealed, []
+        if sealed:
+            addr = path.addr
+            path.bytes_sent += sum(map(len, sealed))
+            datagrams += [(data, addr) for data in sealed]
         if closing and datagrams:
             self.close_datagrams = datagrams
         return probes + datagrams if probes else datagrams
@@ -244,6 +243,8 @@ class Connection(ProbingConnection):
             return  # 0-RTT is not offered
         space = self._spaces[tls.Epoch.ONE_RTT]
         crypto_stream = self._crypto_streams[tls.Epoch.ONE_RTT]
+        # First of all the peer's update, which is as good as one of ours.
+        self._follow_phase(crypto)
         if (
             self._packets_under_key >= KEY_UPDATE_PACKETS
             and self._handshake_confirmed
@@ -251,9 +252,7 @@ class Connection(ProbingConnection):
         ):
             self.key_updates += 1
             crypto.update_key()
-        if crypto.key_phase != self._key_phase:  # by us, or by the peer
-            self._key_phase, self._phase_began = crypto.key_phase, self._packet_number
-            self._packets_under_key = 0
+            self._follow_phase(crypto)
 
         while True:
             if (
@@ -347,41 +346,50 @@ class Connection(ProbingConnection):
             self._packets_under_key += 1
             self._pacer.spend(self._max_datagram_size - builder.remaining_buffer_space)
 
+    def _follow_phase(self, crypto: CryptoPair) -> None:
+        """Count anew where the keys have been updated, by us or by the peer."""
+        if crypto.key_phase != self._key_phase:
+            self._key_phase, self._phase_began = crypto.key_phase, self._packet_number
+            self._packets_under_key = 0
+
     def _write_stream_frames(
         self, builder: QuicPacketBuilder, queues: RankedQueues, kept: int = 0
     ) -> None:
         """Fill the packet under way from `queues`."""
         while (room := builder.remaining_flight_space) >= MIN_STREAM_ROOM:
-            frame = self._next_frame(room, queues, kept)
+            frame = self._next_data(room, queues, kept)
             if frame is None:
                 return
-            stream, header, pieces, handler_args = frame
+            stream, width, start, length, fin, pieces, _ = frame
+            header = stream_header(stream.id_octets, width, start, length, fin)
             buf = builder.start_frame(
                 header[0],
                 capacity=len(header),
                 handler=stream.sender.on_data_delivery,
-                handler_args=handler_args,
+                handler_args=(start, start + length, fin),
             )
             buf.push_bytes(header[1:])
             for piece in pieces:
                 buf.push_bytes(bytes(piece))
             if self.trace is not None and builder.quic_logger_frames is not None:
-                start, stop, fin = handler_args
                 builder.quic_logger_frames.append(
                     {
                         "fin": fin,
                         "frame_type": "stream",
-                        "length": stop - start,
+                        "length": length,
                         "offset": start,
                         "stream_id": stream.id,
                     }
                 )
 
-    def _next_frame(
-        self, room: int, queues: RankedQueues, kept: int
-    ) -> tuple[Stream, bytes, list[memoryview], tuple[int, int, bool]] | None:
-        """The next STREAM frame of at most `room` octets: stream, header, payload, and what
-        its delivery callback needs. New data leaves `kept` octets of the session's credit."""
+    def _next_data(
+        self, room: int, queues: RankedQueues, kept: int, packets: int = 1
+    ) -> tuple[Stream, int, int, int, bool, list[memoryview], int] | None:
+        """The next octets to send: a frame of at most `room`, or equal ones for up to `packets`.
+
+        Returns the stream, the octets that the Offset is to have, Offset, length, FIN, the data
+        and how many frames it fills. New data leaves `kept` octets of the session's credit.
+        """
         for queue, lost in queues:
             if not queue:
                 continue
@@ -390,22 +398,31 @@ class Connection(ProbingConnection):
             found = None
             for stream_id, stream in queue.items():
                 out = stream.out
-                # Around the payload: type, id, offset (at most 8 octets), length.
-                space = room - 11 - len(stream.id_octets)
+                start = out.next_lost if lost else out.highest_offset
+                width = 4 if start + packets * room < 1 << 30 else 8
+                # Around the payload: type, id, offset, length.
+                space = room - 3 - width - len(stream.id_octets)
                 if space > MAX_FRAME_DATA:
                     space = MAX_FRAME_DATA
+                count = 1
                 if lost:
                     if not out.has_lost:
                         leave.append(stream_id)
                         continue
-                    start, length, fin, pieces = out.take_lost(space)
+                    if packets > 1:
+                        count = max(1, min(packets, out.lost_in_a_row // space))
+                    start, length, fin, pieces = out.take_lost(space * count)
                     if not out.has_lost:
                         leave.append(stream_id)
                 else:
                     limit = out.highest_offset + credit
                     if limit > stream.max_stream_data_remote:
                         limit = stream.max_stream_data_remote
-                    taken = out.take_new(space, limit)
+                    if packets > 1:
+                        waiting = min(limit, out._buffer_stop) - out.highest_offset
+                        turn = -(-(TURN - stream.served) // space)
+                        count = max(1, min(packets, turn, waiting // space))
+                    taken = out.take_new(space * count, limit)
                     if taken is None:
                         # MAX_STREAM_DATA queues it again; for MAX_DATA all wait in the queue.
                         if not out.has_new or out.highest_offset >= stream.max_stream_data_remote:
@@ -422,24 +439,9 @@ class Connection(ProbingConnection):
                         if len(queue) > 1:
                             leave.append(stream_id)
                             self._again = stream
-                if not start:
-                    header = b"%c%b%c%c" % (
-                        0x0A | fin,
-                        stream.id_octets,
-                        length >> 8 | 0x40,
-                        length & 0xFF,
-                    )
-                else:
-                    header = b"%c%b%b%c%c" % (
-                        0x0E | fin,
-                        stream.id_octets,
-                        (start | 0x80000000).to_bytes(4, "big")
-                        if 0x4000 <= start < 0x40000000
-                        else varint(start),
-                        length >> 8 | 0x40,
-                        length & 0xFF,
-                    )
-                found = stream, header, pieces, (start, start + length, fin)
+                if not start and length < space:
+                    width = 0
+                found = stream, width, start, length, fin, pieces, count
                 break
             for stream_id in leave:
                 del queue[stream_id]
@@ -462,92 +464,69 @@ class Connection(ProbingConnection):
         if allowance == 0:
             self._pacing_at = self._pacer.next_send_time(now)
             return
-        keys = crypto.send
-        assert keys.aead is not None and keys.hp is not None
-        iv, encrypt = keys.aead._iv, keys.aead._aead.encrypt
-        cid = builder._peer_cid
-        first = 0x40 | (builder._spin_bit << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1)
-        prefix = b"%c%b" % (first, cid)
+        prefix = b"%c%b" % (
+            0x40 | (builder._spin_bit << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1),
+            builder._peer_cid,
+        )
         overhead = len(prefix) + PN_LENGTH + TAG_LENGTH
         size = self._max_datagram_size
         burst = max(1, BURST // size)
         most = min(allowance, burst)
         flight = (builder.max_flight_bytes or 0) - builder._flight_bytes
-        number = builder._packet_number
-        numbers: list[int] = []
-        sealed: list[bytes] = []
-        samples: list[bytes] = []
-        # Packets are registered in the order of their numbers: here, if the builder has none.
-        packets: list[Any] = builder._packets
-        register = not packets
+        first = number = builder._packet_number
         departure = self.recovery.depart(now)
-        train: list[Any] = []
-        space = self._spaces[tls.Epoch.ONE_RTT]
-        sample_at = 4 - PN_LENGTH
-        next_frame, queues, kept = self._next_frame, self._data_queues, self._credit_kept
+        groups: list[Group] = []
+        train: list[SentPacket] = []
+        next_data, queues, kept = self._next_data, self._data_queues, self._credit_kept
+        total = 0
 
         # A packet is only begun when a full one fits: runts would cost as much as full ones,
         # and segmentation offload wants equal sizes.
-        while len(sealed) < most and flight >= size:
+        while (left := min(first + most - number, flight // size)) > 0:
             room = size - overhead
-            parts: list[bytes | memoryview] = []
+            count = 1
+            frames: list[Frame] = []
             handlers: list[tuple[Any, Any]] = []
             while room >= MIN_STREAM_ROOM:
-                frame = next_frame(room, queues, kept)
-                if frame is None:
+                found = next_data(room, queues, kept, 1 if frames else left)
+                if found is None:
                     break
-                stream, frame_header, pieces, args = frame
-                parts.append(frame_header)
-                parts += pieces
-                handlers.append((stream.out.on_data_delivery, args))
-                room -= len(frame_header) + args[1] - args[0]
-            if not parts:
+                stream, width, start, length, fin, pieces, count = found
+                frames.append((stream.id_octets, width, start, length, fin, pieces))
+                handlers.append((stream.out.on_data_delivery, (start, start + length, fin)))
+                room -= 3 + len(stream.id_octets) + width + length // count
+                if count > 1:
+                    break
+            if not frames:
                 break
-            header = prefix + (number & 0xFFFF).to_bytes(PN_LENGTH, "big")
-            cipher = encrypt((iv ^ number).to_bytes(12, "big"), b"".join(parts), header)
-            sent = len(header) + len(cipher)
-            numbers.append(number)
-            sealed.append(cipher)
-            samples.append(cipher[sample_at : sample_at + SAMPLE_LENGTH])
-            train.append(SentPacket(number, sent, handlers, now, departure))
-            flight -= sent
-            number += 1
+            groups.append((count, frames))
+            octets = (size - room) * count
+            train.append(SentPacket(number, octets, handlers, now, departure, count))
+            flight -= octets
+            total += octets
+            number += count
 
-        if not sealed:
+        if not groups:
             return
-        masks = header_masks(keys.hp, samples)
-        datagrams = builder._datagrams
-        total = 0
-        at = 0
-        for number_sent, cipher in zip(numbers, sealed, strict=True):
-            datagrams.append(
-                b"%c%b%c%c%b"
-                % (
-                    first ^ (masks[at] & 0x1F),
-                    cid,
-                    (number_sent >> 8 & 0xFF) ^ masks[at + 1],
-                    (number_sent & 0xFF) ^ masks[at + 2],
-                    cipher,
-                )
-            )
-            total += overhead - TAG_LENGTH + len(cipher)
-            at += SAMPLE_LENGTH
-        builder._packet_number = number
-        builder._flight_bytes += total
-        builder._total_bytes += total
-        if register:
-            self.recovery.departed(train, total, now, space)
+        # They follow what the builder has, which is done with them: nothing else is written.
+        self._sealed = self._sealing.of(crypto.send).seal(prefix, first, groups)
+        builder._packet_number = self._packet_number = number
+        # Packets are registered in the order of their numbers: here, if the builder has none.
+        if builder._packets:
+            packets: list[Any] = builder._packets
+            packets += train
+        else:
+            space = self._spaces[tls.Epoch.ONE_RTT]
+            self.recovery.departed(train, number - first, total, now, space)
             if not self._ack_eliciting_sent_since_receipt:
                 # RFC 9000 section 10.1: the first ack-eliciting packet restarts the idle timer.
                 self._close_at = now + self._idle_timeout()
                 self._ack_eliciting_sent_since_receipt = True
-        else:
-            packets += train
-        self._packets_under_key += len(sealed)
+        self._packets_under_key += number - first
         self._pacer.spend(total)
         if not any(self._queues):
             return
-        if len(sealed) == allowance:
+        if number - first == allowance:
             self._pacing_at = self._pacer.next_send_time(now) or now
         else:
-            self.capped = len(sealed) == burst
+            self.capped = number - first == burst

@@ -67,6 +67,11 @@ class StreamSender(QuicStreamSender):
         return 0 if self._reset_error_code is not None else self._buffer_stop - self.highest_offset
 
     @property
+    def acknowledged(self) -> bool:
+        """Whether the peer has all that was written."""
+        return self._reset_error_code is not None or self._buffer_start == self._buffer_stop
+
+    @property
     def has_new(self) -> bool:
         """Whether there is data, or a FIN, that was never sent or whose FIN was lost."""
         return self._reset_error_code is None and (
@@ -76,6 +81,16 @@ class StreamSender(QuicStreamSender):
     @property
     def has_lost(self) -> bool:
         return self._reset_error_code is None and len(self._lost) > 0
+
+    @property
+    def next_lost(self) -> int:
+        """Where the first lost range begins; 0 if there is none."""
+        return self._lost[0].start if len(self._lost) else 0
+
+    @property
+    def lost_in_a_row(self) -> int:
+        """The octets of the first lost range; there must be one."""
+        return len(self._lost[0])
 
     @property
     def failed(self) -> bool:
@@ -281,6 +296,9 @@ class Stream(QuicStream):
         self.credited = 0  # the offset up to which it counts as consumed
         self.window = max_stream_data_local
         """Octets beyond what the handler has that the peer may send."""
+        self.lent = 0
+        """Octets of the session's window that it may hold; 0 before it has used a part of its own
+        and was never paused."""
         self.mark = NO_MARK
         self.paused = False
         self.stopped = False

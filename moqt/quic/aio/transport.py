@@ -127,7 +127,6 @@ class AioquicTransport:
         stream = paused or self._connection.stream(stream_id)
         if stream is None or stream.stopped or self._connection.over:
             return
-        stream.paused = False
         self._connection.stop_receiving(stream, code)
         self.wake()
 
@@ -146,16 +145,14 @@ class AioquicTransport:
 
     def pause_receiving(self, stream_id: int) -> None:
         stream = self._connection.stream(stream_id)
-        if stream is not None and not stream.stopped and stream.max_stream_data_local:
-            stream.paused = True
+        if stream is not None and not stream.stopped and not stream.settled:
+            self._connection.pause(stream)
             self._paused[stream_id] = stream
 
     def resume_receiving(self, stream_id: int) -> None:
         stream = self._paused.pop(stream_id, None)
         if stream is not None and stream.paused:
-            stream.paused = False
-            self._connection.consume(stream, stream.delivered)
-            self._connection.grant(stream)
+            self._connection.resume(stream)
             self.wake()
 
     @property
@@ -175,6 +172,10 @@ class AioquicTransport:
         if not room:
             self._connection.without_credit.add(stream_id)
         return room
+
+    def acknowledged(self, stream_id: int) -> bool:
+        stream = self._connection.stream(stream_id)
+        return stream is None or self._connection.over or stream.out.acknowledged
 
     def take_credited(self) -> Iterable[int]:
         credited, self._connection.credited = self._connection.credited, set()
@@ -274,6 +275,10 @@ class AioquicTransport:
         self._connection.interface_limit = limit
 
     @property
+    def peer_address(self) -> str:
+        return show_address(self.remote_address)
+
+    @property
     def remote_address(self) -> Address | None:
         address: Address | None = self._connection.get_peer_address()
         return address
@@ -323,6 +328,8 @@ class AioquicTransport:
         if connection.over:
             return at
         times = [] if at is None else [at]
+        if connection.probe_again is not None:
+            times.append(connection.probe_again)
         if self._deadline is not None:
             times.append(self._deadline[0])
         if self._handshake_at is not None:
@@ -480,6 +487,7 @@ class AioquicTransport:
             if stream is not None:
                 if not stream.stopped:
                     self._handler.stream_reset(event.stream_id, event.error_code)
+                stream.paused = False
                 self._connection.settle(stream)
         elif isinstance(event, events.StopSendingReceived):
             self._handler.stop_sending(event.stream_id, event.error_code)

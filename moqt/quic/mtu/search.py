@@ -1,9 +1,10 @@
 """The search for the largest packet a path carries (DPLPMTUD, RFC 8899; RFC 9000 section 14.3).
 
-A probe is a packet larger than any that is known to arrive. Those of the first round leave at once,
-one for each size that is common: on nearly every path one of them is the answer, a round trip
-later. What is left between the largest that arrived and the smallest that did not is halved. A
-probe may be lost by chance, so the smallest size that failed is tried again before the search ends.
+A probe is a packet larger than any that is known to arrive. Those of the first round have the sizes
+that are common, the likeliest first: on nearly every path one of them is the answer. Whoever sends
+them says how much room there is for one now. What is left between the largest that arrived and the
+smallest that did not is halved. A probe may be lost by chance, so the smallest size that failed is
+tried again before the search ends.
 """
 
 from __future__ import annotations

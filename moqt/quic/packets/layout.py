@@ -1,15 +1,9 @@
-"""What the octets of a 1-RTT packet are for, and the record of one that was sent."""
+"""What the octets of a 1-RTT packet are for."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from typing import Any
-
-from aioquic import tls
-from aioquic.quic.packet import QuicPacketType
-
-from moqt.quic.congestion.controller import Departure
 
 Address = tuple[Any, ...]
 """Where a peer is, as sockets have it: `(host, port)`, or four members for IPv6. On a socket for
@@ -57,34 +51,16 @@ def varint(value: int) -> bytes:
     return (value | 0xC000000000000000).to_bytes(8, "big")
 
 
-class SentPacket:
-    """`QuicSentPacket` for a 1-RTT packet of STREAM frames, without a dict and default lists."""
+def stream_header(stream_id: bytes, width: int, start: int, length: int, fin: bool) -> bytes:
+    """The octets of a STREAM frame before its data; `width` 0 leaves out an Offset of 0.
 
-    __slots__ = (
-        "delivery_handlers",
-        "departure",
-        "packet_number",
-        "quic_logger_frames",
-        "sent_bytes",
-        "sent_time",
-    )
-    epoch = tls.Epoch.ONE_RTT
-    in_flight = True
-    is_ack_eliciting = True
-    is_crypto_packet = False
-    packet_type = QuicPacketType.ONE_RTT
-
-    def __init__(
-        self,
-        packet_number: int,
-        sent_bytes: int,
-        delivery_handlers: Sequence[tuple[Any, Any]],
-        sent_time: float,
-        departure: Departure,
-    ) -> None:
-        self.packet_number = packet_number
-        self.sent_bytes = sent_bytes
-        self.delivery_handlers = delivery_handlers
-        self.sent_time = sent_time
-        self.departure = departure
-        self.quic_logger_frames: list[Any] = []
+    The Offset has `width` octets (4 or 8) and the Length 2, so that frames of one stream have
+    headers of one size (RFC 9000 section 16 lets integers be longer than they need).
+    """
+    if width == 4:
+        offset = (start | 0x80000000).to_bytes(4, "big")
+    elif width:
+        offset = (start | 0xC000000000000000).to_bytes(8, "big")
+    else:
+        return b"%c%b%c%c" % (0x0A | fin, stream_id, length >> 8 | 0x40, length & 0xFF)
+    return b"%c%b%b%c%c" % (0x0E | fin, stream_id, offset, length >> 8 | 0x40, length & 0xFF)

@@ -122,6 +122,11 @@ class Endpoint:
         return self._context.memory
 
     @property
+    def backend(self) -> str:
+        """What protects packets of bulk data: `python` or `native`."""
+        return self._context.backend
+
+    @property
     def refused_connections(self) -> int:
         return self.counters.connections_refused
 
@@ -289,6 +294,14 @@ class Endpoint:
         now = self._clock()
         touched: dict[AioquicTransport, list[tuple[Address, list[bytes]]]] = {}
         for datagrams, addr in batches:
+            if len(datagrams) > 1 and not datagrams[0][0] & 0x80:
+                cid = datagrams[0][1 : 1 + CID_LENGTH]
+                transport = routes.get(cid)
+                if transport is not None and [data[1 : 1 + CID_LENGTH] for data in datagrams].count(
+                    cid
+                ) == len(datagrams):
+                    _add_run(touched, transport, addr, datagrams)
+                    continue
             for data in datagrams:
                 if len(data) <= CID_LENGTH:
                     continue
@@ -300,13 +313,7 @@ class Endpoint:
                 if transport is None:
                     self._accept(data, addr)
                     continue
-                runs = touched.get(transport)
-                if runs is None:
-                    touched[transport] = [(addr, [data])]
-                elif runs[-1][0] == addr:
-                    runs[-1][1].append(data)
-                else:
-                    runs.append((addr, [data]))
+                _add_run(touched, transport, addr, [data])
         for transport, runs in touched.items():
             for addr, run in runs:
                 answer = transport.receive(run, addr, now)
@@ -450,6 +457,22 @@ class Endpoint:
         if transport.closed is not None and (not transport.established or transport.closed_by_peer):
             code, reason, application = transport.closed
             raise QuicConnectError(escaped(reason), code, application)
+
+
+def _add_run(
+    touched: dict[AioquicTransport, list[tuple[Address, list[bytes]]]],
+    transport: AioquicTransport,
+    addr: Address,
+    datagrams: list[bytes],
+) -> None:
+    """Put datagrams behind those that have come from one address for a connection."""
+    runs = touched.get(transport)
+    if runs is None:
+        touched[transport] = [(addr, datagrams)]
+    elif runs[-1][0] == addr:
+        runs[-1][1].extend(datagrams)
+    else:
+        runs.append((addr, datagrams))
 
 
 async def serve(

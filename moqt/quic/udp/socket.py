@@ -225,30 +225,15 @@ class UdpSocket:
         index, count = 0, len(datagrams)
         while index < count:
             data, addr = datagrams[index]
-            stop = index + 1
             fault: OSError | None = None
-            if self.gso:
-                size = total = len(data)
-                limit = min(count, index + MAX_SEGMENTS)
-                while stop < limit:
-                    following, to = datagrams[stop]
-                    length = len(following)
-                    if length > size or to != addr or total + length > MAX_BATCH:
-                        break
-                    total += length
-                    stop += 1
-                    if length < size:
-                        break  # only the last segment may be shorter
-                if stop - index > 1:
-                    segments = [data for data, _ in datagrams[index:stop]]
-                    fault = self._send_segments(segments, addr, size)
-                    if fault is None:
-                        index = stop
-                        continue
-                    if isinstance(fault, BlockingIOError | InterruptedError):
-                        return index
-                    # Not on this socket, device or route: one by one.
-                    stop = index + 1
+            if self.gso and len(segments := _alike(datagrams, index)) > 1:
+                fault = self._send_segments(segments, addr, len(data))
+                if fault is None:
+                    index += len(segments)
+                    continue
+                if isinstance(fault, BlockingIOError | InterruptedError):
+                    return index
+                # Not on this socket, device or route: one by one.
             dropped = self.dropped
             if not self._send_one(data, addr):
                 return index
@@ -256,7 +241,7 @@ class UdpSocket:
             if fault is not None and fault.errno in _NO_OFFLOAD and self.dropped == dropped:
                 log.info("UDP segmentation offload does not work here: %s", fault)
                 self.gso = False
-            index = stop
+            index += 1
         return count
 
     def _send_segments(self, segments: list[bytes], addr: Address, size: int) -> OSError | None:
@@ -317,6 +302,25 @@ class UdpSocket:
             return
         self._warned.add((number, level))
         log.log(level, "%s failed: %s%s; reported once", what, exc, hint)
+
+
+def _alike(datagrams: Sequence[tuple[bytes, Address]], index: int) -> list[bytes]:
+    """Those from `index` on that one call can take: to one address and of one size, of which the
+    last may fall short."""
+    data, addr = datagrams[index]
+    size = len(data)
+    some = datagrams[index : index + max(1, min(MAX_SEGMENTS, MAX_BATCH // (size or 1)))]
+    segments = [each for each, to in some if to is addr]
+    if len(segments) == len(some) and set(map(len, segments)) == {size}:
+        return segments
+    count = 1
+    for each, to in some[1:]:
+        if to != addr or len(each) > size:
+            break
+        count += 1
+        if len(each) < size:
+            break
+    return [each for each, _ in some[:count]]
 
 
 def _payload_limit(sock: socket.socket, addr: Address) -> int:

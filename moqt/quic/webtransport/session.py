@@ -197,6 +197,9 @@ class WebTransport:
     def send_room(self, stream_id: int) -> int:
         return self._transport.send_room(stream_id) if self.state is State.OPEN else 0
 
+    def acknowledged(self, stream_id: int) -> bool:
+        return self._transport.acknowledged(stream_id)
+
     def take_credited(self) -> Iterable[int]:
         return self._transport.take_credited()
 
@@ -207,6 +210,10 @@ class WebTransport:
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         return self._transport.peer_certificate
+
+    @property
+    def peer_address(self) -> str:
+        return self._transport.peer_address
 
     def wake(self) -> None:
         self._transport.wake()

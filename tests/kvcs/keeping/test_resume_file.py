@@ -185,6 +185,7 @@ def test_files_of_another_scope_descriptor_or_other_layers_are_a_miss(tmp_path):
         ({}, False, True),
         ({"publication": "03" * 16}, False, False),
         ({"publication": "03" * 16}, True, True),
+        ({"publication": "03" * 16, "deterministic": True}, False, False),
         ({"anchor_key": "03" * 32}, True, False),
         ({"publication": "03" * 16, "deterministic": False}, True, False),
     ],

@@ -150,6 +150,12 @@ def test_every_rule_of_the_manifest_has_its_error(path: str, value: Any, error: 
     assert name_of(parse, changed(path, value)) == error
 
 
+def test_a_segment_lists_tracks_of_its_own() -> None:
+    assert offered("k.raw.s0", "v.raw.s0").segments[0].tracks == (K0, V0)
+    assert name_of(offered, "k.raw.s1", "v.raw.s1") == "bad-manifest"
+    assert name_of(offered, "k.raw.s0", "v.raw.s0", "kv.raw.s1") == "bad-manifest"
+
+
 def test_faults_are_named_in_the_order_of_the_specification() -> None:
     assert name_of(Manifest.parse, b"[]") == "not-an-object"
     assert name_of(Manifest.parse, b"\xff") == "not-i-json"
@@ -251,6 +257,11 @@ def test_a_segment_of_other_tokens_is_refused() -> None:
     assert name_of(manifest.check_keys, KEYS, KEYS[0]) == "keys-mismatch"
     assert name_of(manifest.check_keys, KEYS, KEYS[2]) == "keys-mismatch"
     assert name_of(manifest.check_keys, KEYS[:1], KEYS[0]) == "keys-mismatch"
+
+
+def test_the_anchor_key_of_the_namespace_is_that_of_segment_0() -> None:
+    # a manifest of our tokens under the namespace of others
+    assert name_of(parse(TREE).check_keys, KEYS, bytes(32)) == "keys-mismatch"
 
 
 def test_later_segments_count_as_far_as_they_continue_with_the_consumers_tokens() -> None:

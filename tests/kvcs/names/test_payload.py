@@ -76,6 +76,10 @@ def name_of(payload: Any, **changes: Any) -> str:
     return caught.value.name
 
 
+def test_components_have_the_numbers_of_the_registry() -> None:
+    assert {each.label: int(each) for each in Component} == {"k": 1, "v": 2, "kv": 3}
+
+
 @pytest.mark.parametrize("vector", VECTORS["payloads"], ids=lambda v: v["id"])
 def test_a_header_is_the_68_octets_of_the_vector(vector: dict[str, Any]) -> None:
     header = encode_header(

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from kvcs.names.errors import (
     NotAuthorized,
@@ -21,9 +22,11 @@ from kvcs.names.errors import (
     VerificationFailed,
 )
 from kvcs.programs.common import check_not_input, exit_code, explained
+from kvcs.programs.publish import app
 from kvcs.programs.serving import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
+from kvsp.holder.records.publishing import DEFAULT_TTL_MS
 from kvsp.names.errors import FileError
 from moqt.backoff import Backoff
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
@@ -147,6 +150,7 @@ def test_what_does_not_go_together_is_said_before_anything_is_read(files):
         (("--keylog-file", "none/keys"), {}, ["none/keys", "No such file"]),
         (("--mtu", "100"), {}, ["--mtu"]),
         (("--congestion", "vegas"), {}, ["--congestion", "bbr"]),
+        (("--quic-backend", "rust"), {}, ["--quic-backend", "python", "native"]),
         (("--session-window", "100"), {}, ["--session-window"]),
         (("--nonsense",), {}, ["there is no option --nonsense"]),
         (("--toknes", "x"), {}, ["did you mean --tokens?"]),
@@ -308,6 +312,25 @@ def test_inputs_are_checked_before_anything_is_connected(tmp_path):
         check_output(tmp_path)
     check_cafile(None)
     check_output(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("cache", "ttl_ms"), [("5", 5000), ("86400", DEFAULT_TTL_MS)])
+def test_records_of_the_index_live_no_longer_than_the_objects_at_relays(
+    cache, ttl_ms, files, monkeypatch
+):
+    told = []
+
+    def replicas(*_, ttl_ms, **__):
+        told.append(ttl_ms)
+        raise InputError("that is all")
+
+    monkeypatch.chdir(files)
+    monkeypatch.setattr("kvcs.publishing.replicas.Replicas", replicas)
+    options = ["--scope-key-file", "scope.json", "--compat", "compat.json", "--tokens"]
+    options += ["tokens.json", "--kv", "kv.safetensors", "--cache", cache]
+    options += ["--kvsp", "http://127.0.0.1:9/", "--kvsp-http-loopback"]
+    done = CliRunner().invoke(app, [URL, *options])
+    assert done.exit_code == ExitCode.USAGE and told == [ttl_ms], done.output
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.999])

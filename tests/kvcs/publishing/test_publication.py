@@ -14,13 +14,14 @@ from kvcs.names.manifest import check_progress
 from kvcs.names.payload import check_payload
 from kvcs.publishing.announcing import publish, unpublish
 from kvcs.publishing.publication import Publication
+from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
-from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
+from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue
-from moqt.values.names import Location
+from moqt.values.names import FullTrackName, Location
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -193,6 +194,23 @@ def test_the_first_manifest_is_there_before_the_first_object():
     assert [str(t) for t in entry.tracks] == ["k.raw.s0", "v.raw.s0"]
     assert entry.blocks == BLOCKS
     assert manifest.publication == publication.namespace.publication_id
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_of_the_two_manifest_tracks_one_is_there_and_the_other_said_not_to_be(signed):
+    signer = ProducerKey.generate() if signed else None
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS, signer=signer, cache_ms=5000)
+    served = Publisher()
+    publication.serve(served)
+    pair = Pair(server=served)
+    plain, cose = Collector(), Collector()
+    for name, collector in ((b"manifest", plain), (b"manifest.cose", cose)):
+        pair.client.subscribe(FullTrackName(publication.namespace.fields, name), collector)
+    pair.run()
+    there, absent = (cose, plain) if signed else (plain, cose)
+    assert there.accepted is not None and there.failed is None
+    assert absent.failed.code == RequestErrorCode.DOES_NOT_EXIST
+    assert absent.failed.retry_after_ms == 5000
 
 
 def test_a_new_manifest_comes_every_eight_layers_and_at_the_end():

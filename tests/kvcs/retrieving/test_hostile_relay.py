@@ -214,6 +214,16 @@ def gives_another_publications_manifest(world: World) -> Tracks:
     return [*relabelled(world, [manifest(other)]), *data(world.honest)]
 
 
+def gives_the_manifest_in_clear(world: World) -> Tracks:
+    store = manifest(world.honest)
+    text = opened(world, store, newest(store))
+    plain = World(MODES["plain"])
+    return [
+        manifest_track(plain, world.honest.namespace, [text], name=store.name),
+        *data(world.honest),
+    ]
+
+
 def gives_no_manifest(world: World) -> Tracks:
     return data(world.honest)
 
@@ -338,6 +348,7 @@ ATTACKS = [
     Row(replays_an_old_manifest, RIGHT, BAD, RIGHT, BAD),
     Row(replays_an_old_manifest_as_the_newest, RIGHT, BAD, BAD, BAD),
     always(gives_another_publications_manifest, BAD),
+    Row(gives_the_manifest_in_clear, RIGHT, RIGHT, BAD, BAD),
     always(gives_no_manifest, LOST)._replace(signed=BAD, both=BAD),
     Row(forges_a_publication, BELIEVED, BAD, BAD, BAD),
     Row(forges_a_publication_under_our_name, BELIEVED, BAD, BAD, BAD),

@@ -157,6 +157,21 @@ def test_a_signature_has_64_octets(octets) -> None:
             open_message(message, PRODUCERS)
 
 
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_the_algorithm_is_that_of_the_producers_key(algorithm) -> None:
+    key = ProducerKey.generate(algorithm)
+    (other,) = set(Algorithm) - {algorithm}
+    for said, right in ((algorithm, True), (other, False)):
+        protected = cbor2.dumps({1: int(said)})
+        signature = key.sign(cbor2.dumps(["Signature1", protected, b"", b"{}"]))
+        message = remade(protected, {4: key.kid}, signature=signature)
+        if right:
+            assert open_message(message, Producers([key.public])) == b"{}"
+            continue
+        with pytest.raises(DecodeError, match=r"bad-signature.*its algorithm is"):
+            open_message(message, Producers([key.public]))
+
+
 def test_who_requires_nobody_takes_the_payload_whoever_signed_it() -> None:
     signed = sign(b"{}", ProducerKey.generate(Algorithm.ES256))
     assert open_message(signed, None) == b"{}"

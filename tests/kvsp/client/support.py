@@ -24,7 +24,7 @@ from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.index_client import HttpIndexClient
 from kvsp.holder.records.publishing import RecordPublisher
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.http.app import App
 from kvsp.http.server import Server, ServerSettings
 from kvsp.index.app import IndexApp
@@ -177,7 +177,7 @@ async def world(
                 publisher = RecordPublisher(away)
                 made.holders.append(
                     Holder(
-                        [(HostTier(), room)],
+                        [(MemoryTier(), room)],
                         HolderSettings(base_uri=base, **settings),
                         records=publisher,
                     )

@@ -15,12 +15,15 @@ from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.leases.table import LeaseQuota
 from kvsp.holder.records.publishing import (
     CompatUnknownError,
+    IndexRefusedError,
     IndexUnavailableError,
-    Published,
+    Kept,
+    ManyUnsupportedError,
     RecordPublisher,
 )
+from kvsp.holder.records.table import Published
 from kvsp.holder.store import BlockInfo, Part
-from kvsp.holder.tiers.tiers import HostTier, TierStorage
+from kvsp.holder.tiers.tiers import MemoryTier, TierStorage
 from kvsp.http.app import App
 from kvsp.http.limits import HttpLimits
 from kvsp.names.codes import Codec, Tier
@@ -91,6 +94,10 @@ class MemoryIndex:
     up: bool = True
     ttl_ms: int = 600_000
     descriptors: list[Descriptor] = field(default_factory=lambda: [DESCRIPTOR])
+    takes_many: bool = True
+    kept: set[str] = field(default_factory=set)
+    room: int | None = None
+    """How many records there is room for."""
 
     async def publish(self, record: ReplicaRecord) -> Published:
         self._check()
@@ -100,6 +107,32 @@ class MemoryIndex:
         created = record.path not in self.records
         self.records[record.path] = record
         return Published(min(self.ttl_ms, record.ttl_ms), created)
+
+    async def keep(self, holder: str, ttl_ms: int, records: Sequence[bytes]) -> Kept:
+        self._check()
+        if not self.takes_many:
+            raise ManyUnsupportedError("status 405")
+        self.calls.append(("POST", str(len(records))))
+        results: list[Published | IndexRefusedError] = []
+        for text in records:
+            record = ReplicaRecord.from_json(text)
+            if await self.descriptor(record.compat_id) is None:
+                results.append(CompatUnknownError("kvsp-compat-unknown"))
+                continue
+            results.append(Published(self.ttl_ms, record.path not in self.records))
+            self.records[record.path] = record
+            self.kept.add(record.path)
+        if self.room is not None:
+            for path in sorted(self.kept)[self.room :]:
+                self.kept.discard(path)
+                self.records.pop(path, None)
+        return Kept(min(self.ttl_ms, ttl_ms), len(self.kept & self.records.keys()), results)
+
+    async def withdraw_all(self, holder: str) -> None:
+        self._check()
+        self.calls.append(("DELETE", holder))
+        for path in [path for path, each in self.records.items() if each.holder == holder]:
+            del self.records[path]
 
     async def put_descriptor(self, descriptor: Descriptor) -> None:
         self._check()
@@ -181,13 +214,16 @@ def make_world(
     quota: LeaseQuota | None = None,
     limits: HttpLimits | None = None,
     index: MemoryIndex | None = None,
+    many: bool = False,
     **settings: Any,
 ) -> World:
     clock = Clock()
     index = index or MemoryIndex()
-    publisher = RecordPublisher(index, clock=clock, withdraw_s=0.2)
+    publisher = RecordPublisher(
+        index, holder=BASE, many=index if many else None, clock=clock, withdraw_s=0.2
+    )
     holder = Holder(
-        tiers if tiers is not None else [(HostTier(), 10 * OCTETS)],
+        tiers if tiers is not None else [(MemoryTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE, **settings),
         records=publisher,
         quota=quota,

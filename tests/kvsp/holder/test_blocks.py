@@ -10,12 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from kvsp.blocks.container import Container, decode, repr_digest_field
 from kvsp.holder import holder as holder_module
+from kvsp.holder.rooms import NoRoomError
 from kvsp.holder.store import MissReason
 from kvsp.holder.tiers.disk import DiskTier
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.names.codes import Codec
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
@@ -23,6 +25,7 @@ from tests.kvsp.holder.support import (
     HOST,
     OCTETS,
     OTHER_SCOPE,
+    MemoryIndex,
     World,
     block_id,
     container,
@@ -93,7 +96,7 @@ async def test_layers_that_do_not_exist_or_are_not_held_are_kvsp_layers_unavaila
 
 
 async def test_a_holder_of_some_layers_says_which_and_serves_those() -> None:
-    tier = HostTier()
+    tier = MemoryTier()
     world = make_world([(tier, 10 * OCTETS)])
     made = container(1)
     part = made.select(range(2, 4))
@@ -381,7 +384,7 @@ async def test_delete_withdraws_and_evicts(world: World) -> None:
 
 
 async def test_a_full_holder_is_507_with_retry_after_while_leases_last() -> None:
-    world = make_world([(HostTier(), 2 * OCTETS)])
+    world = make_world([(MemoryTier(), 2 * OCTETS)])
     await world.put(1)
     await world.put(2)
     assert (await world.lease(1, 2, ttl_ms=4500)).status == 429
@@ -476,3 +479,46 @@ async def test_metrics_show_reads_by_tier_and_rejections_by_reason(world: World)
     assert 'kvsp_holder_misses_total{reason="unknown-key"} 1.0' in text
     assert f'kvsp_holder_tier_octets{{tier="{tier}"}} {float(OCTETS)}' in text
     assert tier in (HOST, DISK)
+
+
+async def _whole(text: bytes) -> AsyncIterator[bytes]:
+    yield text
+
+
+async def test_room_is_made_for_the_octets_that_come_not_for_those_a_header_claims() -> None:
+    wide = geometry(layers=4, kv_heads=8, head_dim=256, block_tokens=256)
+    made = container(99, descriptor=wide)
+    claimed = made.header.total_octets
+    assert claimed > 8 << 20
+    world = make_world([(MemoryTier(), claimed + OCTETS)], index=MemoryIndex(descriptors=[wide]))
+    world.index.descriptors.append(DESCRIPTOR)
+    filling = 3
+    for number in range(filling):
+        assert (await world.put(number)).status == 201
+    text = octets(made)
+    sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield text[: 100 << 10]
+        sent.set()
+        await go_on.wait()
+        raise ClientDisconnect
+
+    block = block_id(99, descriptor=wide)
+    put = asyncio.ensure_future(world.holder.put(block, wide, stalling()))
+    await sent.wait()
+    assert len(world.holder.store) == filling
+    go_on.set()
+    with pytest.raises(ClientDisconnect):
+        await put
+    assert world.holder.store.used(HOST) == filling * OCTETS
+    # as it comes it gets all it needs
+    assert await world.holder.put(block, wide, _whole(text))
+    assert world.holder.store.used(HOST) == claimed + OCTETS
+    assert (await world.client.get(f"blocks/{block.path}")).body == text
+    # one that no tier can hold is refused before anything has left for it
+    small = make_world([(MemoryTier(), 4 * OCTETS)], index=world.index)
+    await small.put(1)
+    with pytest.raises(NoRoomError):
+        await small.holder.put(block, wide, _whole(text))
+    assert len(small.holder.store) == 1

@@ -18,7 +18,7 @@ import pytest
 
 from kvsp.blocks.container import Container
 from kvsp.holder.tiers.disk import DiskTier, Files
-from kvsp.holder.tiers.tiers import HostTier, part_name
+from kvsp.holder.tiers.tiers import MemoryTier, part_name
 from kvsp.names.codes import Codec
 from kvsp.records.records import ReplicaRecord
 from tests.kvsp.holder.support import (
@@ -211,7 +211,7 @@ def interleave(seed: int, root: Path, failing: bool) -> Counter[tuple[str, int]]
     async def main(numbers: random.Random) -> Counter[tuple[str, int]]:
         files = Failing(root, numbers) if failing else Quick()
         disk = DiskTier(root, files=files, quarantine_octets=0)
-        tiers = [(HostTier(), 4 * OCTETS), (disk, 4 * OCTETS)]
+        tiers = [(MemoryTier(), 4 * OCTETS), (disk, 4 * OCTETS)]
         world = make_world(tiers, index=SlowIndex())
         world.publisher.describe(_descriptor)
         await world.holder.start()

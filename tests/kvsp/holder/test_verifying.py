@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvsp.holder.holder import BusyError
+from kvsp.holder.reading import Sections
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.scrubbing import Scrubber
-from kvsp.holder.tiers.tiers import HostTier, part_name
+from kvsp.holder.tiers.tiers import MemoryTier, part_name
 from tests.kvsp.holder.support import (
     DISK,
     OCTETS,
@@ -72,7 +72,7 @@ async def test_only_who_may_read_a_block_may_doubt_it(tmp_path: Path) -> None:
     assert world.holder.store.counters.octets_verified == 0
 
 
-async def test_doubts_cost_one_reading_of_a_block_in_a_while_and_one_block_at_a_time(
+async def test_doubts_cost_one_reading_of_a_block_in_a_while_and_one_block_at_a_time_of_each_client(
     tmp_path: Path,
 ) -> None:
     world = await world_on(tmp_path)
@@ -82,17 +82,57 @@ async def test_doubts_cost_one_reading_of_a_block_in_a_while_and_one_block_at_a_
     world.clock.now += world.holder.settings.verified_s
     assert (await doubted(world, 1)).status == 204
     assert world.holder.store.counters.octets_verified == 2 * OCTETS
-    first = asyncio.ensure_future(world.holder.doubted(block_id(2)))
+    first = asyncio.ensure_future(world.holder.doubted(block_id(2), client="reader"))
     await asyncio.sleep(0)
-    with pytest.raises(BusyError):
-        await world.holder.doubted(block_id(3))
     answer = await doubted(world, 3)
-    assert (answer.status, "retry-after" in answer.headers) == (503, True)
+    assert (answer.status, "retry-after" in answer.headers) == (429, True)
+    # the others have their own share, and wait for their turn
+    assert (await doubted(world, 3, "writer")).status == 204
     assert await first
+    assert world.holder.store.counters.reads_refused == 1
+
+
+async def test_clients_that_doubt_at_once_wait_for_each_other_and_read_a_block_once(
+    tmp_path: Path,
+) -> None:
+    world = await world_on(tmp_path, checks=1)
+    asking = [world.holder.doubted(block_id(2), client=f"tenant {each}") for each in range(5)]
+    assert await asyncio.gather(*asking) == [True] * 5
+    assert world.holder.store.counters.octets_verified == OCTETS
+
+
+async def test_a_head_of_new_layers_is_read_for_one_at_a_time_of_a_client_and_then_known(
+    tmp_path: Path,
+) -> None:
+    world = await world_on(tmp_path)
+    path = f"blocks/{block_id(1).path}?layers="
+    held = asyncio.Event()
+
+    async def slow(_: Sections) -> bytes:
+        await held.wait()
+        return b"d" * 32
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sections, "digest", slow)
+        first = asyncio.ensure_future(world.client.request("HEAD", path + "0-0"))
+        await asyncio.sleep(0.05)
+        second = await world.client.request("HEAD", path + "1-1")
+        assert (second.status, "retry-after" in second.headers) == (429, True)
+        held.set()
+        assert (await first).status == 200
+    before = dict(world.holder.store.counters.octets_read)
+    again = await world.client.request("HEAD", path + "0-0")
+    assert (again.status, again.headers["etag"]) == (200, f'"{(b"d" * 32).hex()}"')
+    # what a GET shows needs no reading for a HEAD
+    got = await world.get(1, "?layers=2-3")
+    read = dict(world.holder.store.counters.octets_read)
+    shown = await world.client.request("HEAD", path + "2-3")
+    assert shown.headers["repr-digest"] == got.headers["repr-digest"]
+    assert read != before and read == dict(world.holder.store.counters.octets_read)
 
 
 async def test_damage_found_while_promoting_is_a_loss(tmp_path: Path) -> None:
-    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    world = make_world([(MemoryTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
     await world.holder.start()
     await world.put(1)
     rot(tmp_path, 1)

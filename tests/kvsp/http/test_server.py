@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import aiohttp
@@ -233,7 +234,7 @@ def test_a_file_for_tls_that_cannot_be_used_is_named_in_one_sentence(
 
 
 def test_what_a_refusal_says_to_set_exists() -> None:
-    known = set(ListenTable.__struct_fields__)
+    known = {each.name for each in fields(ListenTable)}
     for app, settings in (
         (make(), ServerSettings(host="0.0.0.0")),
         (make(EveryoneIsKnown()), ServerSettings(host="0.0.0.0")),

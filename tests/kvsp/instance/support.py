@@ -7,12 +7,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from kvsp.client.client import Client
 from kvsp.holder.holder import Holder, HolderSettings, Records
 from kvsp.holder.records.publishing import NoIndex
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.instance.callers import PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
 from kvsp.instance.core.limits import InstanceLimits
@@ -201,6 +202,7 @@ def make_instance(
     store_octets: int = 1 << 20,
     records: Records | None = None,
     engine: Engine = ENGINE,
+    directives: Path | None = None,
     **limits: Any,
 ) -> Instance:
     """An instance that is not started."""
@@ -213,10 +215,19 @@ def make_instance(
         limits=InstanceLimits(pool_octets=pool_blocks * OCTETS, **limits),
     )
     holder = Holder(
-        [(HostTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
+        [(MemoryTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
     )
     placement, source = Placement(), Source()
-    shell = InstanceShell(agent, engine, holder, Client(), placement, Epochs(), fetchers=[source])
+    shell = InstanceShell(
+        agent,
+        engine,
+        holder,
+        Client(),
+        placement,
+        Epochs(),
+        fetchers=[source],
+        directives=directives,
+    )
     return Instance(shell, agent, holder, placement, source)
 
 

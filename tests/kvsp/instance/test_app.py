@@ -12,6 +12,7 @@ import pytest
 from kvsp.http.app import App
 from kvsp.instance.app import InstanceService
 from kvsp.instance.engines.toy import ToyEngine
+from kvsp.names.codes import InstanceState
 from kvsp.principals import Principal
 from kvsp.records.records import OutputToken, Resume
 from kvsp.records.release import FrontEnd
@@ -111,7 +112,7 @@ async def test_only_the_roles_of_an_operation_may_use_it(method, path, body):
 
 
 async def test_the_state_is_set_and_shown_with_the_epoch():
-    async with serving() as (client, _):
+    async with serving() as (client, instance):
         pc = client.as_("pc")
         answer = await pc.request("PUT", "state", json_body={"state": "active"})
         assert answer.json == {"state": "active", "epoch": 7}
@@ -119,6 +120,7 @@ async def test_the_state_is_set_and_shown_with_the_epoch():
         answer = await pc.request("PUT", "state", json_body={"state": "sleeping"})
         assert (answer.status, answer.problem) == (409, "kvsp-invalid-transition")
         assert answer.json["state"] == "active"
+        instance.placement.wanted = InstanceState.DRAINING  # as it asks for
         answer = await pc.request("PUT", "state", json_body={"state": "draining"})
         assert answer.json["state"] == "sleeping"
         answer = await pc.request("POST", "prefetch", json_body=directive(keys()).to_dict())

@@ -15,7 +15,7 @@ from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.leases.table import LeaseQuota
 from kvsp.holder.records.publishing import NoIndex
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.http.app import App
 from kvsp.http.auth import LoopbackOnly
 from kvsp.instance.engines.engine import KvBlock
@@ -29,7 +29,7 @@ async def holding(quota: LeaseQuota | None = None):
     """A holder with the blocks of the prompt, a fetcher, and the holder's base URI."""
     records = NoIndex()
     holder = Holder(
-        [(HostTier(), 1 << 20)],
+        [(MemoryTier(), 1 << 20)],
         HolderSettings(base_uri="http://127.0.0.1/kvsp/"),
         records=records,
         quota=quota,

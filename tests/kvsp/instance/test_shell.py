@@ -79,8 +79,8 @@ def status(instance, made):
 async def test_a_directive_loads_blocks_in_its_order_and_makes_them_replicas():
     async with running() as instance:
         made = directive(keys())
-        instance.shell.prefetcher.accept(made)
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded, answer.failed) == (
             DirectiveState.COMPLETE,
@@ -98,7 +98,7 @@ async def test_each_block_that_fails_has_its_own_reason_and_the_rest_goes_on():
     async with running() as instance:
         instance.source.reasons = {keys()[0]: "kvsp-lease-quota"}
         made = directive([keys()[0], bytes(32), keys()[2]])
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded) == (DirectiveState.PARTIAL, (keys()[2],))
         assert [failed.reason for failed in answer.failed] == [
@@ -111,7 +111,7 @@ async def test_each_block_that_fails_has_its_own_reason_and_the_rest_goes_on():
 async def test_when_memory_is_too_small_the_status_is_partial_for_capacity():
     async with running(pool_blocks=2) as instance:
         made = directive(keys())
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded) == (DirectiveState.PARTIAL, tuple(keys()[:2]))
         assert [failed.reason for failed in answer.failed] == ["capacity"]
@@ -121,7 +121,7 @@ async def test_at_the_deadline_loading_stops_and_gives_its_memory_back():
     async with running() as instance:
         instance.source.hanging = {keys()[1]}
         made = directive(keys(), deadline_ms=300)
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded) == (DirectiveState.PARTIAL, (keys()[0],))
         assert {failed.reason for failed in answer.failed} == {"timeout"}
@@ -133,7 +133,7 @@ async def test_a_directive_where_nothing_came_has_failed_and_lists_nothing_as_lo
     async with running() as instance:
         instance.source.blocks = {}
         made = directive(keys())
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         answer = await finished(instance, made)
         assert (answer.state, answer.loaded, len(answer.failed)) == (DirectiveState.FAILED, (), 3)
 
@@ -142,9 +142,9 @@ async def test_a_cancelled_directive_is_forgotten_and_loads_no_more():
     async with running() as instance:
         instance.source.hanging = {keys()[0]}
         made = directive(keys())
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         await until(lambda: instance.source.asked)
-        instance.shell.prefetcher.cancel(made.directive)
+        await instance.shell.prefetcher.cancel(made.directive)
         with pytest.raises(Problem):
             status(instance, made)
         await until(lambda: instance.agent.pool.reserved == 0)
@@ -154,7 +154,7 @@ async def test_a_cancelled_directive_is_forgotten_and_loads_no_more():
 async def test_a_store_that_is_full_costs_the_replica_and_is_counted():
     async with running(store_octets=1) as instance:
         made = directive(keys())
-        instance.shell.prefetcher.accept(made)
+        await instance.shell.prefetcher.accept(made)
         assert (await finished(instance, made)).state is DirectiveState.COMPLETE
         assert instance.shell.loader.counters["stores_rejected"] == 3
 
@@ -206,9 +206,9 @@ async def test_loading_that_hangs_holds_up_neither_other_loads_nor_generation():
     async with running() as instance:
         instance.source.hanging = {keys()[0]}
         stuck = directive(keys()[:1])
-        instance.shell.prefetcher.accept(stuck)
+        await instance.shell.prefetcher.accept(stuck)
         other = directive(keys()[1:])
-        instance.shell.prefetcher.accept(other)
+        await instance.shell.prefetcher.accept(other)
         instance.shell.sessions.start_session(SESSION, start_request())
         assert await instance.tokens() == text(8)
         assert (await finished(instance, other)).state is DirectiveState.COMPLETE
@@ -484,7 +484,7 @@ async def test_the_answer_to_a_status_is_obeyed_and_reported():
 
 async def with_own(instance, count):
     made = directive(keys()[:count])
-    instance.shell.prefetcher.accept(made)
+    await instance.shell.prefetcher.accept(made)
     await finished(instance, made)
     instance.source.asked.clear()
 
@@ -588,7 +588,7 @@ async def test_a_prepared_plan_is_settled_by_what_the_controller_has():
 async def test_stopping_at_any_moment_leaves_no_task_and_no_reserved_memory(steps):
     async with running() as instance:
         knows(instance, 0, 1, 2)
-        instance.shell.prefetcher.accept(directive(keys()))
+        await instance.shell.prefetcher.accept(directive(keys()))
         resuming = asyncio.create_task(
             instance.shell.sessions.resume_session(Resume(2, checkpoint(5, count=50)))
         )

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsp.names.prefix import (
-    BlockLocation,
     block_tokens_range,
     blocks_covering,
     blocks_within,
     complete_blocks,
-    locate_block,
     missing,
     usable_blocks,
 )
@@ -63,16 +61,6 @@ def test_blocks_of_a_token_range_are_those_that_hold_or_fill_it(
     assert list(within) == [b for b in blocks if set(block_tokens_range(b, size)) <= set(tokens)]
 
 
-@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 80))
-def test_an_absolute_block_is_one_object_of_one_segment(segments: list[int], block: int) -> None:
-    every = [
-        BlockLocation(segment, number)
-        for segment, blocks in enumerate(segments)
-        for number in range(blocks)
-    ]
-    assert locate_block(block, segments) == (every[block] if block < len(every) else None)
-
-
 def test_negative_counts_and_empty_blocks_are_refused() -> None:
     for call in (
         lambda: complete_blocks(-1, 4),
@@ -86,7 +74,6 @@ def test_negative_counts_and_empty_blocks_are_refused() -> None:
         lambda: blocks_covering(range(-1, 4), 4),
         lambda: blocks_covering(range(0, 8, 2), 4),
         lambda: blocks_within(range(0, 8, 2), 4),
-        lambda: locate_block(-1, [1]),
     ):
         with pytest.raises(ValueError):
             call()

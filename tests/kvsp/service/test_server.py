@@ -26,7 +26,8 @@ from kvsp.names.identity import Scope
 from kvsp.names.uris import instance_id
 from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
-from kvsp.service.settings import SettingsError, load_settings
+from kvsp.service.settings import SettingsError
+from kvsp.service.sources import load_settings
 from moqt.quic.certificates import make_self_signed
 from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
@@ -114,7 +115,7 @@ async def _replicas(client):
 def test_what_a_holder_and_the_bodies_of_requests_may_take_is_set_in_the_file(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text(
-        "[http]\nbodies_mib = 7\nbodies_per_principal_mib = 3\n"
+        '[http]\nbodies_octets = "7MiB"\nbodies_octets_per_principal = 3145728\n'
         "[holder]\ndisk_mib = 9\nuploads = 5\nuploads_per_client = 2\nscrub_mib_per_s = 1.5\n"
         "quarantine_mib = 0\n"
     )
@@ -140,7 +141,7 @@ async def test_the_ready_line_names_roles_as_the_option_does(capsys):
 
 def test_the_table_names_of_the_settings_and_an_example_are_in_the_help():
     help_text = " ".join(CliRunner().invoke(program, ["--help"]).output.split())
-    assert "listen, peers, http, holder, index, controller, instance" in help_text
+    assert "listen, peers, client, http, holder, index, controller, instance" in help_text
     assert "kvsp-server --dev --roles index,controller,holder" in help_text
     assert "Exit code: 0 ended by SIGTERM" in help_text
 
@@ -150,7 +151,7 @@ def test_flags_go_before_the_file(tmp_path):
     file.write_text('roles = ["holder"]\n[listen]\naddress = "127.0.0.1:1"\ndrain_s = 3\n')
     flags = {"dev": True, "roles": ["index"], "listen": {"address": None}}
     settings = load_settings(file, flags)
-    assert (settings.roles, settings.listen.address) == (["index"], "127.0.0.1:1")
+    assert (settings.roles, settings.listen.address) == (("index",), "127.0.0.1:1")
     assert settings.listen.drain_s == 3
 
 
@@ -329,7 +330,7 @@ def test_a_server_without_principals_warns_that_this_machine_may_do_everything(t
 def test_a_data_directory_belongs_to_one_process(tmp_path):
     settings = {"roles": ["index"], "dev": True, "data_dir": str(tmp_path)}
     code = "import sys; from kvsp.service.server import Assembly"
-    code += "; from kvsp.service.settings import load_settings"
+    code += "; from kvsp.service.sources import load_settings"
     code += f"; made = Assembly(load_settings(None, {settings!r}))"
     code += "; print('claimed', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
@@ -379,7 +380,30 @@ def test_a_file_that_cannot_be_used_ends_the_start_with_exit_code_2_and_its_name
     result = CliRunner().invoke(program, ["--config", str(https(tmp_path, **{name: str(path)}))])
     assert result.exit_code == 2 and result.exception.__class__ is SystemExit
     (line,) = [each for each in result.output.splitlines() if "WARNING" not in each]
-    assert line.startswith(f"kvsp-server: {path}: ")
+    named = f"listen.{name}: " if content is None else ""
+    assert line.startswith(f"kvsp-server: {named}{path}: ")
+
+
+def test_a_start_that_fails_leaves_no_data_directory_behind(tmp_path):
+    there, made = tmp_path / "there", tmp_path / "new" / "data"
+    there.mkdir()
+    (there / "mine").write_text("")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for folder in (made, there):
+            for more in (
+                ["--listen", f"127.0.0.1:{port}"],
+                ["--listen", "127.0.0.1:0", "--config", str(tmp_path / "torn.toml")],
+            ):
+                (tmp_path / "torn.toml").write_text('[instance]\nscopes = ["torn"]\n')
+                (tmp_path / "torn").write_text("{")
+                arguments = ["--dev", "--roles", "index,controller,holder,instance", *more]
+                result = CliRunner().invoke(program, [*arguments, "--data-dir", str(folder)])
+                assert result.exit_code in (1, 2), result.output
+    assert not made.parent.exists()
+    assert (there / "mine").exists()
 
 
 def test_a_port_in_use_is_exit_code_1_and_named():

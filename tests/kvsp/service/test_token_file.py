@@ -19,7 +19,7 @@ from kvsp.http.server import Server
 from kvsp.names.uris import instance_id
 from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
-from kvsp.service.settings import load_settings
+from kvsp.service.sources import load_settings
 from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
 from tests.kvsp.support_server import Authority

@@ -433,6 +433,63 @@ def test_an_object_whose_stream_gave_way_is_sent_again_whole():
     world.end()
 
 
+def held_back(world):
+    """The peer has nothing of what is written from now on, until the set is cleared."""
+    lost, transport = set(), world.pair.server_transport
+    send, acknowledged = transport.send, transport.acknowledged
+
+    def sent(stream_id, data, fin=False):
+        lost.add(stream_id)
+        send(stream_id, data, fin)
+
+    transport.send = sent
+    transport.acknowledged = lambda stream_id: stream_id not in lost and acknowledged(stream_id)
+    return lost
+
+
+def test_a_stream_that_gives_way_is_not_reset_before_what_it_has_sent_has_arrived():
+    """A reset takes back what a lost packet carried: nobody would send it again."""
+    world = World(max_streams=2)  # one of them is the control stream
+    lost = held_back(world)
+    world.store.append(0, 0, b"x", priority=200)
+    world.run()
+    world.store.append(1, 0, b"x", priority=5)
+    world.store.append(0, 1, b"x", priority=200)
+    pass_time(world, 5)
+    assert not world.got.ends
+    lost.clear()
+    pass_time(world, 0.5)
+    assert world.got.ends == [(Via.SUBSCRIPTION, 0, StreamErrorCode.CANCELLED)]
+    assert world.pair.server.scheduler.counters.streams_given_up == 1
+    lost.clear()
+    finished(world.store, 1)
+    world.run()
+    assert sorted(world.got.live()) == locations((0, 0), (0, 1), (1, 0))
+    world.pair.server_transport.acknowledged = lambda stream_id: True
+    world.end()
+
+
+def test_no_stream_is_reset_for_a_gap_or_a_cut_before_what_it_has_sent_has_arrived():
+    world = World(TrackStore(NAME, authoritative=False))
+    lost = held_back(world)
+    for object_id in (0, 5):
+        stored = world.store.begin(
+            Location(0, object_id), subgroup=0, priority=None, properties=b"", length=0
+        )
+        world.store.complete(stored)
+    world.run()
+    assert world.got.live() == locations((0, 0)) and not world.got.ends
+    lost.clear()
+    world.run()
+    assert world.got.live() == locations((0, 0), (0, 5)) and len(world.got.ends) == 1
+    world.store.break_subgroup(0, 0)
+    world.run()
+    assert len(world.got.ends) == 1
+    lost.clear()
+    world.run()
+    assert len(world.got.ends) == 2
+
+
 @pytest.mark.parametrize("priority", [200, 201])
 def test_no_stream_gives_way_to_one_of_its_own_or_a_lower_priority(priority):
     world = World(max_streams=2)

@@ -98,6 +98,19 @@ def test_connections_of_one_address_leave_half_of_the_memory_to_another() -> Non
     assert other.octets == 64 * MIB
 
 
+def test_a_thousand_connections_that_send_nothing_leave_half_of_the_memory_to_one_that_does() -> (
+    None
+):
+    memory = WindowMemory()
+    for number in range(1000):
+        session(memory, f"192.0.{number % 250}.{number // 250}")
+    assert memory.octets <= 512 * MIB + INITIAL_SESSION_WINDOW
+    assert memory.denied == 0
+    busy = session(memory, "198.51.100.1")
+    fill(busy)
+    assert busy.octets == 64 * MIB
+
+
 def test_the_log_says_once_which_setting_keeps_a_window_small(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -118,6 +131,95 @@ def test_a_connection_has_its_window_after_the_handshake_and_gives_it_back_at_th
     pair.client.live.close(0, "")
     pair.run(limit=1.0)
     assert context.memory.octets == 0
+
+
+# -------------------------------------------------------------------------- paused streams
+
+STREAMS = {"stream_window": MIB // 2, "session_window": MIB}
+
+
+def test_of_a_window_that_n_paused_streams_have_filled_an_n_plus_first_part_is_left() -> None:
+    window = session(WindowMemory())
+    lendable = 64 * MIB * 7 / 8
+    for paused in range(25):
+        lent = window.lend(0, 64 * MIB, 64 * MIB)
+        assert lent == pytest.approx(lendable / ((paused + 1) * (paused + 2)), rel=0.01)
+        window.pause(lent, lent)
+    assert window.octets == 64 * MIB
+
+
+def test_streams_that_flow_have_equal_parts_of_half_of_a_window() -> None:
+    window = session(WindowMemory(), most=16 * MIB)
+    lent = [0] * 7
+    for _ in range(30):
+        for number, had in enumerate(lent):
+            lent[number] = window.lend(had, 8 * MIB, 32 * MIB)
+    assert lent == pytest.approx([MIB] * 7, rel=0.01)
+    assert window.octets == 16 * MIB
+
+
+def test_a_stream_begins_with_an_eighth_of_what_its_session_may_have_at_most() -> None:
+    assert session(WindowMemory(), most=4 * MIB).of_fresh_stream(32 * MIB) == 4 * MIB // 8
+    poor = SessionWindow(WindowMemory(), "192.0.2.1", 64 * MIB, 0)
+    assert poor.of_fresh_stream(32 * MIB) == FIRST_WINDOW // 8
+    rich = SessionWindow(WindowMemory(), "192.0.2.1", 64 * MIB, 1024 * MIB)
+    assert rich.of_fresh_stream(32 * MIB) == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("paused", "taken"), [(1, 0), (2, 0), (7, 0), (2, 150_000), (7, 150_000), (40, 150_000)]
+)
+def test_streams_that_are_paused_do_not_starve_one_that_is_read(paused: int, taken: int) -> None:
+    config = quic_config(**STREAMS)
+    pair = Pair(config, config)
+    client, server = pair.client.live, pair.server
+    streams = [client.open_stream(bidirectional=False) for _ in range(paused)]
+
+    def on_data(stream: int, data: bytes, fin: bool) -> None:
+        if stream in streams and len(server.record.data[stream]) >= taken:
+            server.live.pause_receiving(stream)
+
+    server.record.on_data = on_data
+    for stream in streams:
+        assert stream is not None
+        client.send(stream, bytes(MIB), True)
+    pair.run(limit=20)
+    held = server.record.received
+    assert len(server.probe.paused) == paused
+    read = client.open_stream(bidirectional=False)
+    assert read is not None
+    client.send(read, bytes(MIB // 2), True)
+    assert pair.run(lambda: read in server.record.finished, limit=20)
+    assert server.record.received == held + MIB // 2
+    assert held <= paused * (taken + 20_000) + MIB
+    server.record.on_data = None
+    for stream in streams:
+        assert stream is not None
+        server.live.resume_receiving(stream)
+    assert pair.run(lambda: len(server.record.finished) == paused + 1)
+    assert server.probe.lent == 0
+
+
+@pytest.mark.parametrize("end", ["resume", "stop", "reset"])
+def test_what_a_paused_stream_was_lent_comes_back_however_it_ends(end: str) -> None:
+    config = quic_config(**STREAMS)
+    pair = Pair(config, config)
+    client, server = pair.client.live, pair.server
+    server.record.on_data = lambda stream, data, fin: server.live.pause_receiving(stream)
+    for _ in range(20):
+        stream = client.open_stream(bidirectional=False)
+        assert stream is not None
+        client.send(stream, bytes(100_000), end == "resume")
+        pair.run(limit=1.0)
+        assert server.probe.lent >= 100_000
+        if end == "resume":
+            server.live.resume_receiving(stream)
+        elif end == "stop":
+            server.live.stop_receiving(stream, 1)
+        else:
+            client.reset(stream, 1)
+        pair.run(limit=1.0)
+        assert server.probe.lent == 0
 
 
 # -------------------------------------------------------------------------- what it is for

@@ -33,9 +33,10 @@ def lost(simulation: Simulation) -> list[int]:
 
 @pytest.mark.parametrize("alpn", [("moqt-22",), ("h3",)])
 @pytest.mark.parametrize(
-    ("mtu", "rounds"), [(1200, 0), (1452, 1), (8952, 1), (9000, 1), (16383, 2), (65507, 2)]
+    ("mtu", "rounds"), [(1200, 0), (1452, 5), (8952, 5), (9000, 5), (16383, 6), (65507, 6)]
 )
-def test_the_usual_sizes_are_in_use_a_round_trip_or_two_after_the_handshake(mtu, rounds, alpn):
+def test_the_usual_sizes_are_in_use_some_round_trips_after_the_handshake(mtu, rounds, alpn):
+    """Also where nothing is sent: after the first four, in which data would have all the room."""
     simulation = Simulation(path=on(mtu))
     server = simulation.serve("publisher", Publisher(), alpn=alpn)
     client = simulation.connect("subscriber", server, wait=False, alpn=alpn)
@@ -55,8 +56,28 @@ def test_a_sender_that_has_always_more_to_send_leaves_room_for_probes():
     pair.client.record.on_ready = Source(client, stream, bytes(8 << 20))
     client.wake()
     assert pair.run(lambda: client.packet_size == 8952, limit=1)
-    # One round trip until the handshake is confirmed to the client, one for the probe.
-    assert pair.now - began < 2.5 * ROUND_TRIP
+    # One round trip until the handshake is confirmed to the client, the first four, one more.
+    assert pair.now - began < 6.5 * ROUND_TRIP
+
+
+@pytest.mark.parametrize("idle", [0, 0.5, 1, 2, 3, 3.9])
+def test_a_probe_never_costs_the_first_flight_of_data(idle):
+    pair = Pair(latency=ROUND_TRIP / 2, connect=False)
+    assert pair.run(lambda: pair.server.handler is not None and pair.server.probe.confirmed)
+    server, trace = pair.server.live, pair.simulation.trace
+    pair.run(limit=idle * ROUND_TRIP)
+    trace.clear()
+    stream = server.open_stream(bidirectional=False)
+    pair.server.record.on_ready = Source(server, stream, bytes(1 << 20))
+    server.wake()
+    pair.run(limit=0.09 * ROUND_TRIP)
+    flight = [octets for _, source, _, octets, _ in trace if source == "server"]
+    assert max(flight) <= 1200 and sum(flight) > 0.99 * at_once(INITIAL_WINDOW, 1200)
+    if not idle:  # of the second flight, twice as large, it takes a sixteenth
+        pair.run(limit=1.95 * ROUND_TRIP)
+        assert max(octets for _, source, _, octets, _ in trace if source == "server") <= 1452
+        assert server.packet_size == 1452
+    assert pair.run(lambda: server.packet_size == 16383, limit=10 * ROUND_TRIP)
 
 
 def test_what_a_probe_timeout_sends_again_is_no_probe():
@@ -219,7 +240,7 @@ def test_probes_and_what_waits_beside_them_stay_within_the_congestion_window():
     probe = Probe(server.end.transport)
 
     def within():
-        assert probe.in_flight <= probe.window
+        assert probe.in_flight <= probe.window + probe.connection.recovery.reserved
         return len(got.locations) == 400
 
     assert simulation.run(within, limit=5)

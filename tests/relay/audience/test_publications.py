@@ -52,6 +52,68 @@ def test_a_subscribe_resumes_the_publication_and_makes_no_second_subscription(pa
     assert publisher.handler.subscribes == []
 
 
+class PublishOnly(Publishing):
+    """Has its tracks for who takes its PUBLISHes, and for no FETCH."""
+
+    def fetch_received(self, request):
+        request.reject(RequestErrorCode.NOT_SUPPORTED, "only published tracks")
+
+
+@pytest.mark.parametrize("parameters", [Parameters(), PAUSED])
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_was_offered_and_published_before_anyone_asked_comes_with_the_resumption(
+    parameters, ended
+):
+    star, store = Star(), track()
+    publisher = offering(star, store, parameters, handler=PublishOnly())
+    for group in range(2):
+        for at in range(4):
+            publish(store, group, at)
+    if ended:
+        end_track(store, 2)
+    star.run()
+    star.pass_time(10)
+    updates = publisher.client.counters.updates_received
+    _, collector = star.subscriber(JOIN)
+    assert publisher.client.counters.updates_received == updates + 1
+    if not ended:
+        for at in range(4):
+            publish(store, 2, at)
+        end_track(store, 3)
+        star.run()
+    assert collector.payloads == everything(2 if ended else 3) and not collector.repeated
+    star.pass_time(2)
+    assert collector.done == PublishDoneCode.TRACK_ENDED and publisher.ended == [None]
+    assert star.fetch(star.connect()).payloads == everything(2 if ended else 3)
+
+
+def test_who_wants_only_what_comes_has_nothing_older_brought():
+    star, store = Star(), track()
+    offering(star, store, handler=PublishOnly())
+    for at in range(3):
+        publish(store, 0, at)
+    star.run()
+    _, collector = star.subscriber(LIVE)
+    publish(store, 0, 3)
+    star.run()
+    assert collector.locations[:1] == [Location(0, 3)]
+    assert star.relay.counters.objects_in == 1
+
+
+def test_a_publisher_that_is_lost_in_a_fill_leaves_the_rest_to_the_others():
+    star, store = Star(), track(3, size=3000)
+    publisher = offering(star, store, handler=PublishOnly(), stream_window=4000)
+    publisher.server_transport.paused.update(4 * n + 2 for n in range(1, 9))
+    _, collector = star.subscriber(JOIN)
+    other = star.publisher(store, namespace=NAMESPACE)
+    assert len(collector.payloads) < 12 and not other.handler.fetches
+    star.kill(publisher)
+    star.pass_time(1)
+    assert star.relay.tracks[NAME].store.octets == 12 * 3000
+    assert len(other.handler.fetches) == 1, "whoever reads on finds the rest"
+    assert star.fetch(star.connect()).payloads == everything(3, size=3000)
+
+
 def test_subscribe_ok_tells_the_largest_object_upstream_had_when_it_resumed():
     star, store = Star(), track()
     offering(star, store)

@@ -79,9 +79,11 @@ def test_who_was_not_asked_has_said_nothing() -> None:
     _, waiting = star.subscriber(LIVE, ABSENT)
     slow.published.cancel()
     star.arrive(slow)
-    assert waiting.failed is not None and other.asked == 0
+    assert waiting.failed is not None and other.asked == 1
+    third = Asked(60_000)
+    star.relay.add_upstream(star.connect(third).server)
     ask(star)
-    assert other.asked == 1
+    assert third.asked == 1
 
 
 def test_who_waits_for_a_track_is_told_of_it_by_its_publisher() -> None:
@@ -90,6 +92,22 @@ def test_who_waits_for_a_track_is_told_of_it_by_its_publisher() -> None:
     ask(star)
     ask(star, Parameters(rendezvous_timeout=50))
     assert publisher.asked == 2
+
+
+def test_who_offers_the_track_takes_back_that_it_does_not_exist() -> None:
+    star, publisher = Star(), Asked(60_000)
+    pair = star.publisher(handler=publisher)
+    ask(star)
+    store = track(1, name=ABSENT)
+    offer = pair.client.publish(store)
+    star.run()
+    assert ask(star) is None
+    publisher.set_absent(ABSENT, None)
+    publisher.add_track(store)
+    offer.withdraw(0x4)
+    star.run()
+    star.pass_time(1)
+    assert ask(star) is None and publisher.asked == 2
 
 
 def test_it_is_forgotten_in_time_and_the_oldest_when_there_are_too_many() -> None:

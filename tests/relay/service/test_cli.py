@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 
 import pytest
 
 import moqt
+from moqt.quic.backend import chosen, default
 from moqt.quic.certificates import make_self_signed, names_of
-from relay.service.cli import (
-    parse_address,
-    parse_size,
-)
-from tests.relay.inside import UsageFault, own_addresses, own_names, self_signed
+from relay.service.cli import parse_address, parse_size
+from relay.service.faults import Usage
+from relay.service.self_signed import own_addresses, own_names, self_signed_certificate
+from tests.relay.service.program import COMMAND, READY, check_sentence, run, running
 from tests.relay.star import end_track, everything, publish
-
-COMMAND = [sys.executable, "-m", "relay.service.cli"]
-READY = re.compile(
-    r"kvcs-relay ready on moqt://(\S+) certificate (\S+)(?: metrics (\S+))?"
-    r"(?: sha256 (\S+) base64 (\S+))?\n"
-)
-
-
-@contextlib.contextmanager
-def running(*arguments):
-    """A relay that is ready: (process, its address, its certificate, the ready line's match)."""
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        line = process.stdout.readline()
-        match = READY.fullmatch(line)
-        assert match, (line, process.poll() is not None and process.stderr.read())
-        yield process, match
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def run(*arguments):
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60
-    )
-
-
-def check_sentence(result, code, *words):
-    """One readable line on stderr, nothing on stdout, no traceback."""
-    assert result.returncode == code, result.stderr
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1 and result.stderr.startswith("kvcs-relay: ")
-    for word in words:
-        assert word in result.stderr
 
 
 def test_it_prints_one_line_when_ready_and_ends_with_0_on_sigterm(tmp_path):
@@ -140,6 +97,7 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
     assert re.search(r'^kvcs_relay_quic_rtt_seconds{of="median"} 0\.', text, re.MULTILINE)
     assert float(re.findall(r"^kvcs_relay_quic_window_octets (.*)$", text, re.MULTILINE)[0]) > 0
     assert "kvcs_relay_quic_packets_spurious_total" in text
+    assert f'kvcs_relay_quic_backend{{backend="{chosen(default())}"}} 1.0' in text
     assert len(list((tmp_path / "logs").glob("*_server.sqlog"))) == 3
     assert (tmp_path / "keys").read_text().count("CLIENT_TRAFFIC_SECRET_0") == 3
     [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
@@ -269,10 +227,10 @@ def test_a_relay_on_all_addresses_has_a_certificate_for_this_machine(tmp_path):
 
 
 def test_a_name_no_certificate_can_have_is_one_sentence(tmp_path, monkeypatch):
-    with pytest.raises(UsageFault, match="no certificate can be made for the name 'bücher'"):
-        self_signed(tmp_path, "bücher")
+    with pytest.raises(Usage, match="no certificate can be made for the name 'bücher'"):
+        self_signed_certificate(tmp_path, "bücher")
     monkeypatch.setattr(socket, "gethostname", lambda: "bücher")
-    self_signed(tmp_path, "127.0.0.1")
+    self_signed_certificate(tmp_path, "127.0.0.1")
     assert names_of(tmp_path / "cert.pem") == ["localhost", "127.0.0.1", "::1"]
 
 
@@ -313,6 +271,7 @@ def test_an_address_in_use_is_one_sentence(tmp_path):
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "99"], 2, ["--mtu"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--mtu", "x"], 2, ["integer"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--congestion", "x"], 2, ["bbr"]),
+        (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--quic-backend", "x"], 2, ["auto"]),
         (["--listen", "127.0.0.1:0", "--self-signed", "{dir}", "--log-level", "x"], 2, ["debug"]),
         (
             ["--listen", "127.0.0.1:0", "--cert", "{dir}/c", "--key", "{dir}/k"],

@@ -97,7 +97,7 @@ def test_statuses_are_billed_until_their_group_is_forgotten():
 
 
 def test_statuses_beyond_the_budget_are_not_held_and_unknown_where_there_is_no_room_at_all():
-    star, store = Star(cache_octets=10 * OBJECT_OVERHEAD), track()
+    star, store = Star(cache_octets=10 * OBJECT_OVERHEAD, transit_octets=0), track()
     star.publisher(store)
     star.subscriber(LIVE)
     for group in range(50):

@@ -20,29 +20,19 @@ from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
+    NEXT,
     Collector,
     CountingPublisher,
     Star,
     end_track,
     everything,
+    objects,
     payload,
     publish,
+    subgroups,
     track,
+    wants,
 )
-
-NEXT = LocationFilter.next_object()
-
-
-def objects(*ranges, set_id=0):
-    return RangeFilter(ParameterType.OBJECTID_FILTER, set_id, ranges=ranges)
-
-
-def subgroups(*ranges, set_id=0):
-    return RangeFilter(ParameterType.SUBGROUP_FILTER, set_id, ranges=ranges)
-
-
-def wants(*filters, location=NEXT, fill=None):
-    return Parameters(location_filter=location, range_filters=filters, fill_parameters=fill)
 
 
 def asked(publisher):
@@ -441,6 +431,44 @@ def test_what_a_filter_left_out_at_one_publisher_comes_from_another_that_is_behi
     star.run()
     star.pass_time(10)
     assert late.payloads == chosen(1, *range(1, 8))
+
+
+def test_what_other_filters_left_out_is_not_said_to_be_nothing_to_who_has_changed_its_own():
+    """A stream on which an Object follows another says that nothing selected lies between."""
+    star, store = Star(), track()
+    star.publisher(store)
+    pair, some = star.subscriber(wants(objects((0, 0), (3, 3), (5, 5))), stream_window=150)
+    for stream in range(1, 16):
+        pair.client_transport.paused.add(4 * stream + 3)
+    for o in range(6):
+        publish(store, 0, o, objects=9)
+    star.run()
+    some.request.update(
+        Parameters(range_filters=(objects((0, 0), (4, 4), (6, 8)),)), lambda _: None
+    )
+    star.run()
+    for o in range(6, 9):
+        publish(store, 0, o, objects=9)
+    star.run()
+    for stream_id in tuple(pair.client_transport.paused):
+        pair.client_transport.resume_receiving(stream_id)
+    star.run()
+    assert set(some.payloads) == {Location(0, o) for o in (0, 3, 6, 7, 8)} and not some.repeated
+    assert len(some.streams) == 2 and some.streams[0][1] is not None
+
+
+def test_a_relay_near_the_publisher_narrows_as_soon_as_the_next_one_says_that_it_has():
+    chain = Chain(linger=5)
+    chain.connect()
+    publisher = chain.top.publisher(track())
+    chain.bottom.subscriber(wants(objects((0, 0))))
+    _, second = chain.bottom.subscriber(wants(objects((2, 3))))
+    second.request.cancel()
+    chain.top.run()
+    chain.pass_time(4)
+    assert asked(publisher) == (objects((0, 0), (2, 3)),)
+    chain.pass_time(3)
+    assert asked(publisher) == (objects((0, 0)),)
 
 
 # -- whoever comes and goes ----------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_whole_object_that_was_said_not_to_exist_is_not_stored():
 
 
 def test_a_whole_object_for_which_growing_ones_leave_no_room_is_rejected():
-    star = Star(cache_octets=4000)
+    star = Star(cache_octets=4000, transit_octets=0)
     track = TrackStore(NAME)
     star.publisher(track)
     star.subscriber(LIVE)
@@ -226,7 +226,7 @@ def test_a_whole_copy_of_an_object_that_is_growing_pushes_nothing_out():
 
 
 def test_a_whole_object_larger_than_the_cache_pushes_nothing_out():
-    star = Star(cache_octets=4000)
+    star = Star(cache_octets=4000, transit_octets=0)
     track = TrackStore(NAME)
     star.publisher(track)
     star.subscriber(LIVE)

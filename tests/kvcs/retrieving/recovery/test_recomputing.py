@@ -10,6 +10,7 @@ from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from moqt.publisher import Publisher
 from moqt.values.errors import ConnectError
+from tests.kvcs import virtual
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -24,6 +25,7 @@ from tests.kvcs.support import (
     publisher,
     same,
 )
+from tests.kvcs.virtual import VirtualLink
 
 CACHE = kv(seed=5)
 
@@ -145,6 +147,36 @@ async def test_another_relay_is_asked_only_when_it_is_needed():
 
         fallback = Fallback(relays=["moqt://r1.example"], connect=connect)
         check(await collect(link.consumer(fallback=fallback)))
+
+
+class Mute(Publisher):
+    """Answers no listing."""
+
+    def subscribe_namespace_received(self, request) -> None: ...
+
+
+@pytest.mark.parametrize("second", ["gone", "empty", "mute"])
+def test_a_relay_that_says_nothing_keeps_no_further_one_from_being_asked(second):
+    async def story() -> None:
+        served = publisher(produced(cache=CACHE))
+        other = Mute() if second == "mute" else Publisher()
+        async with (
+            VirtualLink(Mute()) as own,
+            VirtualLink(other) as two,
+            VirtualLink(served) as far,
+        ):
+
+            async def connect(relay):
+                if relay == "moqt://two.example" and second == "gone":
+                    raise ConnectError("two.example cannot be reached")
+                return (two if relay == "moqt://two.example" else far).session
+
+            relays = ["moqt://two.example", "moqt://far.example"]
+            consumer = own.consumer(fallback=Fallback(connect=connect, relays=relays))
+            check(await collect(consumer))
+            assert consumer.stats.source == "moqt://far.example"
+
+    virtual.run(story())
 
 
 async def test_a_publication_that_stands_still_at_one_relay_is_taken_from_the_next():

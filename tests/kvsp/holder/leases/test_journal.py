@@ -21,6 +21,7 @@ from kvsp.holder.leases.table import Lease, LeaseQuota
 from kvsp.holder.tiers.disk import DiskTier, remove_oldest
 from kvsp.holder.tiers.tiers import part_name
 from tests.kvsp.holder.support import DISK, OCTETS, World, block_id, make_world
+from tests.kvsp.power import SqliteDisk
 
 
 async def world_on(root: Path, budget: int = 4 * OCTETS, **settings: Any) -> World:
@@ -225,3 +226,38 @@ async def test_a_holder_without_a_file_grants_leases_that_end_with_it() -> None:
     await world.put(0)
     assert (await world.lease(0)).status == 201
     await world.service.stop()
+
+
+def lease(number: int) -> Lease:
+    return Lease(f"lease {number}", "client", (block_id(number),), 1000, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("since", "syncs"), [("none", True), ("all", True), ("torn", True), ("none", False)]
+)
+def test_a_lease_that_was_granted_is_kept_whenever_the_power_is_cut(
+    tmp_path: Path, since: str, syncs: bool
+) -> None:
+    disk, left = SqliteDisk(syncs=syncs), []
+    granted = 0
+    with disk.watching():
+        file = LeaseFile(tmp_path / "leases.sqlite")
+        disk.before_call = lambda: left.append((granted, disk.after_cut(since=since)))
+        for number in range(4):
+            file.write([lease(number)], [f"lease {number - 2}"])
+            granted = number + 1
+            left.append((granted, disk.after_cut(since=since)))
+        disk.before_call = lambda: None
+        file.close()
+    wrong = 0
+    for number, (count, files) in enumerate(left):
+        (folder := tmp_path / str(number)).mkdir()
+        for name, octets in files.items():
+            (folder / name).write_bytes(octets)
+        found = leased_blocks(folder / "leases.sqlite")
+        wrong += found not in [
+            {block_id(each) for each in range(max(0, end - 2), end)} for end in (count, count + 1)
+        ]
+    assert len(left) > 12
+    # without a sync none would be: that is what tells that the cuts do something
+    assert (wrong > 0) is not syncs

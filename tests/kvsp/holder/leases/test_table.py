@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvsp.holder.leases.table import LeaseQuota, LeaseQuotaError, LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import Step, Store
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from tests.kvsp.holder.support import (
     DISK,
     HOST,
@@ -30,7 +30,7 @@ INFO, PART = info_and_part(container(0))
 
 @pytest.fixture
 async def world() -> World:
-    made = make_world([(HostTier(), 4 * OCTETS)], quota=LeaseQuota(octets=3 * INFO.size))
+    made = make_world([(MemoryTier(), 4 * OCTETS)], quota=LeaseQuota(octets=3 * INFO.size))
     for number in range(4):
         assert (await made.put(number)).status == 201
     return made

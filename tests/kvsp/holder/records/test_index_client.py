@@ -19,10 +19,11 @@ from kvsp.holder.records.index_client import HttpIndexClient
 from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
+    ManyUnsupportedError,
     NoIndex,
     RecordPublisher,
 )
-from kvsp.holder.tiers.tiers import HostTier
+from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.http.app import App
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.service import Operation, Service
@@ -60,13 +61,13 @@ def index_on(path: Path) -> IndexApp:
 
 
 def holder_for(
-    url: str, asking: Caller | None = None
+    url: str, asking: Caller | None = None, *, many: bool = False
 ) -> tuple[HolderService, RecordPublisher, HttpIndexClient, Clock]:
     clock = Clock()
     index = HttpIndexClient(url, asking or caller("h1"))
-    publisher = RecordPublisher(index, clock=clock)
+    publisher = RecordPublisher(index, holder=BASE, many=index if many else None, clock=clock)
     holder = Holder(
-        [(HostTier(), 10 * OCTETS)],
+        [(MemoryTier(), 10 * OCTETS)],
         HolderSettings(base_uri=BASE),
         records=publisher,
         clock=clock,
@@ -134,6 +135,58 @@ async def test_records_reappear_after_an_index_restarted_empty(tmp_path: Path) -
             await publisher.drain()
             assert await matched(session, url, 0) == 0
         await index.close()
+
+
+async def test_many_records_go_kept_and_withdrawn_together_between_a_holder_and_an_index(
+    tmp_path: Path,
+) -> None:
+    numbers = range(6)
+    headers = {"authorization": "Bearer writer"}
+    index_app = index_on(tmp_path / "1.db")
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        serving(app_of(index_app)) as server,
+    ):
+        url = f"{server.url}/kvsp/"
+        # the index does not know the descriptor: it comes with the records
+        service, publisher, index, clock = holder_for(url, many=True)
+        given = HolderService(service.holder, publisher, Descriptors([DESCRIPTOR]), None)
+        holder = Client(app_of(given), "writer")
+        for number in numbers:
+            put = await holder.request(
+                "PUT",
+                f"blocks/{block_id(number).path}",
+                octets(container(number)),
+                {"content-type": "application/kvsp-block", "if-none-match": "*"},
+            )
+            assert put.status == 201
+        for _ in range(2):
+            await publisher.step()
+        assert await matched(session, url, *numbers) == 6
+        counters = index_app.service.counters
+        assert (counters["published"], publisher.published, publisher.refusals) == (6, 6, 0)
+        clock.now += 0.45 * 600
+        await publisher.step()
+        assert counters["refreshed"] == 0 and publisher.missing == 0
+        assert (await holder.request("DELETE", f"blocks/{block_id(2).path}")).status == 204
+        assert await matched(session, url, *numbers) == 2
+        await publisher.drain()
+        assert await matched(session, url, *numbers) == 0
+        assert counters["withdrawn"] == 6
+        await index.close()
+
+
+async def test_an_index_service_that_knows_no_more_than_kvsp_gets_records_one_by_one() -> None:
+    """It answers 405 to what is not in the draft."""
+    odd = Odd()
+    async with serving(app_of(odd)) as server:
+        _, publisher, index, _ = holder_for(f"{server.url}/kvsp/", many=True)
+        with pytest.raises(ManyUnsupportedError):
+            await index.keep(BASE, 1000, ())
+        with pytest.raises(ManyUnsupportedError):
+            await index.withdraw_all(BASE)
+        await index.close()
+        assert publisher.pending_withdrawals == 0
 
 
 async def test_holder_and_index_share_one_port(tmp_path: Path) -> None:
@@ -280,7 +333,7 @@ def _no_token() -> str:
 
 async def test_a_holder_without_an_index_serves_all_the_same() -> None:
     records = NoIndex()
-    holder = Holder([(HostTier(), 10 * OCTETS)], HolderSettings(base_uri=BASE), records=records)
+    holder = Holder([(MemoryTier(), 10 * OCTETS)], HolderSettings(base_uri=BASE), records=records)
     service: Any = HolderService(holder, records, Descriptors([DESCRIPTOR]))
     client = Client(app_of(service), "writer")
     await service.start()

@@ -13,12 +13,11 @@ from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.records.publishing import (
     IndexRefusedError,
     IndexUnavailableError,
-    Published,
     RecordPublisher,
-    RecordTable,
 )
+from kvsp.holder.records.table import Published, RecordTable
 from kvsp.holder.tiers.disk import DiskTier
-from kvsp.holder.tiers.tiers import HostTier, part_name
+from kvsp.holder.tiers.tiers import MemoryTier, part_name
 from kvsp.records.records import ReplicaRecord
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
@@ -36,7 +35,7 @@ from tests.kvsp.support_http import BASE, running
 
 @pytest.fixture
 async def world() -> World:
-    made = make_world([(HostTier(), 3 * OCTETS)])
+    made = make_world([(MemoryTier(), 3 * OCTETS)])
     for number in range(3):
         await made.put(number)
     return made
@@ -77,7 +76,7 @@ async def test_a_holder_must_withdraw_a_record_before_evicting_the_replica(
 ) -> None:
     await world.publisher.step()
     order: list[str] = []
-    withdraw, delete = world.index.withdraw, HostTier.delete
+    withdraw, delete = world.index.withdraw, MemoryTier.delete
 
     async def noted_withdraw(path: str) -> None:
         assert block_id(0) in world.holder.store, "it was gone before the index knew"
@@ -89,7 +88,7 @@ async def test_a_holder_must_withdraw_a_record_before_evicting_the_replica(
         await delete(self, block)
 
     monkeypatch.setattr(world.index, "withdraw", noted_withdraw)
-    monkeypatch.setattr(HostTier, "delete", noted_delete)
+    monkeypatch.setattr(MemoryTier, "delete", noted_delete)
     assert (await world.put(7)).status == 201
     assert order == ["withdraw", "evict"]
     assert not world.index.lists(block_id(0))
@@ -207,7 +206,7 @@ async def test_a_record_whose_descriptor_nobody_has_is_refused_and_tried_much_la
     index, clock = MemoryIndex(descriptors=[]), Clock()
     publisher = RecordPublisher(index, clock=clock)
     holder = Holder(
-        [(HostTier(), 3 * OCTETS)], HolderSettings(base_uri=BASE), records=publisher, clock=clock
+        [(MemoryTier(), 3 * OCTETS)], HolderSettings(base_uri=BASE), records=publisher, clock=clock
     )
     await holder.put(block_id(1), DESCRIPTOR, chunks(octets(container(1))))
     await publisher.step()
@@ -389,7 +388,7 @@ async def test_a_lost_file_withdraws_the_record_at_once(tmp_path: Path) -> None:
 
 
 async def test_churn_in_a_full_holder_keeps_hitting_and_bounds_every_table() -> None:
-    world = make_world([(HostTier(), 8 * OCTETS)])
+    world = make_world([(MemoryTier(), 8 * OCTETS)])
     holder: Holder = world.holder
     for round_ in range(60):
         for hot in range(4):

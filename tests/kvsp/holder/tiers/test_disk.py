@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from kvsp.holder.tiers.disk import DiskTier, Files
-from kvsp.holder.tiers.tiers import HostTier, TierUnavailableError, part_name
+from kvsp.files import Files
+from kvsp.holder.tiers.disk import DiskTier
+from kvsp.holder.tiers.tiers import MemoryTier, TierUnavailableError, part_name
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
     DISK,
@@ -29,11 +30,8 @@ from tests.kvsp.holder.support import (
     make_world,
     octets,
 )
+from tests.kvsp.power import Hasty, Killed, Lossy, Reversed
 from tests.paths import ROOT
-
-
-class Killed(BaseException):
-    """The process ends here: nothing after it happens, not even cleaning up."""
 
 
 class Mortal(Files):
@@ -145,54 +143,6 @@ async def test_a_crash_at_any_step_leaves_a_block_whole_or_absent(
     assert len(outcomes) >= 8
 
 
-class Lossy(Files):
-    """A disk that has, when the power is cut, what was synced of each file and folder. What
-    was not synced of names is there all the same when `names_stay`: a disk may do either."""
-
-    def __init__(self, *, names_stay: bool) -> None:
-        self.names_stay = names_stay
-        self._data: dict[int, bytes] = {}
-        self._names: list[tuple[Path | None, Path]] = []
-
-    def create(self, path: Path) -> int:
-        descriptor = super().create(path)
-        self._data[os.fstat(descriptor).st_ino] = b""
-        return descriptor
-
-    def sync(self, descriptor: int) -> None:
-        about = os.fstat(descriptor)
-        self._data[about.st_ino] = os.pread(descriptor, about.st_size, 0)
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(source, target)
-        self._names.append((source, target))
-
-    def make_folder(self, path: Path) -> None:
-        super().make_folder(path)
-        self._names.append((None, path))
-
-    def sync_folder(self, path: Path) -> None:
-        self._names = [each for each in self._names if each[1].parent != path]
-
-    def cut_power(self, root: Path) -> None:
-        for source, target in reversed([] if self.names_stay else self._names):
-            if source is not None:
-                target.rename(source)
-            else:
-                shutil.rmtree(target)
-        for path in root.rglob("*"):
-            if path.is_file() and (data := self._data.get(path.stat().st_ino)) is not None:
-                path.write_bytes(data)
-
-
-class Hasty(Lossy):
-    """Leaves out what its user asks for."""
-
-    def __init__(self, leave_out: str, *, names_stay: bool) -> None:
-        super().__init__(names_stay=names_stay)
-        setattr(self, leave_out, lambda _: None)
-
-
 @pytest.mark.parametrize("names_stay", [False, True])
 async def test_a_block_that_was_acknowledged_is_there_whole_after_a_power_cut(
     tmp_path: Path, names_stay: bool
@@ -221,6 +171,45 @@ async def test_the_power_cut_of_these_tests_takes_what_was_not_synced(
     assert (await world.put(1)).status == 201
     files.cut_power(tmp_path)
     assert block_id(1) not in (await world_on(tmp_path, verify_digests=True)).holder.store
+
+
+async def _cut_at_each_step(root: Path, kind: type[Lossy], names_stay: bool) -> list[int]:
+    """Store block 2 beside block 1 and cut the power before each call in turn; how many files
+    were damaged each time. What was acknowledged is there, whole, in any case."""
+    damaged: list[int] = []
+    for at in range(1, 60):
+        below = root / str(at)
+        files = kind(names_stay=names_stay)
+        world = await world_on(below, files)
+        assert (await world.put(1)).status == 201
+        files.calls, files.at = 0, at
+        acknowledged = False
+        with contextlib.suppress(Killed):
+            acknowledged = (await world.put(2)).status == 201
+        files.cut_power(below)
+        disk = DiskTier(below, verify_digests=True)
+        after = make_world([(disk, 10 * OCTETS)])
+        await after.holder.start()
+        assert (await after.get(1)).body == octets(container(1))
+        assert not acknowledged or (await after.get(2)).body == octets(container(2))
+        damaged.append(disk.damaged)
+        if acknowledged:
+            assert len(damaged) >= 7
+            return damaged
+    pytest.fail("the store never got to its end")
+
+
+@pytest.mark.parametrize("names_stay", [False, True])
+async def test_a_power_cut_at_any_step_leaves_no_half_of_a_block_under_its_name(
+    tmp_path: Path, names_stay: bool
+) -> None:
+    assert set(await _cut_at_each_step(tmp_path, Lossy, names_stay)) == {0}
+
+
+async def test_a_file_that_got_its_name_before_it_was_synced_would_be_noticed(
+    tmp_path: Path,
+) -> None:
+    assert 1 in await _cut_at_each_step(tmp_path, Reversed, True)
 
 
 WRITER = """
@@ -580,7 +569,7 @@ async def test_a_folder_that_cannot_be_written_is_a_clear_error_at_start_up(
 async def test_a_block_read_twice_is_promoted_to_memory_and_demoted_for_another(
     tmp_path: Path,
 ) -> None:
-    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    world = make_world([(MemoryTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
     await world.holder.start()
     for number in range(6):
         await world.put(number)
@@ -604,7 +593,7 @@ async def test_a_block_read_twice_is_promoted_to_memory_and_demoted_for_another(
 
 
 async def test_damage_found_while_promoting_never_reaches_memory(tmp_path: Path) -> None:
-    world = make_world([(HostTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
+    world = make_world([(MemoryTier(), 4 * OCTETS), (DiskTier(tmp_path), 10 * OCTETS)])
     await world.holder.start()
     await world.put(1)
     path = tmp_path / part_name(block_id(1))

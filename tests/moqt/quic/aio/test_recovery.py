@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from moqt.quic.aio.recovery import Recovery
 from moqt.quic.congestion.algorithms import Algorithm
+from moqt.quic.packets.sent import SentPacket
 
 SIZE = 1200
 TRIP = 0.1
@@ -58,6 +59,22 @@ class Sender:
             packet.delivery_handlers = [(fate.append, ())]
             self.fates.append(fate)
             self.recovery.on_packet_sent(packet=packet, space=self.space)
+
+    def send_train(self, now: float, count: int) -> None:
+        """`count` packets alike leave as one run, each with an octet of a stream."""
+
+        def settle(delivery: QuicDeliveryState, start: int, stop: int, fin: bool) -> None:
+            assert fin == (stop == last)
+            for number in range(start, stop):
+                self.fates[number].append(delivery)
+
+        first = len(self.fates)
+        last = first + count
+        self.fates += [[] for _ in range(count)]
+        departure = self.recovery.depart(now)
+        handlers = [(settle, (first, last, True))]
+        run = SentPacket(first, SIZE * count, handlers, now, departure, count)
+        self.recovery.departed([run], count, SIZE * count, now, self.space)
 
     def ack(self, now: float, *numbers: int) -> None:
         ranges = RangeSet()
@@ -328,8 +345,65 @@ def test_an_acknowledgement_costs_what_it_acknowledges_and_not_what_is_under_way
     assert Counted.looks <= 25 * 10
 
 
+def test_a_run_is_one_entry_until_an_acknowledgement_parts_it() -> None:
+    sender = Sender()
+    sender.send_train(1.0, 10)
+    sender.send_train(1.0, 10)
+    assert len(sender.space.sent_packets) == 2
+    sender.ack(1.1, *range(10), 11, 12)
+    assert [fate == [ACKED] for fate in sender.fates] == [
+        number < 10 or number in (11, 12) for number in range(20)
+    ]
+    assert [(p.packet_number, p.count) for p in sender.space.sent_packets] == [(10, 1), (13, 7)]
+    assert sender.recovery.bytes_in_flight == 8 * SIZE
+    assert sender.space.ack_eliciting_in_flight == 8
+
+
+def test_of_a_run_those_packets_are_lost_that_three_acknowledged_ones_overtook() -> None:
+    sender = Sender()
+    sender.send(1.0)
+    sender.send_train(1.0, 10)
+    sender.ack(1.1, 0)
+    sender.ack(1.1, 8)
+    assert sender.lost == [1, 2, 3, 4, 5]
+    assert sender.recovery.lost_packets == 5
+    assert sender.timer is not None and sender.timer < 1.0 + 2 * TRIP
+    sender.wait()
+    assert sender.lost == [1, 2, 3, 4, 5, 6, 7]
+    sender.ack(1.2, 3)  # it was late
+    assert sender.recovery.take_news() == (7, 1)
+
+
+def test_a_probe_has_the_oldest_packet_of_a_run_and_the_run_stays_under_way() -> None:
+    sender = Sender()
+    sender.send_train(1.0, 10)
+    sender.wait()
+    assert sender.probes == 1
+    assert sender.lost == [0]
+    assert sender.recovery.bytes_in_flight == 10 * SIZE
+    sender.wait()
+    assert sender.lost == [0, 1]
+
+
+def test_under_a_peer_that_acknowledges_every_second_packet_what_is_kept_is_what_is_missing() -> (
+    None
+):
+    sender = Sender()
+    sender.send_train(1.0, 2)
+    sender.ack(1.1, 1)
+    sender.ack(1.1, 0)  # overtaken: those missing are given time from now on
+    sender.send_train(1.1, 1000)
+    sender.ack(1.2, *range(2, 1002, 2))
+    assert sender.lost == []
+    assert len(sender.space.sent_packets) == sender.space.ack_eliciting_in_flight == 500
+    sender.wait()
+    assert sender.lost == list(range(3, 1001, 2))  # the last was overtaken by none
+    assert len(sender.space.sent_packets) == 1
+
+
 STEPS = st.one_of(
     st.tuples(st.just("send"), st.integers(1, 5)),
+    st.tuples(st.just("train"), st.integers(1, 20)),
     st.tuples(st.just("ack"), st.sets(st.integers(0, 40), min_size=1, max_size=12)),
     st.tuples(st.just("timer"), st.just(0)),
     st.tuples(st.just("time"), st.floats(0.0, 0.3)),
@@ -346,6 +420,8 @@ def test_whatever_happens_each_packet_is_settled_once_and_the_flight_is_what_was
     for kind, value in steps:
         if kind == "send":
             sender.send(now, value)
+        elif kind == "train":
+            sender.send_train(now, value)
         elif kind == "ack":
             known = [number for number in value if number < len(sender.fates)]
             if known:
@@ -355,10 +431,12 @@ def test_whatever_happens_each_packet_is_settled_once_and_the_flight_is_what_was
                 now = max(now, sender.wait())
         else:
             now += value
-        under_way = list(sender.space.sent_packets)
-        assert recovery.bytes_in_flight == SIZE * len(under_way) >= 0
+        entries: Any = sender.space.sent_packets
+        under_way = sum(packet.count for packet in entries)
+        assert all(packet.sent_bytes == SIZE * packet.count for packet in entries)
+        assert recovery.bytes_in_flight == SIZE * under_way >= 0
         assert recovery.congestion_window >= 2 * SIZE
-        assert sender.space.ack_eliciting_in_flight == len(under_way)
+        assert sender.space.ack_eliciting_in_flight == under_way
         assert all(len(fate) <= 1 for fate in sender.fates)
         pace = recovery.controller.pacing_rate
         assert pace is None or pace > 0

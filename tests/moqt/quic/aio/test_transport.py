@@ -403,6 +403,18 @@ def test_stopped_streams_do_not_starve_the_session() -> None:
     transfer(pair, 256 << 10)
 
 
+def test_what_a_lost_packet_carried_is_not_acknowledged() -> None:
+    pair = Pair()
+    client, stream_id = pair.client.live, open_uni(pair)
+    pair.drop = lambda side, data: side is pair.client
+    client.send(stream_id, bytes(1000))
+    pair.run(limit=0.02)
+    assert client.unsent == 0 and not client.acknowledged(stream_id)
+    pair.drop = None
+    assert pair.run(lambda: client.acknowledged(stream_id))
+    assert len(pair.server.record.data[stream_id]) == 1000
+
+
 def test_send_room_is_the_streams_credit() -> None:
     window = 64 << 10
     config = quic_config(stream_window=window)

@@ -23,6 +23,8 @@ from moqt.quic.udp import socket as udp_module
 from moqt.quic.udp.endpoint import QuicConnectError, connect, serve
 from moqt.quic.udp.socket import UdpSocket
 from tests.moqt.probe import (
+    Probe,
+    arrive,
     backlog,
     deafen,
     mute,
@@ -108,6 +110,24 @@ async def test_many_clients_at_once(server: Server) -> None:
     assert len(server.handlers) == 25
     await until(lambda: server.endpoint.connections == 0)
     assert not routes(server.endpoint) and not timers(server.endpoint)
+
+
+async def test_of_datagrams_that_came_together_each_connection_gets_its_own(
+    server: Server,
+) -> None:
+    """Two connections may have one address, and the kernel joins what comes from it."""
+    clients = [await dial(server) for _ in range(2)]
+    sides = [Probe(client.transports[0]) for client, _ in clients]
+    one, other = ([side.seal(b"\x0a\x02\x02" + text) for text in (b"ab", b"ab")] for side in sides)
+    together = [one[0], other[0], b"\x41short", one[1], other[1]]
+    addr = clients[0][0].address
+    arrive(server.endpoint, together, addr)
+    assert [bytes(handler.data[2]) for handler in server.handlers] == [b"ab", b"ab"]
+    more = [sides[1].seal(b"\x0e\x02\x02\x02cd"), sides[1].seal(b"\x0e\x02\x04\x02ef")]
+    arrive(server.endpoint, more, addr)
+    assert [bytes(handler.data[2]) for handler in server.handlers] == [b"ab", b"abcdef"]
+    for client, _ in clients:
+        await hang_up(client)
 
 
 async def test_close_of_the_server_reaches_its_clients(server: Server) -> None:

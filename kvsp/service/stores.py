@@ -1,0 +1,99 @@
+"""The stores of roles that an engine elsewhere keeps: Redis for the index, objects for blocks."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kvsp.http.app import is_loopback
+from kvsp.names.private_files import read_private
+from kvsp.service.checking import needs_extra, secret_in
+from kvsp.service.settings import IndexTable, ObjectsTable, SettingsError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+    from kvsp.index.store import ReplicaStore
+
+_CREDENTIALS_OCTETS: Final = 64 << 10
+
+
+def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
+    """The store of the index: `file` of SQLite when no other is set. No request takes longer
+    than `late_s` to arrive.
+
+    Raises SettingsError, FileError for a secret, StoreError when it cannot be reached.
+    """
+    redis = table.redis
+    if redis.url is None:
+        from kvsp.index.sqlite import SqliteStore
+
+        return SqliteStore(file, table.store, cache_octets=table.cache_octets)
+    needs_extra("redis", "the client of Valkey and Redis")
+    from kvsp.index.redis import RedisStore
+
+    return RedisStore(
+        redis.url,
+        table.store,
+        prefix=redis.prefix,
+        timeout_s=redis.timeout_s,
+        threads=redis.threads,
+        username=redis.username,
+        password=None if redis.password_file is None else secret_in(redis.password_file),
+        cafile=redis.cafile,
+        late_ms=int(1000 * late_s) + 1,
+    )
+
+
+def object_store(table: ObjectsTable) -> ObjectStore:
+    """The object store of a holder. Raises SettingsError, FileError for the credentials."""
+    assert table.url is not None
+    needs_extra("s3", "the object tier")
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    endpoint = table.endpoint
+    plain = endpoint is not None and endpoint.startswith("http://")
+    if plain and not _is_local(endpoint):
+        raise SettingsError("holder.objects.endpoint: http is for this machine; use https")
+    config: dict[str, Any] = {
+        name: value
+        for name, value in (("endpoint", endpoint), ("region", table.region))
+        if value is not None
+    }
+    if table.credentials_file is not None:
+        config |= _credentials(table)
+    how: dict[str, Any] = {"mkdir": True}
+    if not table.url.startswith("file:"):
+        how = {
+            "config": config,
+            "client_options": {"allow_http": plain, "timeout": f"{table.request_s * 1000:.0f}ms"},
+        }
+    elif config:
+        raise SettingsError("holder.objects: a file:// store has no endpoint and no credentials")
+    try:
+        return from_url(table.url, **how)
+    except (BaseError, ValueError, TypeError) as error:
+        # what the library says may hold a secret
+        raise SettingsError(
+            f"holder.objects: no store can be made of these settings ({type(error).__name__}); "
+            "look at url, endpoint, region and credentials_file"
+        ) from None
+
+
+def _is_local(endpoint: str | None) -> bool:
+    host = urlsplit(endpoint or "").hostname or ""
+    return host == "localhost" or is_loopback(host)
+
+
+def _credentials(table: ObjectsTable) -> dict[str, str]:
+    path = table.credentials_file
+    assert path is not None
+    try:
+        tree = tomllib.loads(read_private(path, _CREDENTIALS_OCTETS).decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise SettingsError(f"{path}: not a TOML file") from None
+    if not all(isinstance(value, str) for value in tree.values()):
+        raise SettingsError(f'{path}: write lines like access_key_id = "…"')
+    return tree

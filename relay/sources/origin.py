@@ -1,0 +1,120 @@
+"""The origin is the authority: what is cached holds as long as who brings the track does not say
+otherwise.
+
+Whoever brings a track vouches for what came of it. When all of them are gone and a publisher comes
+that has not, what is cached is inherited: one Object of it is compared with the publisher's before
+anybody is served, and whatever contradicts what is inherited (other octets at a Location, an
+Object beyond the end, a track that has ended and begins anew) has that dropped and the new taken.
+Only where those who are there contradict each other the track is malformed (MOQT "Malformed
+Tracks").
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakSet
+
+from moqt.session import Session
+from moqt.values.names import Location
+from relay.sources.fetches import Unknown, UpstreamFetch
+from relay.sources.filled import Filled
+
+
+class Inherited(Filled, Protocol):
+    """The track of which something may be cached."""
+
+    @property
+    def track_ended(self) -> bool:
+        """Nothing more was to come of it."""
+
+    def renew(self, reason: str) -> None:
+        """Drop what is cached, and end who reads it; go on with what comes."""
+
+    def confirmed(self) -> None:
+        """What is cached has been compared, or cannot be: those who wait may be served."""
+
+
+class Origin:
+    """Who vouches for what one track's cache holds."""
+
+    def __init__(self, track: Inherited) -> None:
+        self._track = track
+        self._vouched: WeakSet[Session] = WeakSet()
+        self.inherited = False
+        """What is cached came from sources that are all gone."""
+        self.unasked = False
+        """A publisher has appeared since a track ended that is cached: it may say otherwise."""
+        self._probe: UpstreamFetch | None = None
+
+    @property
+    def probing(self) -> bool:
+        """An Object is being compared."""
+        return self._probe is not None
+
+    def accepted(self, session: Session, largest: Location | None, *, alone: bool) -> None:
+        """`session` brings the track, whose Largest Object it says is `largest`; `alone`: nobody
+        else does."""
+        self.unasked = False
+        # who brings a track again that has ended says something new
+        vouched = session in self._vouched and not self._track.track_ended
+        self._vouched.add(session)
+        if not alone:
+            return
+        store = self._track.store
+        ours = store.largest
+        self.inherited = not vouched and (ours is not None or store.end_of_track is not None)
+        if not self.inherited:
+            return
+        end = store.end_of_track if self._track.track_ended else None
+        if end is not None and (largest is None or ours is None or not ours <= largest < end):
+            self.contradicted("a track that had ended goes on, or begins anew")
+        elif largest is not None and ours is not None:
+            self._compare(min(largest, ours))
+
+    def contradicted(self, reason: str) -> bool:
+        """Something says otherwise than what is here: whether that was inherited and is dropped."""
+        if not self.inherited:
+            return False
+        self.inherited, awaited = False, self.probing
+        self.stop()
+        self._track.renew(reason)
+        if awaited:
+            self._track.confirmed()
+        return True
+
+    def _compare(self, at: Location) -> None:
+        """Have the Object that is held there, or the last one before, brought again: what comes
+        twice is compared."""
+        held = self._track.store.largest_in(Location(0, 0), at)
+        if held is None or not held.complete or self._probe is not None:
+            return
+        probe = UpstreamFetch(self._track, self, held.location, held.location)
+        self._probe = probe
+        if not probe.open():
+            self._probe = None
+
+    def tick(self, now: float) -> None:
+        if self._probe is not None:
+            self._probe.tick(now)
+
+    def stop(self) -> None:
+        """Nothing is to be compared any more."""
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.cancel()
+
+    # -- Asking ----------------------------------------------------------------------------
+
+    def fetch_failed(self, fetch: UpstreamFetch) -> None:
+        self.fetch_over(fetch)
+
+    def fetch_over(
+        self,
+        fetch: UpstreamFetch,
+        unknown: list[Unknown] | None = None,
+        rejected: list[tuple[Location, Location]] | None = None,
+    ) -> None:
+        fetch.let_go()
+        if fetch is self._probe:
+            self._probe = None
+            self._track.confirmed()
