@@ -33,8 +33,9 @@ if TYPE_CHECKING:
         VerificationFailed,
     )
     from kvcs.names.namespace import PublicationNamespace
-    from kvcs.publishing.publication import Publication, publish
-    from kvcs.publishing.stepwise import aput_layer
+    from kvcs.publishing.announcing import publish
+    from kvcs.publishing.publication import Publication
+    from kvcs.publishing.stepwise import aextend, aput_layer
     from kvcs.retrieving.consumer import Consumer
     from kvcs.retrieving.destinations import (
         ArrayDestination,
@@ -89,11 +90,12 @@ _WHERE = {
     "UnknownKey": "kvcs.names.errors",
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
+    "aextend": "kvcs.publishing.stepwise",
     "aput_layer": "kvcs.publishing.stepwise",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
     "load_tokens": "kvsp.blocks.kv_files",
-    "publish": "kvcs.publishing.publication",
+    "publish": "kvcs.publishing.announcing",
     "to_layout_1": "kvsp.blocks.layout",
     "to_torch": "kvsp.blocks.tensors",
 }
@@ -143,6 +145,7 @@ __all__ = [
     "UnknownKey",
     "Unsupported",
     "VerificationFailed",
+    "aextend",
     "aput_layer",
     "block_keys",
     "load_descriptor",

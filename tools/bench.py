@@ -35,7 +35,8 @@ import numpy as np
 
 import moqt
 from kvcs.names.errors import RetrievalError
-from kvcs.publishing.publication import Publication, publish
+from kvcs.publishing.announcing import publish
+from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.destinations import ArrayDestination
 from kvsp.names.identity import Descriptor, Scope

@@ -23,11 +23,12 @@ MANIFEST_OBJECT_OCTETS = 96
 """For each Object that it may list."""
 MAX_MANIFEST_FRAME_OCTETS = 1 << 20
 """Octets of a manifest beside its digests: room for some hundred segments of many layers."""
-MAX_LISTED_TRACKS = 4096
-"""Tracks of all segments of a manifest together."""
 MAX_SEGMENT = (1 << 32) - 1
 MAX_SEGMENTS = 1024
-"""Segments that a publication has at the most, and that a manifest is read with."""
+"""Segments that a publication has at the most, and that a manifest is read with, unless told
+otherwise,"""
+TRACKS_PER_SEGMENT = 4
+"""and so many tracks for each of them, of all segments together."""
 
 MAX_BLOCKS_PER_SEGMENT = 1 << 32
 """Block Index has 32 bits."""

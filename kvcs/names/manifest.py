@@ -8,6 +8,7 @@ been opened and its signature verified, `Manifest.parse` reads its payload.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from typing import Any, Final
 from kvcs.names.codes import (
     MANIFEST_VERSION,
     MAX_BLOCKS_PER_SEGMENT,
-    MAX_LISTED_TRACKS,
     MAX_SEGMENTS,
     MAX_TOKENS,
     PUBLICATION_ID_OCTETS,
+    TRACKS_PER_SEGMENT,
     Component,
     ManifestTrack,
 )
@@ -36,6 +37,8 @@ from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, parse_hex
+
+logger = logging.getLogger("kvcs")
 
 _REQUIRED: Final = ("kvcs", "compat", "layers", "block_tokens", "deterministic", "segments")
 _SEGMENT_REQUIRED: Final = (
@@ -103,10 +106,12 @@ class Manifest:
         cls,
         data: Text,
         namespace: PublicationNamespace | None = None,
+        max_segments: int = MAX_SEGMENTS,
     ) -> Manifest:
         """Read manifest JSON and compare it with the namespace it was found under.
 
-        A long one is given to a `ManifestReader` as it comes, and that is given here.
+        A long one is given to a `ManifestReader` as it comes, and that is given here. One of more
+        than `max_segments` segments is not read, and warned of.
 
         Raises DecodeError, first fault first: `not-i-json`, `duplicate-member`,
         `not-an-object`, `missing-member`, `wrong-type`, `bad-version`, `bad-hex`,
@@ -123,7 +128,7 @@ class Manifest:
             raise DecodeError(DecodeErrorName.NOT_AN_OBJECT, "a manifest is a JSON object")
         _check_members(tree)
         _check_types(tree)
-        _check_tracks(tree)
+        _check_tracks(tree, max_segments * TRACKS_PER_SEGMENT)
         if tree["kvcs"] != MANIFEST_VERSION:
             raise DecodeError(DecodeErrorName.BAD_VERSION, f"'kvcs' is not {MANIFEST_VERSION}")
         publication = _optional_hex(tree, "publication", PUBLICATION_ID_OCTETS)
@@ -167,7 +172,7 @@ class Manifest:
             publication=publication,
             scope_id=scope_id,
         )
-        check_consistency(manifest)
+        check_consistency(manifest, max_segments)
         if namespace is not None:
             if publication not in (None, namespace.publication_id):
                 raise _bad_manifest("'publication' is not the Publication ID of the namespace")
@@ -405,14 +410,15 @@ def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str | bytes) for item in value)
 
 
-def _check_tracks(tree: dict[str, Any]) -> None:
+def _check_tracks(tree: dict[str, Any], most: int) -> None:
     """Refuse more tracks than can be meant, before each is looked at."""
     listed = sum(
         max(len(entry["tracks"]), len(entry.get("object_digests", ())))
         for entry in tree["segments"]
     )
-    if max(listed, len(tree["segments"])) > MAX_LISTED_TRACKS:
-        raise _bad_manifest(f"there are more than {MAX_LISTED_TRACKS} tracks")
+    if max(listed, len(tree["segments"])) > most:
+        logger.warning("a manifest was not read: it has more than %d tracks (max_segments)", most)
+        raise _bad_manifest(f"there are more than {most} tracks")
 
 
 def _require(valid: bool, where: str, what: str) -> None:
@@ -469,16 +475,22 @@ def _parse_tracks(names: Iterable[str]) -> tuple[DataTrack, ...]:
     return tuple(tracks)
 
 
-def check_consistency(manifest: Manifest) -> None:
+def check_consistency(manifest: Manifest, max_segments: int = MAX_SEGMENTS) -> None:
     """Check that the segments agree with each other and with the descriptor.
 
     Raises DecodeError `bad-manifest`.
     """
     if not manifest.segments:
         raise _bad_manifest("there is no segment")
-    if len(manifest.segments) > MAX_SEGMENTS:
+    if (segments := len(manifest.segments)) > max_segments:
+        logger.warning(
+            "a manifest was not read: it has %d segments, and at most %d are read (max_segments)",
+            segments,
+            max_segments,
+        )
         raise _bad_manifest(
-            f"it has {len(manifest.segments)} segments, and at most {MAX_SEGMENTS} are read"
+            f"it has {segments} segments, and at most {max_segments} are read: allow more "
+            "(--max-segments) if its publisher is to be trusted with that"
         )
     next_block = 0
     for number, entry in enumerate(manifest.segments):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvcs.names.codes import Component
+from kvcs.names.codes import MAX_SEGMENTS, Component
 from kvcs.names.manifest import (
     Manifest,
     SegmentEntry,
@@ -33,6 +33,7 @@ class ManifestBuilder:
         namespace: PublicationNamespace,
         *,
         deterministic: bool = False,
+        max_segments: int = MAX_SEGMENTS,
     ) -> None:
         """Raises ValueError when `namespace` is of another Compatibility ID."""
         if namespace.compat_id != compat.compat_id:
@@ -40,6 +41,7 @@ class ManifestBuilder:
         self._compat = compat
         self._namespace = namespace
         self._deterministic = deterministic
+        self._max_segments = max_segments
         self._segments: list[_OpenSegment] = []
         self._listed_before = 0
         """Digests that all versions so far have listed together."""
@@ -160,7 +162,7 @@ class ManifestBuilder:
             publication=self._namespace.publication_id,
             scope_id=self._namespace.scope_id,
         )
-        check_consistency(manifest)
+        check_consistency(manifest, self._max_segments)
         return manifest
 
 

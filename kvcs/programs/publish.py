@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Coroutine, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
+from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.encoding import Encoding
 from kvcs.names.tracks import DEFAULT_CACHE_MS
 from kvcs.programs.common import (
@@ -43,22 +45,21 @@ from kvcs.programs.index_options import (
 )
 from kvcs.programs.prompt_options import KVCS, Profile, check_profile
 from kvcs.programs.serving import PROGRAM, Serving, Settings
-from kvcs.publishing.publication import (
-    Publication,
-    check_manifest_size,
-    max_segments,
-)
-from kvcs.publishing.stepwise import aput_layer
+from kvcs.publishing.limits import check_manifest_size, manifests_octets
+from kvcs.publishing.limits import max_segments as most_segments
+from kvcs.publishing.publication import Publication
+from kvcs.publishing.stepwise import aextend, aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import (
     InputError,
     check_cafile,
+    note,
     warnings_noted,
 )
 from kvsp.cli.plain import PlainCommand, run_app
 from kvsp.names.codes import Codec
-from kvsp.names.identity import Scope, block_keys
+from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.prefix import complete_blocks
 from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW
@@ -75,8 +76,6 @@ TURN_OCTETS: Final = 4 << 20
 """Octets hashed before the sessions have their turn."""
 MAX_CACHE_S: Final = 10 * 366 * 86_400
 """Longer than that nobody means it."""
-
-_T = TypeVar("_T")
 
 app = typer.Typer(
     name=PROGRAM,
@@ -136,6 +135,12 @@ def command(
             "a segment for each pass, as chunked prefill computes them.",
         ),
     ] = None,
+    max_segments: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Chunks there may be; consumers have to read as many."
+        ),
+    ] = MAX_SEGMENTS,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -179,7 +184,8 @@ def command(
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = _encodings(codec or [Codec.RAW.label])
-            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, max_segments(encodings))
+            most = most_segments(encodings, max_segments)
+            chunks = _chunks(ids, chunk_tokens, descriptor.block_tokens, most)
             publication = Publication(
                 scope,
                 descriptor,
@@ -189,11 +195,13 @@ def command(
                 encodings=encodings,
                 cache_ms=cache * 1000,
                 deterministic=deterministic,
+                max_segments=max_segments,
             )
             file = KvFile.open(kv, descriptor)
         held = complete_blocks(file.tokens, descriptor.block_tokens)
         blocks = complete_blocks(len(ids), descriptor.block_tokens)
         check_manifest_size(descriptor, blocks, encodings)
+        _tell_cost(descriptor, chunks, blocks, encodings)
         if held != blocks:
             raise InputError(
                 f"{kv}: holds {file.tokens} tokens ({held} complete blocks), "
@@ -293,24 +301,27 @@ class _Program(Serving):
     async def _produce(self) -> None:
         """Put every layer of every chunk, and let the sessions send in between."""
         publication, cache = self._produced, self._cache
-        await self._produce_segment()
-        for chunk in self._chunks[1:]:
-            if publication.extend(chunk):
+        last = len(self._chunks) - 1
+        for number, chunk in enumerate(self._chunks):
+            if number and not await aextend(publication, chunk):
+                continue
+            if number:
                 await self._pause()
-                await self._produce_segment()
+            await self._produce_segment(more=number < last)
         if len(self._chunks) > 1:
             publication.finish()
         if self._replicas is not None:
             every = range(publication.descriptor.layers)
             await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
 
-    async def _produce_segment(self) -> None:
+    async def _produce_segment(self, *, more: bool) -> None:
         publication, cache = self._produced, self._cache
         first = publication.first_token
         for layer in range(publication.descriptor.layers):
             if layer:
                 await self._pause()
-            await aput_layer(publication, layer, cache.k(layer)[first:], cache.v(layer)[first:])
+            k, v = cache.k(layer)[first:], cache.v(layer)[first:]
+            await aput_layer(publication, layer, k, v, more=more)
             # its Objects stay: a full collection would look at every one, seconds for a million
             gc.freeze()
 
@@ -340,9 +351,23 @@ def _chunks(ids: list[int], tokens: int | None, block_tokens: int, most: int) ->
         least = -(-len(ids) // most)
         raise InputError(
             f"--chunk-tokens {tokens}: {len(ids)} tokens are {len(chunks)} chunks, and a "
-            f"publication has at most {most} segments: give {least} or more"
+            f"publication has at most {most} segments: give {least} or more (--max-segments)"
         )
     return chunks
+
+
+def _tell_cost(
+    descriptor: Descriptor, chunks: list[list[int]], blocks: int, encodings: list[Encoding]
+) -> None:
+    """Say so when the versions of the manifest have more octets than the cache itself."""
+    ends = [end // descriptor.block_tokens for end in accumulate(map(len, chunks))]
+    octets = manifests_octets(descriptor, [b - a for a, b in pairwise([0, *ends])], encodings)
+    if len(chunks) > 1 and octets > 2 * descriptor.layers * blocks * descriptor.section_octets():
+        note(
+            PROGRAM,
+            f"each of {len(chunks)} chunks has a version of the manifest, {octets / 1e6:.0f} MB "
+            "together, more than the cache: a larger --chunk-tokens costs less",
+        )
 
 
 def main() -> NoReturn:

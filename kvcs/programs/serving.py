@@ -10,19 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from kvcs.names.refusals import retry_delay
-from kvcs.programs.common import (
-    exit_code,
-)
-from kvcs.publishing.publication import (
-    Publishable,
-    publish,
-)
-from kvsp.cli.common import (
-    ExitCode,
-    note,
-    print_json,
-    stopping_signals,
-)
+from kvcs.programs.common import exit_code
+from kvcs.publishing.announcing import Publishable, publish
+from kvsp.cli.common import ExitCode, note, print_json, stopping_signals
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect

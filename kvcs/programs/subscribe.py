@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, DEFAULT_AGAIN, Fallback
 from kvcs.keeping.resume_file import ResumeFile
+from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.errors import RetrievalError, RetrievalTimeout, VerificationFailed
 from kvcs.programs.common import (
     CONNECT_TIMEOUT,
@@ -167,6 +168,10 @@ def command(
             "--require-listed", help="Take a layer only once the manifest lists its digests."
         ),
     ] = False,
+    max_segments: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="A publication of more segments is refused."),
+    ] = MAX_SEGMENTS,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
     quic_backend: QuicBackend = Backend.AUTO,
@@ -324,6 +329,7 @@ def command(
                     codecs=codecs,
                     allow_lossy=lossy,
                     producers=accepted,
+                    max_segments=max_segments,
                     others=[relay_session(url) for _ in range(connections - 1)],
                 )
                 consumer.stats = stats

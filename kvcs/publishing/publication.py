@@ -17,20 +17,15 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakSet
 
 import numpy as np
 
-from kvcs.names.codes import (
-    MAX_LISTED_TRACKS,
-    MAX_MANIFEST_OCTETS,
-    MAX_SEGMENTS,
-    Component,
-    ManifestTrack,
-)
+from kvcs.names.codes import MAX_SEGMENTS, Component, ManifestTrack
 from kvcs.names.encoding import Encoding, encode_data
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest_builder import ManifestBuilder
@@ -45,28 +40,28 @@ from kvcs.names.tracks import (
     end_track,
     publisher_priority,
 )
+from kvcs.publishing import limits
 from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
 from kvsp.blocks.layout import Octets, Tensor, block_section, check_tensor, octets_of
 from kvsp.blocks.tensors import as_array
-from kvsp.names.codes import HASH_OCTETS, Codec
+from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.tokens import Tokens, token_list
-from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
-from moqt.values.names import FullTrackName, Location, TrackNamespace
+from moqt.values.names import FullTrackName, Location
+
+logger = logging.getLogger("kvcs")
 
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
 of a long publication become rarer (`ManifestBuilder.worth_a_version`)."""
 
 _PLAIN: Final = ((Component.K, Codec.RAW), (Component.V, Codec.RAW))
-_DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
-"""Octets of one digest in a manifest: its digits, two quotes and a comma."""
 
 
 @dataclass(slots=True)
@@ -86,6 +81,8 @@ class _Segment:
 
 
 _Data = list[tuple[Octets, bytes]]
+_Payload = tuple[Sequence[Octets], bytes]
+"""The parts of an Object's payload, and its properties."""
 
 
 class LayerStep:
@@ -113,11 +110,43 @@ class LayerStep:
         data = self._publication.data_of
         self._data = [data(self._layer, block, *each) for block, each in self._sections]
 
-    def put(self) -> None:
+    def put(self, *, later: bool = False) -> None:
         """Publish the blocks; their Objects can go out at once. Raises MisuseError as
-        `Publication.put_block`: the publication may have ended meanwhile."""
+        `Publication.put_block`: the publication may have ended meanwhile. A version of the manifest
+        that is due then is published with the last one, or `later` by whoever has said so."""
         for (block, _), data in zip(self._sections, self._data, strict=True):
-            self._publication.put_data(self._layer, block, data)
+            self._publication.put_data(self._layer, block, data, later=later)
+
+
+class SegmentStep:
+    """A segment that is about to begin: `prepare`, in whatever thread, then `put`."""
+
+    def __init__(self, publication: Publication, keys: list[bytes], tokens: Tokens) -> None:
+        self._publication = publication
+        self._keys = keys
+        self._tokens = tokens
+        self._payload: _Payload | None = None
+        self._number = publication.open_segment(keys)
+
+    def prepare(self) -> None:
+        """Make the manifest that names it. Raises KvcsError for one that would be too large."""
+        self._payload = self._publication.version_payload()
+
+    def put(self) -> int:
+        """Begin it; how many blocks it has. Nothing has changed when it raises."""
+        try:
+            if self._payload is None:
+                self.prepare()
+            assert self._payload is not None
+            self._publication.begin_segment(self._number, self._keys, self._tokens, self._payload)
+        except BaseException:
+            self.cancel()
+            raise
+        return len(self._keys)
+
+    def cancel(self) -> None:
+        """It does not begin after all."""
+        self._publication.close_segment()
 
 
 class Publication:
@@ -157,6 +186,7 @@ class Publication:
         manifest_every: int = MANIFEST_EVERY,
         encodings: Sequence[Encoding | Codec] = (Codec.RAW,),
         signer: ProducerKey | None = None,
+        max_segments: int = MAX_SEGMENTS,
     ) -> None:
         """`tokens` are the ids of the first segment; those after the last complete block are not
         published, or begin the next segment. `growing`: there may be further segments, until
@@ -166,14 +196,14 @@ class Publication:
         every Object is sealed with the last of them, so that no relay can read it; what is
         sealed is a copy of the arrays. `encodings` are offered side by side, a codec standing for
         tracks of K and of V; what is encoded is a copy, made when it is put (speeds:
-        `tools.bench_codecs`).
+        `tools.bench_codecs`). More than `max_segments` segments need consumers that read as many.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
         a setting out of range.
         """
-        if cache_ms < 1 or manifest_every < 1:
-            raise ValueError("cache_ms and manifest_every are at least 1")
+        if cache_ms < 1 or manifest_every < 1 or max_segments < 1:
+            raise ValueError("cache_ms, manifest_every and max_segments are at least 1")
         offered = [Encoding(each) if isinstance(each, Codec) else each for each in encodings]
         if not offered or len(set(offered)) < len(offered):
             raise ValueError("give one or more encodings, each once")
@@ -196,7 +226,10 @@ class Publication:
         self._plain = self._forms == _PLAIN
         self._section = descriptor.section_octets()
         self._manifest_every = manifest_every
-        self._builder = ManifestBuilder(descriptor, self.namespace, deterministic=deterministic)
+        self._most = limits.max_segments(offered, max_segments)
+        self._builder = ManifestBuilder(
+            descriptor, self.namespace, deterministic=deterministic, max_segments=max_segments
+        )
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
         self._cache_ms = cache_ms
         self._signer = signer
@@ -208,11 +241,13 @@ class Publication:
         self.tracks = (self._manifest,)
         self._serving: WeakSet[TrackServer] = WeakSet()
         self._version = 0
+        self.version_due = False
+        """There is more to be told by the manifest than its last version does."""
         self._ended = False
         self._rest: list[int] = []
         self._last_key: bytes
         self._segment: _Segment
-        self._begin(keys, tokens)
+        SegmentStep(self, keys, tokens).put()
 
     @property
     def tokens(self) -> int:
@@ -301,19 +336,28 @@ class Publication:
         layer of the segment; DecodeError `bad-token`; KvcsError when there would be more than
         `max_segments` segments or the manifest too large. Nothing has changed then.
         """
+        step = self.segment_step(tokens)
+        return 0 if step is None else step.put()
+
+    def segment_step(self, tokens: Tokens) -> SegmentStep | None:
+        """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
+        no new segment. `kvcs.aextend` does so beside others on an event loop. Raises as `extend`.
+        """
         self._check_between("extended")
         following = [*self._rest, *token_list(tokens)]
         keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
         if not keys:
             self._rest = following
-            return 0
-        if (most := max_segments(self.encodings)) <= self.segment + 1:
+            if self.version_due:
+                self.publish_version()
+            return None
+        if self._most <= self.segment + 1:
+            logger.warning("a publication is at its limit of %d segments", self._most)
             raise KvcsError(
-                f"the publication has {most} segments, and no more are allowed: "
-                "finish it, or extend it by more tokens at a time"
+                f"the publication has {self._most} segments, and no more are allowed "
+                "(max_segments): finish it, or extend it by more tokens at a time"
             )
-        self._begin(keys, following)
-        return len(keys)
+        return SegmentStep(self, keys, following)
 
     def finish(self) -> None:
         """End a `growing` publication: no further segment comes.
@@ -321,6 +365,8 @@ class Publication:
         Tokens that fill no block are not published. Raises MisuseError as `extend`.
         """
         self._check_between("finished")
+        if self.version_due:
+            self.publish_version()
         self._end()
 
     def abandon(self, reason: str = "the publication was stopped") -> None:
@@ -352,6 +398,34 @@ class Publication:
 
     # -- inside --------------------------------------------------------------------------
 
+    def open_segment(self, keys: Sequence[bytes]) -> int:
+        """For `SegmentStep`: the next version of the manifest will name a segment."""
+        limits.check_manifest_size(self.descriptor, self.blocks + len(keys), self.encodings)
+        return self._builder.add_segment(keys, self._forms)
+
+    def close_segment(self) -> None:
+        """For `SegmentStep`: it will not."""
+        self._builder.take_back_segment()
+
+    def begin_segment(
+        self, number: int, keys: list[bytes], tokens: Tokens, payload: _Payload
+    ) -> None:
+        """For `SegmentStep`: its tracks are served, and then the manifest names them."""
+        if self._ended:
+            raise MisuseError("the publication has ended")
+        names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
+        rest = token_list(tokens[len(keys) * self.descriptor.block_tokens :])
+        stores = {track: self._store(track.name) for track in names}
+        for publisher in tuple(self._serving):
+            for store in stores.values():
+                publisher.add_track(store)
+        self._publish_manifest(*payload)
+        digests: dict[DataTrack, list[bytes]] = {track: [] for track in names}
+        self._segment = _Segment(number, self.blocks, len(keys), stores, digests)
+        self.blocks += len(keys)
+        self._last_key, self._rest = keys[-1], rest
+        self.tracks += tuple(stores.values())
+
     def _check_between(self, what: str) -> None:
         """Raises MisuseError unless the last segment is whole and there may be another."""
         if self._ended:
@@ -370,40 +444,12 @@ class Publication:
                 f"the publication cannot be {what} yet: layer {due[0]}, block {due[1]} of segment "
                 f"{self.segment} is due, and its last layer is {self.descriptor.layers - 1}"
             )
-        if not self._segment.ended:
-            self._end_segment(self._segment)  # its manifest could not be signed so far
 
     def _store(self, name: bytes) -> TrackStore:
         store = TrackStore(FullTrackName(self.namespace.fields, name), self._properties)
         if self._scope.content_keys:
             self._sealers[store] = TrackSealer(self._scope.content_keys[-1], store.name)
         return store
-
-    def _begin(self, keys: list[bytes], tokens: Tokens) -> None:
-        """Begin a segment, or raise: its tracks are served before the manifest names them."""
-        descriptor = self.descriptor
-        check_manifest_size(descriptor, self.blocks + len(keys), self.encodings)
-        number = self._builder.add_segment(keys, self._forms)
-        names = [DataTrack(component, codec.label, number) for component, codec in self._forms]
-        stores = {track: self._store(track.name) for track in names}
-        try:
-            for publisher in tuple(self._serving):
-                for store in stores.values():
-                    publisher.add_track(store)
-            self._publish_manifest()
-        except BaseException:
-            self._builder.take_back_segment()
-            for store in stores.values():
-                self._sealers.pop(store, None)
-                for publisher in tuple(self._serving):
-                    publisher.remove_track(store.name)
-            raise
-        digests: dict[DataTrack, list[bytes]] = {track: [] for track in names}
-        self._segment = _Segment(number, self.blocks, len(keys), stores, digests)
-        self.blocks += len(keys)
-        self._last_key = keys[-1]
-        self._rest = token_list(tokens[len(keys) * descriptor.block_tokens :])
-        self.tracks += tuple(stores.values())
 
     def _checked(self, tensor: Tensor, where: str) -> Tensor:
         """The tensor as an array of the same octets."""
@@ -439,8 +485,9 @@ class Publication:
         data = (k, v) if self._plain else self._encoded(layer, block, k, v)
         return [(each, data_digest(each)) for each in data]
 
-    def put_data(self, layer: int, block: int, data: _Data) -> None:
-        """Publish what `data_of` gave. Raises MisuseError as `put_block`."""
+    def put_data(self, layer: int, block: int, data: _Data, *, later: bool = False) -> None:
+        """Publish what `data_of` gave, and the version of the manifest that is due then, unless it
+        is published `later`. Raises MisuseError as `put_block`."""
         segment, descriptor = self._segment, self.descriptor
         if self._ended or segment.layer == descriptor.layers:
             what = "the publication has ended"
@@ -474,6 +521,8 @@ class Publication:
         segment.block += 1
         if segment.block == segment.blocks:
             self._end_layer(segment, priority)
+            if self.version_due and not later:
+                self.publish_version()
 
     def _encoded(self, layer: int, block: int, k: memoryview, v: memoryview) -> list[Octets]:
         """The Data of each track. Raises MisuseError for values that a codec cannot hold."""
@@ -490,20 +539,11 @@ class Publication:
             self._builder.add_group(track, layer, segment.digests[track])
             segment.digests[track] = []
         segment.layer, segment.block = layer + 1, 0
-        if segment.layer == self.descriptor.layers:
-            self._end_segment(segment)
-        elif segment.layer % self._manifest_every == 0 and self._builder.worth_a_version:
-            self._publish_manifest()
-
-    def _end_segment(self, segment: _Segment) -> None:
-        """The manifest that says so first, then the end of the tracks."""
-        self._builder.complete(segment.number)
-        self._publish_manifest()
-        for store in segment.stores.values():
-            end_track(store, segment.layer)
-        segment.ended = True
-        if not self._growing:
-            self._end()
+        whole = segment.layer == self.descriptor.layers
+        if whole:
+            self._builder.complete(segment.number)
+        often = segment.layer % self._manifest_every == 0 and self._builder.worth_a_version
+        self.version_due |= whole or often
 
     def _end(self) -> None:
         self._ended = self.complete = True
@@ -525,76 +565,36 @@ class Publication:
         payload = sealer.seal(group, object_id, priority, parts)
         store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
 
-    def _publish_manifest(self) -> None:
+    def version_payload(self) -> _Payload:
+        """The next version of the manifest, signed and sealed where that is due, for
+        `publish_version`; in whatever thread, while nothing else is put."""
         text: Sequence[Octets] = self._builder.version()
         if self._signer is not None:
             text = (sign(b"".join(text), self._signer),)
-        # what has been sealed is published: there is no other payload for its Location
-        self._append(self._manifest, self._version, 0, text, MANIFEST_PRIORITY)
+        sealer = self._sealers.get(self._manifest)
+        if sealer is None:
+            return text, b""
+        # one that is not published after all is seen by nobody: its Location may be sealed again
+        return (sealer.seal(self._version, 0, MANIFEST_PRIORITY, text),), sealer.properties
+
+    def publish_version(self, payload: _Payload | None = None) -> None:
+        """Publish the version of the manifest that is due, and end the tracks of a segment that it
+        says to be complete. Raises MisuseError when the publication has ended."""
+        if self._ended:
+            raise MisuseError("the publication has ended")
+        parts, properties = self.version_payload() if payload is None else payload
+        self._publish_manifest(parts, properties)
+
+    def _publish_manifest(self, parts: Sequence[Octets], properties: bytes) -> None:
+        at, priority = self._version, MANIFEST_PRIORITY
+        self._manifest.append(at, 0, parts, priority=priority, properties=properties)
         self._builder.published()
-        end_group(self._manifest, Location(self._version, 1), MANIFEST_PRIORITY)
-        self._version += 1
-
-
-class _Named(Protocol):
-    @property
-    def fields(self) -> TrackNamespace: ...
-
-
-class Publishable(Protocol):
-    """What can be served and announced: a `Publication`, or one of another profile."""
-
-    @property
-    def namespace(self) -> _Named: ...
-
-    def serve(self, publisher: TrackServer) -> None:
-        """Serve every track by `publisher`, also those to come."""
-
-    def withdraw(self, publisher: TrackServer) -> None:
-        """Serve nothing by `publisher` any more; harmless when it does not."""
-
-
-async def publish(session: MoqtSession, publication: Publishable) -> PublishedNamespace:
-    """Serve a publication on a session and announce its whole namespace.
-
-    It stays announced until `unpublish`, or the session ends; on a new session, publish it
-    again. Raises moqt RequestError when the peer refuses the namespace, SessionClosed,
-    MisuseError when the session has no Publisher; nothing is served then.
-    """
-    publication.serve(session.publisher)
-    try:
-        return await session.publish_namespace(publication.namespace.fields)
-    except BaseException:
-        unpublish(session, publication)
-        raise
-
-
-def unpublish(
-    session: MoqtSession, publication: Publishable, announced: PublishedNamespace | None = None
-) -> None:
-    """Serve the publication to no new request of the session, and let go of its arrays.
-
-    `announced` is what `publish` returned: its namespace is withdrawn.
-    """
-    if announced is not None:
-        announced.withdraw()
-    publication.withdraw(session.publisher)
-
-
-def max_segments(encodings: Sequence[Encoding]) -> int:
-    """Segments that a publication may have: a manifest lists tracks of each in every encoding."""
-    return min(MAX_SEGMENTS, MAX_LISTED_TRACKS // sum(len(each.components) for each in encodings))
-
-
-def check_manifest_size(
-    descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding] = (Encoding(Codec.RAW),)
-) -> None:
-    """Raises KvcsError when the manifest of so many blocks would be too large."""
-    # known now, and better said now than after the last layer
-    digests = sum(len(each.components) for each in encodings) * descriptor.layers * blocks
-    octets = digests * _DIGEST_TEXT + len(descriptor.jcs)
-    if octets > MAX_MANIFEST_OCTETS:
-        raise KvcsError(
-            f"the manifest would list {digests} Objects and have about {octets} octets, "
-            f"{MAX_MANIFEST_OCTETS} are allowed; use larger blocks or publish fewer tokens"
-        )
+        end_group(self._manifest, Location(at, 1), priority)
+        self._version, self.version_due = at + 1, False
+        if at == 0 or self._segment.layer < self.descriptor.layers or self._segment.ended:
+            return
+        for store in self._segment.stores.values():
+            end_track(store, self._segment.layer)
+        self._segment.ended = True
+        if not self._growing:
+            self._end()

@@ -1,4 +1,4 @@
-"""Publishing a long layer beside other work of an event loop."""
+"""Publishing a long layer, or a segment, beside other work of an event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from kvcs.publishing.publication import Publication
 from kvsp.blocks.layout import Tensor
+from kvsp.names.tokens import Tokens
 
 STEP_OCTETS: Final = 1 << 20
 """Octets that are encoded and hashed at a time, some milliseconds' worth,"""
@@ -16,12 +17,15 @@ LEAST_IN_THREAD: Final = 2048
 """Octets from which on hashing them lets other threads run."""
 
 
-async def aput_layer(publication: Publication, layer: int, k: Tensor, v: Tensor) -> None:
+async def aput_layer(
+    publication: Publication, layer: int, k: Tensor, v: Tensor, *, more: bool = False
+) -> None:
     """`publication.put_layer(layer, k, v)`, some blocks at a time.
 
     They can go out before the next are encoded and hashed, which is done in a thread where that
     is worth it, and the event loop is held for some milliseconds at most. Nothing else may be put
-    meanwhile.
+    meanwhile. `more`: after the last layer of a segment the publication is extended at once; one
+    version of the manifest then says both, and all versions together have half the octets.
     Raises MisuseError as `put_block`, also when the publication was abandoned in between: then
     the blocks before are published.
     """
@@ -32,4 +36,20 @@ async def aput_layer(publication: Publication, layer: int, k: Tensor, v: Tensor)
         else:
             await asyncio.sleep(0)
             step.prepare()
-        step.put()
+        step.put(later=True)
+    if publication.version_due and not (more and publication.next_object is None):
+        publication.publish_version(await asyncio.to_thread(publication.version_payload))
+
+
+async def aextend(publication: Publication, tokens: Tokens) -> int:
+    """`publication.extend(tokens)`, with the manifest written, and signed, in a thread. Nothing may
+    be put meanwhile. Raises as `extend`, also when the publication was abandoned in between."""
+    step = publication.segment_step(tokens)
+    if step is None:
+        return 0
+    try:
+        await asyncio.to_thread(step.prepare)
+    except BaseException:
+        step.cancel()
+        raise
+    return step.put()

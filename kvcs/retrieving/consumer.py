@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +25,7 @@ from kvcs.finding.listing import failures_of
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.keeping.failures import Failures
+from kvcs.names.codes import MAX_SEGMENTS
 from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
@@ -102,6 +102,7 @@ class Consumer:
         failures: Failures | None = None,
         producers: Producers | None = None,
         others: Sequence[Awaitable[MoqtSession]] = (),
+        max_segments: int = MAX_SEGMENTS,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
         With `follow` the retrieval goes on while the publication grows, until all complete blocks
@@ -121,7 +122,8 @@ class Consumer:
         `failures`, which a process shares, has seen to fail lately is tried last; it is that of the
         Directory on the session, if there is one, unless it is given. `others`
         are further connections to the same relay, each a `moqt.connect(url)` that was not awaited:
-        the consumer opens and closes them, and splits what is complete over all by layers.
+        the consumer opens and closes them, and splits what is complete over all by layers. A
+        manifest of more than `max_segments` segments is not read.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -152,7 +154,7 @@ class Consumer:
         within = fallback.recompute_within if fallback is not None else None
         self._timeout = min(timeout, within or timeout)
         self._destination = destination or MemoryDestination(descriptor)
-        self._terms = Terms(scope.content_keys, producers)
+        self._terms = Terms(scope.content_keys, producers, max_segments)
         self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
@@ -194,8 +196,8 @@ class Consumer:
         self._given = 0  # blocks of segments that were given whole, as their manifest lists them
         self._hasty = not self._terms.strict  # to do without one that does not come in time
         self._started = False
-        self._since = self._deadline = 0.0
         self._patient: Patience | None = None
+        self._since = self._deadline = 0.0
 
     @property
     def octets_held(self) -> int:
@@ -436,7 +438,7 @@ class Consumer:
         kept, self._kept = self._kept, None
         retrieval.go(self._path.blocks if self._path is not None else 0, kept)
         patience = self._patient = Patience(self._patience, self.stats, self._now())
-        again = Again(self._again_within, partial(self._sessions.dial_again, url), self._rest)
+        again = Again(self._again_within, lambda: self._sessions.dial_again(url), self._rest)
         while True:
             times = [retrieval.poll(self._now())]
             if isinstance(retrieval.error, VerificationFailed):
@@ -567,9 +569,7 @@ class Consumer:
         """When to do without a publication: as long as none has told of itself, and holders
         have something; a longer one is waited for with patience."""
         path = self._path
-        if path is None or not self._hasty:
-            return None
-        if not path.blocks:
+        if path is None or not path.blocks or not self._hasty:
             return None
         if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
             return None

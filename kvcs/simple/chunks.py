@@ -6,6 +6,7 @@ tokens there are, End of Group and End of Track tell, or a FETCH to the end of t
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from kvsp.names.identity import Descriptor
 from moqt.track.stored import Buffer
 from moqt.values.codes import ObjectStatus
 from moqt.values.names import Location
+
+logger = logging.getLogger("kvcs")
 
 MAX_TOKENS = 1 << 20
 """Tokens a consumer takes of one publication unless told otherwise."""
@@ -110,10 +113,15 @@ class Chunks:
     def object_received(self, location: Location, payload: Buffer) -> None:
         """An Object: one token. What is here already stays as it is."""
         group, number = location
-        if number >= self._chunk or group * self._chunk + number >= self._max_tokens:
+        if group * self._chunk + number >= self._max_tokens:
+            logger.warning("a cache is refused that has more than %d tokens", self._max_tokens)
             raise VerificationFailed(
-                f"token {number} of chunk {group} is not one of {self._max_tokens} at most "
-                f"in chunks of {self._chunk}"
+                f"the cache has more than {self._max_tokens} tokens, and no more are taken: allow "
+                "more (max_tokens, --max-tokens) if its publisher is to be trusted with that"
+            )
+        if number >= self._chunk:
+            raise VerificationFailed(
+                f"token {number} of chunk {group} is not one of a chunk of {self._chunk}"
             )
         if len(payload) != self.token_octets:
             raise VerificationFailed(

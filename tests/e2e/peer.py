@@ -30,7 +30,8 @@ from kvcs.finding.listing import Directory
 from kvcs.names.codes import Component
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
-from kvcs.publishing.publication import Publication, publish
+from kvcs.publishing.announcing import publish
+from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.codes import Codec

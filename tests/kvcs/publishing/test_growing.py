@@ -14,7 +14,8 @@ from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.names.manifest import Manifest, check_progress, keys_digest
 from kvcs.publishing import publication as publications
-from kvcs.publishing.publication import Publication, publish, unpublish
+from kvcs.publishing.announcing import publish, unpublish
+from kvcs.publishing.publication import Publication
 from kvcs.trust.cose import open_message
 from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
@@ -147,17 +148,18 @@ def test_each_wrong_order_is_told_in_a_plain_sentence_and_changes_nothing():
     assert publication.next_object is None
 
 
-def test_more_segments_than_a_publication_may_have_are_refused_by_both_sides(monkeypatch):
+def test_more_segments_than_a_publication_may_have_are_refused_and_warned_of_by_both_sides(caplog):
     assert codes.MAX_SEGMENTS == 1024
     whole = manifests(grown((1, 1, 1), CACHE))[-1].to_json()
-    monkeypatch.setattr(publications, "MAX_SEGMENTS", 2)
-    publication = grown((1, 1), CACHE, finish=False)
-    with pytest.raises(KvcsError, match="has 2 segments, and no more are allowed: finish it, or"):
+    publication = grown((1, 1), CACHE, finish=False, max_segments=2)
+    with pytest.raises(KvcsError, match=r"has 2 segments, and no more are allowed \(max_segments"):
         publication.extend(TOKENS[2 * BLOCK :])
+    assert "a publication is at its limit of 2 segments" in caplog.messages
     publication.finish()
-    monkeypatch.setattr("kvcs.names.manifest.MAX_SEGMENTS", 2)
-    with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read"):
-        Manifest.parse(whole)
+    with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read: al"):
+        Manifest.parse(whole, max_segments=2)
+    assert "it has 3 segments, and at most 2 are read (max_segments)" in caplog.messages[-1]
+    assert len(Manifest.parse(whole, max_segments=3).segments) == 3
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -213,11 +215,10 @@ def failing(*_):
     raise OSError("no key")
 
 
-def test_the_more_encodings_the_fewer_segments_so_that_a_manifest_can_list_all_tracks(monkeypatch):
-    monkeypatch.setattr(publications, "MAX_LISTED_TRACKS", 7)
-    monkeypatch.setattr("kvcs.names.manifest.MAX_LISTED_TRACKS", 7)
-    encodings = [Codec.RAW, Encoding(Codec.RAW, joint=True)]
-    publication = grown((1, 1), CACHE, finish=False, encodings=encodings)
+def test_the_more_encodings_the_fewer_segments_so_that_a_manifest_can_list_all_tracks():
+    joint = [Encoding(codec, joint=True) for codec in (Codec.RAW, Codec.X_ZLIB, Codec.X_ZSTD)]
+    settings = {"encodings": [Codec.RAW, *joint], "max_segments": 3}
+    publication = grown((1, 1), CACHE, finish=False, **settings)
     with pytest.raises(KvcsError, match="has 2 segments, and no more are allowed"):
         publication.extend(TOKENS[2 * BLOCK : 3 * BLOCK])
     publication.finish()

@@ -12,7 +12,8 @@ from kvcs.names.codes import Component
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
 from kvcs.names.manifest import check_progress
 from kvcs.names.payload import check_payload
-from kvcs.publishing.publication import Publication, publish, unpublish
+from kvcs.publishing.announcing import publish, unpublish
+from kvcs.publishing.publication import Publication
 from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
 from kvsp.names.identity import block_keys

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 
 import pytest
 
-from kvcs import aput_layer
+from kvcs import aextend, aput_layer
 from kvcs.names.errors import MisuseError
+from kvcs.names.manifest import check_progress
+from kvcs.publishing import publication as publications
 from kvcs.publishing import stepwise
+from kvcs.publishing.limits import manifests_octets
 from kvcs.publishing.publication import Publication
-from tests.kvcs.support import DESCRIPTOR, SCOPE, TOKENS, kv, manifests, produced
+from kvcs.trust.producers import ProducerKey
+from kvsp.names.content_keys import ContentKey
+from kvsp.names.identity import Scope
+from tests.kvcs.support import BLOCK, DESCRIPTOR, LAYERS, SCOPE, TOKENS, kv, manifests, produced
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -51,3 +59,83 @@ async def test_what_was_abandoned_while_a_layer_is_put_step_by_step_gets_no_more
     other = Publication(SCOPE, DESCRIPTOR, TOKENS)
     with pytest.raises(MisuseError, match="layer 0: k has 4 tokens"):
         await aput_layer(other, 0, *(tensor[:4] for tensor in kv()[0]))
+
+
+# --- segments ----------------------------------------------------------------------------
+
+
+async def test_one_version_says_that_a_segment_is_whole_and_the_next_has_begun() -> None:
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
+    cache = kv()
+    for layer, (k, v) in enumerate(cache):
+        await aput_layer(publication, layer, k, v, more=True)
+    assert publication.version_due and len(manifests(publication)) == 1
+    assert not publication.tracks[1].ended, "the manifest says so first"
+    assert await aextend(publication, TOKENS[3 * BLOCK :]) == 2
+    first, second = manifests(publication)
+    assert [entry.complete for entry in second.segments] == [True, False]
+    assert publication.tracks[1].ended and not publication.tracks[3].ended
+    for layer, (k, v) in enumerate(cache):
+        await aput_layer(publication, layer, k[3 * BLOCK :], v[3 * BLOCK :])
+    publication.finish()
+    *_, last = versions = manifests(publication)
+    assert len(versions) == 3 and all(entry.complete for entry in last.segments)
+    for earlier, later in itertools.pairwise((first, second, last)):
+        check_progress(earlier, later)
+
+
+async def test_what_was_left_to_an_extension_is_told_when_there_is_none() -> None:
+    cache, tokens = kv(), TOKENS[: 3 * BLOCK]
+    for end in ("finished", "no block"):
+        publication = Publication(SCOPE, DESCRIPTOR, tokens, growing=True)
+        for layer, (k, v) in enumerate(cache):
+            await aput_layer(publication, layer, k, v, more=True)
+        if end == "finished":
+            publication.finish()
+        else:
+            assert await aextend(publication, TOKENS[:1]) == 0
+        assert manifests(publication)[-1].segments[0].complete and publication.tracks[1].ended
+
+
+async def test_manifests_are_signed_in_a_thread_and_a_failure_changes_nothing(monkeypatch) -> None:
+    threads, real = [], publications.sign
+
+    def noted(*arguments):
+        threads.append(threading.get_ident())
+        return real(*arguments)
+
+    def failing(*_):
+        raise OSError("no key")
+
+    scope = Scope(bytes(range(32)), (ContentKey.generate(),))
+    signer = ProducerKey.generate()
+    publication = Publication(scope, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True, signer=signer)
+    monkeypatch.setattr(publications, "sign", noted)
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k, v)
+    before = publication.tracks, publication.blocks, publication.tracks[0].largest
+    monkeypatch.setattr(publications, "sign", failing)
+    with pytest.raises(OSError, match="no key"):
+        await aextend(publication, TOKENS[3 * BLOCK :])
+    assert (publication.tracks, publication.blocks, publication.tracks[0].largest) == before
+    monkeypatch.setattr(publications, "sign", noted)
+    assert await aextend(publication, TOKENS[3 * BLOCK :]) == 2
+    assert len(threads) == 2 and threading.get_ident() not in threads
+
+
+async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) -> None:
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
+    for layer, (k, v) in enumerate(kv()):
+        publication.put_layer(layer, k, v)
+    step = publication.segment_step(TOKENS[3 * BLOCK :])
+    assert step is not None
+    step.prepare()
+    publication.abandon()
+    with pytest.raises(MisuseError, match="the publication has ended"):
+        step.put()
+    assert len(publication.tracks) == 3
+
+
+def test_the_octets_of_all_versions_are_known_before_they_are_made() -> None:
+    assert manifests_octets(DESCRIPTOR, [3]) == 2 * LAYERS * 3 * 67
+    assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * 6 * 67

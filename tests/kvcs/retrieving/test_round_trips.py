@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kvcs.names.namespace import PublicationNamespace
-from kvcs.publishing.publication import Publication, publish
+from kvcs.publishing.announcing import publish
+from kvcs.publishing.publication import Publication
 from kvcs.retrieving.consumer import Consumer
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher

@@ -117,8 +117,9 @@ def test_an_object_beyond_an_end_is_refused_whichever_comes_first() -> None:
             )
 
 
-def test_no_more_tokens_are_taken_than_were_allowed() -> None:
+def test_no_more_tokens_are_taken_than_were_allowed(caplog) -> None:
     made = chunks(max_tokens=3)
     made.object_received(Location(1, 0), OBJECTS[1, 0])
-    with pytest.raises(VerificationFailed, match="3 at most"):
+    with pytest.raises(VerificationFailed, match=r"more than 3 tokens.* --max-tokens"):
         made.object_received(Location(1, 1), OBJECTS[1, 0])
+        assert "a cache is refused that has more than 3 tokens" in caplog.messages

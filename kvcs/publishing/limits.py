@@ -1,0 +1,53 @@
+"""How long a publication may be, and what its manifests cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, TRACKS_PER_SEGMENT
+from kvcs.names.encoding import Encoding
+from kvcs.names.errors import KvcsError
+from kvsp.names.codes import HASH_OCTETS, Codec
+from kvsp.names.identity import Descriptor
+
+_DIGEST_TEXT: Final = 2 * HASH_OCTETS + 3
+"""Octets of one digest in a manifest: its digits, two quotes and a comma."""
+_RAW: Final = (Encoding(Codec.RAW),)
+
+
+def max_segments(encodings: Sequence[Encoding], most: int = MAX_SEGMENTS) -> int:
+    """Segments that a publication may have where a manifest is read with `most`: it lists tracks of
+    each in every encoding."""
+    tracks = sum(len(each.components) for each in encodings)
+    return min(most, most * TRACKS_PER_SEGMENT // tracks)
+
+
+def check_manifest_size(
+    descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding] = _RAW
+) -> None:
+    """Raises KvcsError when the manifest of so many blocks would be too large."""
+    # known now, and better said now than after the last layer
+    digests = _digests(descriptor, blocks, encodings)
+    octets = digests * _DIGEST_TEXT + len(descriptor.jcs)
+    if octets > MAX_MANIFEST_OCTETS:
+        raise KvcsError(
+            f"the manifest would list {digests} Objects and have about {octets} octets, "
+            f"{MAX_MANIFEST_OCTETS} are allowed; use larger blocks or publish fewer tokens"
+        )
+
+
+def manifests_octets(
+    descriptor: Descriptor, segments: Sequence[int], encodings: Sequence[Encoding] = _RAW
+) -> int:
+    """About how many octets all versions of the manifest have of a publication in segments of so
+    many blocks, each begun as soon as the one before is whole: a version lists all of them."""
+    octets = blocks = 0
+    for each in segments:
+        blocks += each
+        octets += _digests(descriptor, blocks, encodings) * _DIGEST_TEXT
+    return octets
+
+
+def _digests(descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding]) -> int:
+    return sum(len(each.components) for each in encodings) * descriptor.layers * blocks
