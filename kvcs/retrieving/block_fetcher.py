@@ -224,16 +224,18 @@ def fetcher(
     client: Client,
     cafile: Path | None,
     scopes: Iterable[Scope] = (),
-    producers: Producers | None = None,
+    producers: Path | None = None,
 ) -> MoqtFetcher:
-    """What `kvsp-server` makes of the entry point: relays are authenticated with `cafile`, and
-    publications of `scopes` opened with their content keys."""
+    """What `kvsp-server` makes of the entry point: relays are authenticated with `cafile`,
+    publications of `scopes` opened with their content keys, and signed by one of the file of
+    `producers`, if there is one. Raises FileError for that file."""
     quic = QuicConfig(cafile=cafile)
 
     async def connecting(url: str) -> MoqtSession:
         return await connect(url, quic=quic)
 
-    return MoqtFetcher(client, connecting, scopes=scopes, producers=producers)
+    accepted = None if producers is None else Producers.load(producers)
+    return MoqtFetcher(client, connecting, scopes=scopes, producers=accepted)
 
 
 async def _wait(changed: asyncio.Event, due: float | None) -> None:

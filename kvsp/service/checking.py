@@ -129,4 +129,4 @@ def check_start(settings: Settings) -> None:
         load_token(settings.peers.token_file)
     if "instance" in settings.roles:
         for path in settings.instance.scopes:
-            Scope.load(path)
+            Scope.load(path, sealing=True)

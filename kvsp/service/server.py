@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import socket
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -268,10 +269,12 @@ class Assembly:
         assert self._holder is not None
         limits = dataclasses.replace(table, http_loopback=self.settings.dev)
         epochs = Epochs(self.settings.data_dir)
+        # caches on MOQT are opened with their content keys; what is stored here stands in clear
+        scopes = [Scope.load(path, sealing=True) for path in table.scopes]
         agent = Agent(
             self.base_uri,
             engine.descriptor,
-            [Scope.load(path) for path in table.scopes],
+            scopes,
             epoch=epochs.next(),
             bit_identical=engine.bit_identical,
             keep_prompts=table.keep_prompts,
@@ -300,7 +303,7 @@ class Assembly:
             epochs,
             export_to=table.export_to,
             links=[Link(each.holder, each.mbit_per_s, each.rtt_us) for each in table.links],
-            fetchers=_fetchers(client, cafile),
+            fetchers=_fetchers(client, cafile, scopes, table.producers),
             directives=None if folder is None else folder / "directives",
         )
         return InstanceService(shell)
@@ -336,10 +339,13 @@ class Assembly:
         return ":memory:" if folder is None else str(folder / name)
 
 
-def _fetchers(client: Client, cafile: Path | None) -> list[Fetcher]:
-    """Ways to blocks besides HTTP: other packages offer them as entry points, each a
-    function of the instance's client and the authorities it trusts."""
-    return [entry.load()(client, cafile) for entry in entry_points(group=FETCHERS)]
+def _fetchers(
+    client: Client, cafile: Path | None, scopes: Sequence[Scope], producers: Path | None
+) -> list[Fetcher]:
+    """Ways to blocks besides HTTP: other packages offer them as entry points, each a function of
+    the instance's client, the authorities it trusts, its scopes and the file of producers."""
+    found = entry_points(group=FETCHERS)
+    return [entry.load()(client, cafile, scopes, producers) for entry in found]
 
 
 def _free_port(host: str) -> int:

@@ -265,7 +265,11 @@ class InstanceTable(InstanceLimits):
     """Slows the toy engine down by so much per token."""
 
     scopes: tuple[Path, ...] = ()
-    """Files of the scopes it serves (`kvcs-keygen scope`)."""
+    """Files of the scopes it serves (`kvcs-keygen scope`); publications are opened with their
+    content keys."""
+
+    producers: Path | None = None
+    """Take of publications only what one in this file has signed (`kvcs-keygen producer`)."""
 
     export_to: tuple[str, ...] = ()
     """Base URIs of holders that get computed blocks, so that they survive the instance."""
