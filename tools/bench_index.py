@@ -2,7 +2,7 @@
 
     python -m tools.bench_index --records 1000000
     python -m tools.bench_index --records 1000000 --redis redis://127.0.0.1:6379/
-    python -m tools.bench_index --kept 2000000 --layers 4
+    python -m tools.bench_index --kept 2000000 --layers 2
 
 Prints one JSON object. Latencies are those of a lookup of 512 keys that all match, its
 answer's JSON included; RSS is that of this process. With `--kept`, so many records of 100
