@@ -197,7 +197,7 @@ async def test_another_geometry_is_refused_by_the_length_which_is_all_there_is_t
 
 async def test_more_tokens_than_are_allowed_are_refused() -> None:
     async with Link(publisher(published())) as link:
-        with pytest.raises(VerificationFailed, match="9 at most"):
+        with pytest.raises(VerificationFailed, match="more than 9 tokens"):
             await retrieved(consumer(link, max_tokens=9))
 
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from kvsp.cli.plain import PlainCommand, PlainGroup, Version, run_app
+from moqt.quic.backend import Backend, chosen
 
 PROGRAMS = {
     "kvcs-relay": "relay.service.entry import main",
@@ -22,6 +23,7 @@ PROGRAMS = {
     "kvsp": "kvsp.cli.entry import main",
     "kvsp-server": "kvsp.cli.entry import server as main",
 }
+OVER_QUIC = ("kvcs-relay", "kvcs-publish", "kvcs-subscribe", "kvcs-doctor")
 """As pyproject.toml has them."""
 
 one = typer.Typer()
@@ -98,8 +100,9 @@ def test_every_program_says_its_version_and_what_it_stands_on(program: str) -> N
     code = f"import sys; from {PROGRAMS[program]}; sys.argv = [{program!r}, '--version']; main()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     python = ".".join(map(str, sys.version_info[:3]))
+    backend = f", QUIC backend {chosen(Backend.AUTO)}" if program in OVER_QUIC else ""
     assert ran.stdout == (
-        f"{program} {version('kvcs')} (Python {python}, aioquic {version('aioquic')})\n"
+        f"{program} {version('kvcs')} (Python {python}, aioquic {version('aioquic')}{backend})\n"
     )
 
 

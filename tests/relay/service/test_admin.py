@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -226,9 +227,10 @@ def test_sighup_ends_no_relay_and_loads_a_new_certificate(tmp_path):
         old = cert.read_bytes()
         cert.write_bytes(new[0].read_bytes())
         process.send_signal(signal.SIGHUP)
-        for _ in range(40):
+        for _ in range(100):
             if asyncio.run(connects(new[0])):
                 break
+            time.sleep(0.1)
         else:
             pytest.fail("the new certificate was not taken up")
         assert old != cert.read_bytes() and process.poll() is None
