@@ -114,7 +114,7 @@ class Chunks:
         """An Object: one token. What is here already stays as it is."""
         group, number = location
         if group * self._chunk + number >= self._max_tokens:
-            logger.warning("a cache is refused that has more than %d tokens", self._max_tokens)
+            logger.info("a cache is refused that has more than %d tokens", self._max_tokens)
             raise VerificationFailed(
                 f"the cache has more than {self._max_tokens} tokens, and no more are taken: allow "
                 "more (max_tokens, --max-tokens) if its publisher is to be trusted with that"

@@ -28,6 +28,7 @@ def end(store, group: int) -> None:
         store.append(group, number, b"%d/%d" % (group, number))
     store.finish_subgroup(group, 0)
     store.mark_end(moqt.Location(group + 1, 0), moqt.ObjectStatus.END_OF_TRACK)
+    store.finish_subgroup(group + 1, 0)
     store.finish(moqt.PublishDoneCode.TRACK_ENDED)
 
 

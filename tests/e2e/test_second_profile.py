@@ -58,8 +58,8 @@ def test_a_cache_is_retrieved_live_and_after_its_publisher_was_killed(
         ((), b"Another", 3, "nothing is published as FP16"),
         (("--compression", "FP4"), PROMPT, 3, "nothing is published as FP4"),
         (("--compression", "AC (5x)"), PROMPT, 2, "arithmetic coding"),
-        (("--max-tokens", "31"), PROMPT, 5, "31 at most"),
-        (("--group-tokens", "4"), PROMPT, 5, "in chunks of 4"),
+        (("--max-tokens", "31"), PROMPT, 5, "more than 31 tokens"),
+        (("--group-tokens", "4"), PROMPT, 5, "not one of a chunk of 4"),
         (("--timeout", "0.8"), b"", 2, "the prompt is empty"),
     ],
 )
