@@ -202,7 +202,10 @@ class Relay(SessionHandler):
 
     def _publishers_changed(self, prefix: TrackNamespace) -> None:
         """See which tracks only the cache has."""
+        above = self.namespaces.published.above
         for track in self.tracks_by_namespace.under(prefix):
+            if track.origin.unasked and next(above(track.name.namespace), None) is None:
+                track.origin.unasked = False  # who has appeared has left again
             self._update_published_here(track)
 
     def _update_published_here(self, track: UpstreamTrack) -> None:

@@ -184,3 +184,17 @@ def test_publishers_that_are_there_together_and_contradict_each_other_make_a_tra
     star.run()
     assert late.done == PublishDoneCode.MALFORMED_TRACK
     assert star.relay.counters.tracks_renewed == star.relay.counters.malformed_tracks == 1
+
+
+@pytest.mark.parametrize("leave", ["withdraws", "dies"])
+def test_a_publisher_that_goes_before_it_was_asked_leaves_the_cache_as_it_was(leave):
+    star = Star()
+    pair = cached(star)
+    passing = star.publisher(track(1))
+    if leave == "dies":
+        star.kill(passing)
+    else:
+        passing.published.cancel()
+        star.run()
+    late = star.subscribe(pair, JOIN)
+    assert late.payloads == everything(2) and late.done == PublishDoneCode.TRACK_ENDED
