@@ -535,8 +535,11 @@ class Relay(SessionHandler):
                 continue
             tracks += 1
             octets += track.store.octets
-            track.close_upstream()
-            self._forget(track)
+            if any(each.published for each in track.subscriptions):
+                track.renew("it is purged")  # only its publisher could offer it again
+            else:
+                track.close_upstream()
+                self._forget(track)
         return tracks, octets, used
 
     def forget_all(self) -> None:

@@ -478,7 +478,6 @@ class UpstreamTrack:
 
     def renew(self, reason: str) -> None:
         """What is cached is dropped, and who was served it ends; what comes now is the track."""
-        self.counters.tracks_renewed += 1
         self.ranges.stop()
         for subscription in self.subscriptions:
             subscription.begin_anew()

@@ -77,6 +77,7 @@ class Origin:
             return False
         self.inherited, awaited = False, self.probing
         self.stop()
+        self._track.counters.tracks_renewed += 1
         self._track.renew(reason)
         if awaited:
             self._track.confirmed()

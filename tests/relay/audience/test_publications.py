@@ -503,3 +503,19 @@ def test_a_track_that_ended_while_it_was_paused_is_not_taken_for_what_was_seen_o
     again = offering(star, store)
     assert star.subscribe(pair, JOIN).payloads == everything(2)
     assert again.handler.subscribes == []
+
+
+def test_a_publication_whose_cache_is_purged_goes_on():
+    star, store = Star(linger=1), track(1)
+    publisher = offering(star, store)
+    pair, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(1)
+    star.kill(pair)
+    star.pass_time(3)
+    assert star.relay.purge(NAMESPACE) == (1, 400, 0)
+    star.run()
+    assert star.relay.cache.objects == 0 and publisher.ended == []
+    late = star.subscriber(JOIN)[1]
+    publish(store, 1, 0)
+    star.run()
+    assert late.payloads == {**everything(1), Location(1, 0): payload(1, 0)}
