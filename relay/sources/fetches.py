@@ -419,11 +419,13 @@ class UpstreamFill(UpstreamFetch):
     ) -> None:
         super().__init__(track, asking, start, MAX_LOCATION)
         self._subscription: Resumable | None = subscription
+        self._given_up = False
+        """It is, or is to be, a FETCH."""
 
     @property
     def is_over(self) -> bool:
-        """It has come, or will not."""
-        return self.attempt.proven is not None
+        """It has come with the subscription, or will not."""
+        return self._given_up or self.attempt.proven is not None
 
     def open(self) -> bool:
         subscription, self._subscription = self._subscription, None
@@ -435,6 +437,8 @@ class UpstreamFill(UpstreamFetch):
 
     def answered(self, answer: RequestOk | RequestError) -> None:
         """The publisher has taken the update, or has not."""
+        if self.is_over:
+            return
         if isinstance(answer, RequestError):
             self.request_failed(answer)
             return
@@ -447,6 +451,7 @@ class UpstreamFill(UpstreamFetch):
         self.fetch_accepted(FillOk(self.end))
 
     def cancel(self) -> None:
+        self._given_up = True
         for state in self.streams.values():
             state.incoming.receiver = Receiver()  # which leaves all alone
         super().cancel()

@@ -276,7 +276,8 @@ class UpstreamSubscription(UpstreamReceiver):
 
     def stream_opened(self, stream: IncomingStream) -> None:
         if stream.via is Via.FILL:
-            stream.receiver = self._fill or Receiver()
+            fill = self._fill
+            stream.receiver = Receiver() if fill is None or fill.is_over else fill
             stream.receiver.stream_opened(stream)
         else:
             super().stream_opened(stream)

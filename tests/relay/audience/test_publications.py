@@ -519,3 +519,20 @@ def test_a_publication_whose_cache_is_purged_goes_on():
     publish(store, 1, 0)
     star.run()
     assert late.payloads == {**everything(1), Location(1, 0): payload(1, 0)}
+
+
+def test_a_publication_that_ends_takes_nothing_from_the_fetch_in_its_fills_place():
+    star, store, streams = Star(stall_timeout=3), track(3, size=3000), range(2, 40, 4)
+    publisher = offering(star, store, handler=PublishOnly(), stream_window=4000)
+    publisher.server_transport.paused.update(streams)  # its fill stalls
+    collector = star.subscriber(JOIN)[1]
+    other = star.publisher(store, stream_window=4000)
+    other.server_transport.paused.update(streams)
+    star.pass_time(4)
+    assert len(other.handler.fetches) == 1
+    star.kill(publisher)
+    for stream in streams:
+        other.server_transport.resume_receiving(stream)
+    star.run()
+    assert star.relay.tracks[NAME].store.octets == 12 * 3000
+    assert len(other.handler.fetches) == 1 and collector.accepted
