@@ -165,8 +165,10 @@ class Scopes(SessionHandler):
 
     def has_room(self, scope: str) -> bool:
         """Whether it is there, or can be made."""
-        if scope in self.relays or len(self.relays) < self.config.max_scopes or self._displace():
+        if scope in self.relays or len(self.relays) < self.config.max_scopes:
             return True
+        if self._unused() is not None:
+            return True  # only the cache knows it: `enter` displaces it
         self.counters.scopes_refused += 1
         if self.counters.scopes_refused == 1:
             logger.warning(
@@ -177,6 +179,10 @@ class Scopes(SessionHandler):
 
     def enter(self, session: Session, scope: str) -> Relay:
         """`session` is one of `scope` from now on, which is made if need be."""
+        if scope not in self.relays and len(self.relays) >= self.config.max_scopes:
+            unused = self._unused()
+            assert unused is not None, "has_room is asked first"
+            self._forget(unused)
         relay = self._relay(scope)
         session.handler = relay
         relay.enter(session)
@@ -203,12 +209,12 @@ class Scopes(SessionHandler):
             session.handler = self.threshold
             self.threshold.sessions.add(session)
 
-    def _displace(self) -> bool:
+    def _unused(self) -> str | None:
+        """A scope that nobody is in, which makes room for another."""
         for scope, relay in self.relays.items():
             if not relay.sessions and scope not in self._kept:
-                self._forget(scope)
-                return True
-        return False
+                return scope
+        return None
 
     def _forget(self, scope: str) -> None:
         relay = self.relays.pop(scope)

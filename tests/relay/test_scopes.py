@@ -150,6 +150,20 @@ def test_sessions_without_a_right_take_no_scope_whatever_they_dial_and_ask():
     assert star.relay.sessions() == []
 
 
+def test_sessions_without_a_right_displace_no_scope_that_is_only_cached():
+    star = Paths(max_scopes=1)
+    star.relay.policy = Owners()
+    star.publisher(track(1), **owned("/mine"))
+    star.subscriber(JOIN, **owned("/mine"))
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    stranger, refused = star.subscriber(JOIN, **star.at("/invented"))
+    assert refused.failed.code == RequestErrorCode.UNAUTHORIZED and not stranger.client.closed
+    assert set(star.relay.relays) == {"/mine"} and star.relay.cache.objects == 4
+    star.publisher(track(1), **owned("/other"))
+    assert set(star.relay.relays) == {"/other"} and star.relay.cache.objects == 0
+
+
 def test_a_session_that_waits_with_a_path_is_told_when_there_is_no_scope_left(caplog):
     star = Paths(max_scopes=1)
     late = star.connect(**star.at("/late"))
