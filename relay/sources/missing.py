@@ -73,6 +73,8 @@ class Ranges:
         for fetch in tuple(self.fetches):
             fetch.tick(now)
         self.pump()
+        if self._held and self.idle:
+            self._serve_held()  # what they waited for was given up
 
     def want(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from moqt.values.codes import PublishDoneCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.names import Location
+from tests.relay.inside import make_room
 from tests.relay.peers import Listing, Refusing, Wanting, offering
 from tests.relay.star import (
     JOIN,
     LIVE,
     NAME,
+    CountingPublisher,
     Star,
     end_track,
     everything,
@@ -198,3 +200,31 @@ def test_a_publisher_that_goes_before_it_was_asked_leaves_the_cache_as_it_was(le
         star.run()
     late = star.subscribe(pair, JOIN)
     assert late.payloads == everything(2) and late.done == PublishDoneCode.TRACK_ENDED
+
+
+class NoFetches(CountingPublisher):
+    """Never answers a FETCH."""
+
+    def fetch_received(self, request):
+        self.fetches.append(request)
+
+
+def test_a_fetch_that_waits_for_the_publishers_answer_is_answered_when_the_cache_is_dropped():
+    star = Star()
+    publisher = star.publisher(track(1))
+    pair = star.subscriber(JOIN)[0]
+    star.kill(publisher)
+    star.fetch(pair, (0, 0), (0, 2))
+    cache = star.relay.cache
+    make_room(cache, cache.budget - cache.billed + 1)
+    assert cache.objects == 3
+    new, comer = track(), NoFetches()
+    star.publisher(new, handler=comer)
+    star.subscribe(pair, LIVE)
+    waiting = star.fetch(pair, (0, 3), (0, 3))
+    assert len(comer.fetches) == 1 and not waiting.accepted and waiting.failed is None
+    new.append(0, 0, other(0, 0))
+    star.run()
+    assert star.relay.counters.tracks_renewed == 1
+    star.pass_time(1)
+    assert waiting.failed.code == RequestErrorCode.INVALID_RANGE
