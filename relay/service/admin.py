@@ -25,6 +25,8 @@ MAX_CONNECTIONS = 64
 """At once; one more is closed."""
 CONNECTION_SECONDS = 60.0
 """How long a connection may last, whatever it does: who wants more connects again."""
+CLOSING_SECONDS = 1.0
+"""How long what is being answered may take when the relay ends, and once more to be broken off."""
 PAGE = 1000
 """Entries of an answer, unless fewer are asked for with `limit`."""
 OCTETS = 16 << 10
@@ -71,7 +73,11 @@ class Admin:
         app.router.add_get("/upstreams.json", self._told(self._upstreams))
         app.router.add_post("/purge", self._purge)
         self._runner = web.AppRunner(
-            app, handle_signals=False, access_log=None, keepalive_timeout=CONNECTION_SECONDS
+            app,
+            handle_signals=False,
+            access_log=None,
+            keepalive_timeout=CONNECTION_SECONDS,
+            shutdown_timeout=CLOSING_SECONDS,
         )
         self._server: asyncio.Server | None = None
 

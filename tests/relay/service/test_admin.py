@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 import moqt
 from moqt.quic.certificates import make_self_signed
@@ -255,3 +255,15 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
     key.chmod(0o640)
     result = run("--listen", "127.0.0.1:0", "--cert", cert, "--key", key)
     check_sentence(result, 2, "key.pem", "chmod 600")
+
+
+async def test_a_relay_does_not_wait_at_its_end_for_who_does_not_read_what_was_asked_for():
+    registry = CollectorRegistry()
+    Gauge("large", "more than the sockets hold " * 1_000_000, registry=registry)
+    listener = Admin(Scopes(RelayConfig()), registry)
+    await listener.start("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", listener.port)) as asking:
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await asyncio.to_thread(asking.recv, 12)) == b"HTTP/1.1 200"
+        async with asyncio.timeout(20):
+            await listener.close()
