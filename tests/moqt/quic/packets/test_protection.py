@@ -231,7 +231,9 @@ def test_where_openssl_is_without_a_cipher_python_does_it_and_the_log_says_so(
     groups: list[Any] = [(1, [frame(0, b"octets")])]
     python = keys_of(context, None, sealing=True)
     assert keys.seal(b"\x41" + CID, 0, groups) == python.seal(b"\x41" + CID, 0, groups)
-    assert "CHACHA20_POLY1305" in caplog.text and "Python" in caplog.text
+    keys_of(context_of(SUITES[2], SECRET), Without(), sealing=True)  # another connection
+    (record,) = caplog.records
+    assert "CHACHA20_POLY1305" in record.message and "Python" in record.message
 
 
 @pytest.mark.skipif(native() is None, reason="the C extension is not built here")
