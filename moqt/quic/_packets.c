@@ -8,6 +8,7 @@
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
+#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -24,6 +25,13 @@ typedef struct {
     int chacha, sealing, busy;
     unsigned char iv[NONCE];
 } Keys;
+
+/* Raise RuntimeError. What OpenSSL has noted of it would look like a fault of the next TLS
+ * connection that this thread looks at, with Python's ssl on the same library. */
+static void refuse(const char *what) {
+    ERR_clear_error();
+    PyErr_SetString(PyExc_RuntimeError, what);
+}
 
 /* ---- keys */
 
@@ -67,7 +75,7 @@ static PyObject *keys_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         !EVP_EncryptInit_ex(self->header, header, NULL, hp, NULL) ||
         !EVP_CIPHER_CTX_set_padding(self->header, 0)) {
         Py_DECREF(self);
-        PyErr_SetString(PyExc_RuntimeError, "OpenSSL does not take the keys");
+        refuse("OpenSSL does not take the keys");
         return NULL;
     }
     return (PyObject *)self;
@@ -323,7 +331,7 @@ static PyObject *keys_seal(PyObject *object, PyObject *args) {
     int well = protect(self, packets, (size_t)count, head, number, samples);
     if (others) PyEval_RestoreThread(others);
     if (well) goto done;
-    PyErr_SetString(PyExc_RuntimeError, "OpenSSL cannot seal");
+    refuse("OpenSSL cannot seal");
 fail:
     Py_CLEAR(list);
 done:
@@ -559,7 +567,7 @@ static PyObject *keys_open(PyObject *object, PyObject *args) {
     if (taken == -1) {
         PyErr_NoMemory();
     } else if (taken < 0) {
-        PyErr_SetString(PyExc_RuntimeError, "OpenSSL cannot open");
+        refuse("OpenSSL cannot open");
     } else if ((runs = PyList_New((Py_ssize_t)read.run_count))) {
         for (size_t i = 0; runs && i < read.run_count; i++) {
             PyObject *run = show_run(&read, &read.runs[i]);

@@ -67,8 +67,8 @@ class AioquicTransport:
     """One connection: `Transport` for the session, datagrams and timers for the endpoint.
 
     A stream paused when its FIN arrives keeps its octets on the session's account until
-    `resume_receiving` or `stop_receiving`: they are the application's to consume. A reset
-    releases them at once.
+    `resume_receiving` or `stop_receiving`: they are the application's to consume. A reset before
+    the end releases them at once.
     """
 
     def __init__(self, connection: Connection, config: QuicConfig, *, now: float) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -224,7 +225,7 @@ class KeysOfDirection:
         try:
             keys: Keys = self._native.Keys(SUITES[suite], key, iv, self._hp, self._sealing)
         except RuntimeError as error:  # the system's OpenSSL may be without some
-            log.warning("packets of %s are protected in Python: %s", suite.name, error)
+            _tell(suite.name, str(error))
             self._native = None
             return PythonKeys(context)
         return keys
@@ -234,6 +235,12 @@ class KeysOfDirection:
         suite, secret, version = context.cipher_suite, context.secret, context.version
         assert suite is not None and secret is not None and version is not None
         return derive_key_iv_hp(cipher_suite=suite, secret=secret, version=version)
+
+
+@functools.cache
+def _tell(suite: str, fault: str) -> None:
+    """Once, and not for each connection: peers choose the cipher suite."""
+    log.warning("packets of %s are protected in Python: %s", suite, fault)
 
 
 def header_masks(hp: Any, samples: list[bytes]) -> bytes:

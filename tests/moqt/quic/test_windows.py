@@ -18,7 +18,7 @@ from moqt.quic.windows import (
     grown,
 )
 from tests.moqt.quic.links import Flow, Path, compete, transfer
-from tests.moqt.quic_pair import Pair, quic_config
+from tests.moqt.quic_pair import Pair, quic_config, write_frames
 
 MIB = 1 << 20
 TRIP = 0.1
@@ -227,6 +227,24 @@ def test_what_a_paused_stream_was_lent_comes_back_however_it_ends(end: str) -> N
             client.reset(stream, 1)
         pair.run(limit=1.0)
         assert server.probe.lent == 0
+
+
+@pytest.mark.parametrize("stream", [0, 2], ids=["bidirectional", "unidirectional"])
+@pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
+def test_a_reset_behind_the_end_of_a_paused_stream_takes_nothing_off_the_account(
+    stream: int, together: bool
+) -> None:
+    pair = Pair()
+    server = pair.server
+    server.record.on_data = lambda stream, data, fin: server.live.pause_receiving(stream)
+    end = bytes([0x0B, stream, 0x43, 0xE8]) + bytes(1000)
+    reset = bytes([0x04, stream, 1, 0x43, 0xE8])
+    for frames in (end + reset,) if together else (end, reset):
+        write_frames(pair, frames)
+        pair.run(limit=1.0)
+    assert server.probe.lent == 1000
+    server.live.resume_receiving(stream)
+    assert server.probe.lent == 0
 
 
 # -------------------------------------------------------------------------- what it is for

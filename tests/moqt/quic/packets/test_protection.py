@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,4 +231,35 @@ def test_where_openssl_is_without_a_cipher_python_does_it_and_the_log_says_so(
     groups: list[Any] = [(1, [frame(0, b"octets")])]
     python = keys_of(context, None, sealing=True)
     assert keys.seal(b"\x41" + CID, 0, groups) == python.seal(b"\x41" + CID, 0, groups)
-    assert "CHACHA20_POLY1305" in caplog.text and "Python" in caplog.text
+    keys_of(context_of(SUITES[2], SECRET), Without(), sealing=True)  # another connection
+    (record,) = caplog.records
+    assert "CHACHA20_POLY1305" in record.message and "Python" in record.message
+
+
+@pytest.mark.skipif(native() is None, reason="the C extension is not built here")
+def test_what_openssl_refuses_leaves_no_error_for_the_next_tls_connection(tmp_path: Path) -> None:
+    config = tmp_path / "openssl.cnf"
+    config.write_text(
+        "openssl_conf = init\n[init]\nalg_section = algorithms\n"
+        "[algorithms]\ndefault_properties = there=yes\n"
+    )
+    script = """if True:
+        import ctypes
+        from moqt.quic import _packets
+        try:
+            _packets.Keys(0, bytes(16), bytes(12), bytes(16), True)
+        except RuntimeError as error:
+            library = ctypes.CDLL(_packets.__file__)
+            library.ERR_peek_error.restype = ctypes.c_ulong
+            print(error, library.ERR_peek_error())
+    """
+    environment = {**os.environ, "OPENSSL_CONF": str(config)}
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert answer.stdout == "OpenSSL does not take the keys 0\n"
