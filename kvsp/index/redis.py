@@ -195,6 +195,9 @@ class RedisStore:
                 for entry in part:
                     self._put_one(pipe, entry, now_ms, age_ms)
                 pipe.sadd(self._key(b"scopes"), *{entry.block.scope_id for entry in part})
+                # so that they go even when nobody comes to keep them alive
+                for holder in {each.holder for each in part if each.expires_ms == KEPT_MS}:
+                    pipe.hsetnx(self._key(b"alive"), _holder_name(holder), now_ms)
                 results = pipe.execute()[: len(part)]
                 fresh += [None if new == _WITHDRAWN else bool(new) for new, _ in results]
                 if evicted := sum(count for _, count in results):

@@ -98,6 +98,17 @@ def test_what_nobody_keeps_alive_is_removed_after_it_lingered(make_store: MakeSt
     assert found(store, NOW + 1100, 7) == [1]
 
 
+def test_what_was_never_kept_alive_is_removed_too(
+    make_store: MakeStore,
+) -> None:
+    """As of a holder whose first records came when the index process was killed."""
+    make_store(linger_ms=100).put([kept(1), kept(2, H2)], NOW)
+    store = make_store(linger_ms=100)
+    store.keep_alive(H2, NOW + 9000, NOW)
+    assert store.expire(NOW + 200, 100) == 1
+    assert store.counts().records == 1 and found(store, NOW + 200, 1, 2) == [0, 1]
+
+
 def test_a_transaction_that_fails_counts_nothing(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "index.db")) as store:
         store.put([kept(1)], NOW)
