@@ -61,6 +61,12 @@ async def test_a_directive_whose_time_is_not_over_is_carried_out_after_a_restart
         assert second.source.asked == keys()
 
 
+async def test_a_file_that_holds_another_json_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    assert await KeptDirectives(tmp_path).load() == []
+    assert names(tmp_path) == ["a.json.damaged"]
+
+
 async def test_a_cancelled_directive_does_not_come_back(tmp_path: Path) -> None:
     made = directive(keys())
     async with running(directives=tmp_path / "kept") as first:
