@@ -195,6 +195,36 @@ def test_what_another_process_withdrew_of_a_whole_holder_does_not_come_to_stay(
 NOW_MS = 1_900_000_000_000
 
 
+@pytest.mark.parametrize("kept_with_holder", [False, True])
+async def test_a_record_is_as_old_as_it_is_when_it_is_filed_and_not_when_it_came(
+    kept_with_holder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a thread, or is read there, can be overtaken by a DELETE meanwhile."""
+    served, now, ages = Served(), [0.0], list[int]()
+    core, put = served.core, served.core.store.put
+    core.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
+
+    def noting(entries: Any, now_ms: int, age_ms: int = 0) -> Any:
+        ages.append(age_ms)
+        return put(entries, now_ms, age_ms)
+
+    def slow(compat_id: bytes) -> Any:
+        now[0] += 0.5
+        return DESCRIPTOR
+
+    monkeypatch.setattr(core.store, "put", noting)
+    monkeypatch.setattr(core, "descriptor", slow)
+    monkeypatch.setattr(served.index._arrivals, "clock", lambda: now[0])
+    async with running(served.app):
+        if kept_with_holder:
+            await served.keep(record())
+        else:
+            tree = record().to_dict()
+            answer = await served.client().request("PUT", record().path, json_body=tree)
+            assert answer.status == 201
+    assert ages == [500]
+
+
 class Served:
     def __init__(self, **limits: Any) -> None:
         self.now = NOW_MS
