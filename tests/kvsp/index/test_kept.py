@@ -200,7 +200,9 @@ async def test_a_record_is_as_old_as_it_is_when_it_is_filed_and_not_when_it_came
     kept_with_holder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for a thread, or is read there, can be overtaken by a DELETE meanwhile."""
-    served, now, ages = Served(), [0.0], list[int]()
+    now, ages = [0.0], list[int]()
+    monkeypatch.setattr("kvsp.index.app.Arrivals", lambda: Arrivals(lambda: now[0]))
+    served = Served()
     core, put = served.core, served.core.store.put
     core.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
 
@@ -214,7 +216,6 @@ async def test_a_record_is_as_old_as_it_is_when_it_is_filed_and_not_when_it_came
 
     monkeypatch.setattr(core.store, "put", noting)
     monkeypatch.setattr(core, "descriptor", slow)
-    monkeypatch.setattr(served.index._arrivals, "clock", lambda: now[0])
     async with running(served.app):
         if kept_with_holder:
             await served.keep(record())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,15 @@ sys.stdin.read()
 def test_who_comes_second_removes_nothing_of_who_made_the_folder_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, is_full = tmp_path / "some" / "data", DataFolder._is_full
-    others = []
+    path, mkdir = tmp_path / "some" / "data", Path.mkdir
+    others: list[subprocess.Popen[str]] = []
 
-    def after_another(folder: DataFolder) -> bool:
+    def after_another(folder: Path, *how: Any, **more: Any) -> None:
+        if not others:
+            begin_another()
+        mkdir(folder, *how, **more)
+
+    def begin_another() -> None:
         other = subprocess.Popen(
             [sys.executable, "-c", CLAIM, str(path)],
             stdin=subprocess.PIPE,
@@ -37,9 +43,8 @@ def test_who_comes_second_removes_nothing_of_who_made_the_folder_at_the_same_tim
         )
         others.append(other)
         assert other.stdout is not None and other.stdout.readline() == "claimed\n"
-        return is_full(folder)
 
-    monkeypatch.setattr(DataFolder, "_is_full", after_another)
+    monkeypatch.setattr(Path, "mkdir", after_another)
     try:
         with pytest.raises(CannotStartError, match="another process uses this data directory"):
             DataFolder(path)
