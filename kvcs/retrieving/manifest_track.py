@@ -7,6 +7,7 @@ the peer says that the other does not exist, and no producer is required.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
@@ -58,6 +59,10 @@ ROOM_TO_GO_ON: Final = 16 << 20
 BESIDE_OCTETS: Final = 256 << 10
 """Octets from which on reading a manifest at once takes a millisecond or more."""
 
+MOST_UNREAD: Final = 2
+"""Long versions that wait while one is read; of more, that come faster, the oldest goes: those
+after it say all that it does."""
+
 Beside = Callable[
     [Callable[[], Manifest | DecodeError], Callable[[Manifest | DecodeError], None]], None
 ]
@@ -101,8 +106,11 @@ class ManifestVersions:
         """Long ones that are signed or sealed are read by `beside`, when it is given."""
         self._session = session
         self._beside = beside
-        self._reading = 0
-        """Versions that are being read."""
+        self._reading = False
+        """Whether a version is being read."""
+        self._unread: deque[tuple[Location, Callable[[], Manifest | DecodeError]]]
+        self._unread = deque(maxlen=MOST_UNREAD)
+        """Versions to be read after it."""
         self._missed: str | None = None
         """Why something may be missing, once they are."""
         self.again = False
@@ -133,6 +141,7 @@ class ManifestVersions:
             if request.state is not RequestState.CLOSED:
                 request.cancel()
         self._requests.clear()
+        self._unread.clear()
 
     # -- what the requests bring ---------------------------------------------------------
 
@@ -172,12 +181,21 @@ class ManifestVersions:
         if self._beside is None or short:
             self._retrieval.version_received(location, read())
         else:
-            self._reading += 1
-            self._beside(read, partial(self._was_read, location))
+            self._unread.append((location, read))
+            if not self._reading:
+                self._read_next(self._beside)
 
-    def _was_read(self, location: Location, read: Manifest | DecodeError) -> None:
-        self._reading -= 1
+    def _read_next(self, beside: Beside) -> None:
+        self._reading = bool(self._unread)
+        if self._unread:
+            location, read = self._unread.popleft()
+            beside(read, partial(self._was_read, beside, location))
+
+    def _was_read(self, beside: Beside, location: Location, read: Manifest | DecodeError) -> None:
         self._retrieval.version_received(location, read)
+        if self._retrieval.over:
+            self._unread.clear()
+        self._read_next(beside)
         if self._missed is not None and not self._reading:
             missed, self._missed = self._missed, None
             self._miss(missed)

@@ -22,7 +22,6 @@ class Arrival:
         self._arrivals = arrivals
         self._at = at
 
-    @property
     def age_ms(self) -> int:
         """How long ago its head came."""
         return int((self._arrivals.clock() - self._at) * 1000)

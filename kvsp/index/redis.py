@@ -15,6 +15,7 @@ another index process was still receiving then does not come to stay.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,12 +190,17 @@ class RedisStore:
 
     def put(self, entries: Sequence[Entry], now_ms: int, age_ms: int = 0) -> Sequence[bool | None]:
         fresh: list[bool | None] = []
+        started = time.monotonic()
         with self._errors():
             for part in _slices(entries):
                 pipe = self._redis.pipeline(transaction=False)
+                age = age_ms + int(1000 * (time.monotonic() - started))
                 for entry in part:
-                    self._put_one(pipe, entry, now_ms, age_ms)
+                    self._put_one(pipe, entry, now_ms, age)
                 pipe.sadd(self._key(b"scopes"), *{entry.block.scope_id for entry in part})
+                # so that they go even when nobody comes to keep them alive
+                for holder in {each.holder for each in part if each.expires_ms == KEPT_MS}:
+                    pipe.hsetnx(self._key(b"alive"), _holder_name(holder), now_ms)
                 results = pipe.execute()[: len(part)]
                 fresh += [None if new == _WITHDRAWN else bool(new) for new, _ in results]
                 if evicted := sum(count for _, count in results):

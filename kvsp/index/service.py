@@ -256,10 +256,10 @@ class IndexService:
         replica: str,
         tree: Mapping[str, Any],
         now_ms: int,
-        age_ms: int = 0,
+        age_ms: Callable[[], int] = lambda: 0,
     ) -> Published:
         """Publish or refresh a replica; `block` and `replica` are those of the path, `age_ms` is
-        how long ago the request began to arrive.
+        how long ago the request began to arrive, asked when it is filed.
 
         Raises Problem: `kvsp-forbidden` unless the principal may write the scope and is,
         or publishes for, the holder; `kvsp-invalid-request`; `kvsp-digest-mismatch`;
@@ -276,7 +276,7 @@ class IndexService:
         principal.require_holder(record.holder)
         ttl_ms = min(record.ttl_ms, self.limits.max_ttl_ms)
         entry = _entry(record, descriptor, now_ms + ttl_ms)
-        (created,) = self.store.put([entry], now_ms, age_ms)
+        (created,) = self.store.put([entry], now_ms, age_ms())
         if created is None:
             raise withdrawn_meanwhile()
         self._count("published" if created else "refreshed", 1)
@@ -287,7 +287,7 @@ class IndexService:
         principal: Principal,
         request: KeptRecords,
         now_ms: int,
-        age_ms: int = 0,
+        age_ms: Callable[[], int] = lambda: 0,
         is_late: Callable[[BlockId, str, str], bool] = lambda block, replica, holder: False,
     ) -> KeptAnswer:
         """Publish records that live as long as their holder is kept alive, which this does, too.
@@ -311,7 +311,7 @@ class IndexService:
             else:
                 results.append(None)
                 entries.append(entry)
-        filed = iter(self.store.put(entries, now_ms, age_ms) if entries else ())
+        filed = iter(self.store.put(entries, now_ms, age_ms()) if entries else ())
         for place, result in enumerate(results):
             if result is None:
                 created = next(filed)

@@ -182,6 +182,8 @@ class SqliteStore:
         scope = self._id("scopes", "scope_id", block.scope_id)
         compat = self._id("compats", "compat_id", block.compat_id)
         holder = self._id("holders", "uri", entry.holder)
+        if entry.expires_ms == KEPT_MS:
+            self._alive.setdefault(holder, now_ms)
         found = self._db.execute(
             "SELECT id, expires_ms, holder FROM replicas"
             " WHERE scope = ? AND block_key = ? AND compat = ? AND replica_id = ?",
@@ -341,15 +343,16 @@ class SqliteStore:
                     (scope, now_ms - self.limits.linger_ms, limit - removed),
                 )
             ended_ms = now_ms - self.limits.linger_ms
-            for holder, alive_ms in list(self._alive.items()):
-                if alive_ms <= ended_ms and removed < limit:
+            # of one that was never kept alive, as after a crash before that, there are records, too
+            for holder in {*self._alive, *self._kept}:
+                if self._alive.get(holder, 0) <= ended_ms and removed < limit:
                     removed += self._delete(
                         "id IN (SELECT id FROM replicas"
                         " WHERE holder = ? AND expires_ms = ? LIMIT ?)",
                         (holder, KEPT_MS, limit - removed),
                     )
                     if not self._kept[holder]:
-                        del self._alive[holder]
+                        self._alive.pop(holder, None)
         self._expired += removed
         return removed
 

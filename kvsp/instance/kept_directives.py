@@ -92,7 +92,7 @@ class KeptDirectives:
                     os.replace(path, f"{path}.damaged")
 
     def _read(self, path: Path) -> KeptDirective:
-        tree = msgspec.json.decode(path.read_bytes())
+        tree = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         status = tree.get("status")
         return KeptDirective(
             PrefetchDirective.from_json(tree["directive"], http_loopback=self._loopback),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kvsp.holder.uninterrupted import to_the_end
 from kvsp.instance.core.agent import Agent
@@ -91,7 +92,11 @@ class Prefetcher:
     def _begin(self, loading: Loading) -> None:
         name = loading.directive.directive
         task = self._running[name] = self._tasks.start(self._run(loading))
-        task.add_done_callback(lambda _: self._running.pop(name, None))
+        task.add_done_callback(partial(self._over, name))
+
+    def _over(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(name) is task:  # not the next one of that name
+            del self._running[name]
 
     def status(self, name: str) -> PrefetchStatus:
         """Raises Problem `kvsp-unknown-resource`."""

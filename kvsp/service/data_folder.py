@@ -24,6 +24,9 @@ class DataFolder:
         self.path = path
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._lock = -1
+        self._ours = False
+        """Whether no other process can have it."""
+
         try:
             self.full = self._is_full()
             self._claim()
@@ -52,6 +55,7 @@ class DataFolder:
         try:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._ours = True
         except BlockingIOError:
             raise CannotStartError(
                 f"{self.path}: another process uses this data directory; stop it, or name another "
@@ -62,12 +66,13 @@ class DataFolder:
 
     def undo(self) -> None:
         """The start has failed: leave behind what was there before, and no more."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
         for folder in self._made:
-            if folder == self.path:
+            if folder == self.path and self._ours:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 with contextlib.suppress(OSError):  # somebody else uses it by now
                     folder.rmdir()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            self._ours = False

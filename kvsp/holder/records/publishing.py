@@ -336,7 +336,7 @@ class RecordPublisher:
         while True:
             await self.step()
             now = self._clock()
-            waits = [at for at in (self.table.next_due(),) if at is not None]
+            waits = [at for at in (self.table.next_due(),) if at is not None and not self._draining]
             if self._pending:
                 waits.append(now + LONGEST_DELAY_S / 10)
             if self._stale and not self._draining:
@@ -353,11 +353,13 @@ class RecordPublisher:
         if self._stale and many is not None and not await self._start_clean(many):
             return
         await self._withdraw_pending()
-        while blocks := self.table.due(self._clock(), _CONCURRENT if many is None else self._most):
+        while not self._draining and (
+            blocks := self.table.due(self._clock(), _CONCURRENT if many is None else self._most)
+        ):
             await (self._all(blocks) if many is None else self._all_at_once(blocks, many))
             many = self._many
             self._tell_whether_behind()
-        now = self._clock()
+        now, many = self._clock(), None if self._draining else many
         if many is not None and self.table.keep_due <= now and self.table.may_ask(now):
             await self._keep_alive(many)
         self._tell_whether_behind()

@@ -333,6 +333,22 @@ def test_a_long_signed_manifest_is_read_beside_everything_else_and_missed_only_t
     assert asked.fetches == 1, "it turned out to be none that helps"
 
 
+def test_of_long_versions_that_come_faster_than_they_are_read_only_the_last_ones_wait() -> None:
+    jobs: list = []
+    asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
+    for group in range(10):
+        asked.receivers[0].object_received(
+            version(bytes(BESIDE_OCTETS))._replace(location=Location(group, 0))
+        )
+    asked.end(asked.receivers[0], Via.FILL)
+    asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")
+    assert len(jobs) == 1, "one is read at a time"
+    for read, told in jobs:
+        assert asked.fetches == 0
+        told(read())
+    assert asked.read == ["manifest 0", "manifest 8", "manifest 9"] and asked.fetches == 1
+
+
 def test_what_is_read_beside_others_makes_no_difference_to_what_comes_of_it() -> None:
     jobs: list = []
     asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))

@@ -98,6 +98,17 @@ def test_what_nobody_keeps_alive_is_removed_after_it_lingered(make_store: MakeSt
     assert found(store, NOW + 1100, 7) == [1]
 
 
+def test_what_was_never_kept_alive_is_removed_too(
+    make_store: MakeStore,
+) -> None:
+    """As of a holder whose first records came when the index process was killed."""
+    make_store(linger_ms=100).put([kept(1), kept(2, H2)], NOW)
+    store = make_store(linger_ms=100)
+    store.keep_alive(H2, NOW + 9000, NOW)
+    assert store.expire(NOW + 200, 100) == 1
+    assert store.counts().records == 1 and found(store, NOW + 200, 1, 2) == [0, 1]
+
+
 def test_a_transaction_that_fails_counts_nothing(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "index.db")) as store:
         store.put([kept(1)], NOW)
@@ -182,6 +193,37 @@ def test_what_another_process_withdrew_of_a_whole_holder_does_not_come_to_stay(
 # --- the service ---------------------------------------------------------------------
 
 NOW_MS = 1_900_000_000_000
+
+
+@pytest.mark.parametrize("kept_with_holder", [False, True])
+async def test_a_record_is_as_old_as_it_is_when_it_is_filed_and_not_when_it_came(
+    kept_with_holder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a thread, or is read there, can be overtaken by a DELETE meanwhile."""
+    now, ages = [0.0], list[int]()
+    monkeypatch.setattr("kvsp.index.app.Arrivals", lambda: Arrivals(lambda: now[0]))
+    served = Served()
+    core, put = served.core, served.core.store.put
+    core.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
+
+    def noting(entries: Any, now_ms: int, age_ms: int = 0) -> Any:
+        ages.append(age_ms)
+        return put(entries, now_ms, age_ms)
+
+    def slow(compat_id: bytes) -> Any:
+        now[0] += 0.5
+        return DESCRIPTOR
+
+    monkeypatch.setattr(core.store, "put", noting)
+    monkeypatch.setattr(core, "descriptor", slow)
+    async with running(served.app):
+        if kept_with_holder:
+            await served.keep(record())
+        else:
+            tree = record().to_dict()
+            answer = await served.client().request("PUT", record().path, json_body=tree)
+            assert answer.status == 201
+    assert ages == [500]
 
 
 class Served:

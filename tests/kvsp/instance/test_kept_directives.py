@@ -61,6 +61,41 @@ async def test_a_directive_whose_time_is_not_over_is_carried_out_after_a_restart
         assert second.source.asked == keys()
 
 
+async def test_a_directive_that_takes_the_name_of_one_just_cancelled_can_be_cancelled_too(
+    tmp_path: Path,
+) -> None:
+    made, ended, gone = directive(keys()), asyncio.Event(), list[str]()
+
+    class Slow:
+        async def load(self, *_: Any, **__: Any) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.shield(ended.wait())
+                gone.append("one")
+
+    instance = make_instance()
+    kept = KeptDirectives(tmp_path)
+    loader: Any = Slow()
+    prefetcher = Prefetcher(instance.agent, loader, instance.shell.clock_ms, kept)
+    await prefetcher.accept(made)
+    await asyncio.sleep(0.01)
+    await prefetcher.cancel(made.directive)
+    await prefetcher.accept(made)
+    await asyncio.sleep(0.01)
+    ended.set()
+    await until(lambda: gone == ["one"])
+    await prefetcher.cancel(made.directive)
+    await until(lambda: gone == ["one", "one"])
+    await prefetcher.stop()
+
+
+async def test_a_file_that_holds_another_json_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    assert await KeptDirectives(tmp_path).load() == []
+    assert names(tmp_path) == ["a.json.damaged"]
+
+
 async def test_a_cancelled_directive_does_not_come_back(tmp_path: Path) -> None:
     made = directive(keys())
     async with running(directives=tmp_path / "kept") as first:

@@ -172,6 +172,40 @@ async def test_a_drain_waits_for_the_publication_that_is_under_way() -> None:
     assert listed(world) == set()
 
 
+async def test_once_a_drain_has_begun_nothing_more_is_published_or_kept_alive() -> None:
+    """What came after the withdrawal of all would be there as long as the holder's TTL."""
+    world = await world_with(6, most=2)
+    began, go_on = asyncio.Event(), asyncio.Event()
+    keep = world.index.keep
+
+    async def slow(*values: Any) -> Kept:
+        began.set()
+        await go_on.wait()
+        await asyncio.sleep(0.02)
+        return await keep(*values)
+
+    world.index.keep = slow  # type: ignore[method-assign]
+    step = asyncio.ensure_future(world.publisher.step())
+    await began.wait()
+    drain = asyncio.ensure_future(world.publisher.drain())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(step, drain)
+    assert asked(world)[1:] == [("POST", "2"), ("DELETE", BASE)] and listed(world) == set()
+
+
+async def test_a_drain_that_the_index_did_not_hear_of_keeps_nothing_alive() -> None:
+    world = await world_with(2)
+    await world.publisher.step()
+    world.index.up = False
+    await world.publisher.drain()
+    world.index.up = True
+    asked(world)
+    world.clock.now += 0.45 * 600
+    await world.publisher.step()
+    assert asked(world) == []
+
+
 async def test_an_index_that_takes_records_one_by_one_gets_them_so() -> None:
     index = MemoryIndex(takes_many=False)
     world = await world_with(4, index)
