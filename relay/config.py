@@ -116,7 +116,7 @@ class Counters:
 
     @property
     def requests(self) -> int:
-        """Those for tracks that were made, either way."""
+        """Those for tracks that were taken, either way: who is refused makes nobody work."""
         upstream = self.upstream_subscriptions + self.upstream_fetches + self.publications
-        offered = self.publications_offered + self.requests_refused
-        return upstream + offered + self.downstream_subscriptions + self.downstream_fetches
+        here = self.downstream_subscriptions + self.downstream_fetches
+        return upstream + self.publications_offered + here

@@ -86,11 +86,13 @@ def _made(table: type[T], prefix: str, values: Mapping[str, Any]) -> T:
 
 def _of_file(path: Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
+        tree = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: no TOML file of settings: it nests too deeply") from None
+    except ValueError as error:  # of TOML, of UTF-8, of numbers with thousands of digits
+        raise SettingsError(f"{path}: no TOML file: {error}") from None
     found = _leaves(tree, "", str(path))
     for name, value in found.items():
         if settings()[name].is_path:
@@ -213,9 +215,9 @@ def _octets(text: str) -> int | str:
 
 def _path(kind: type, value: Any) -> Any:
     """A path is text in the file."""
-    if kind is Path and isinstance(value, str | os.PathLike):
+    if kind is Path and isinstance(value, str | os.PathLike) and "\0" not in str(value):
         return Path(value)
-    raise NotImplementedError(f"expected {kind.__name__}")
+    raise ValueError(f"expected {'a path, in quotes' if kind is Path else kind.__name__}")
 
 
 # --- and back ------------------------------------------------------------------------

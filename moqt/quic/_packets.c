@@ -14,6 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of moqt/quic/backend.py, which takes no other. */
+#define VERSION 1
+
 enum { TAG = 16, NUMBER = 2, SAMPLE = 16, NONCE = 12, MAX_CID = 20 };
 enum { MAX_PACKETS = 1 << 16, MAX_PACKET = 1 << 16 };
 enum { FEW = 4 }; /* packets for which giving up the GIL costs more than it gives */
@@ -600,7 +603,8 @@ static PyType_Spec keys_spec = {"moqt.quic._packets.Keys", sizeof(Keys), 0, Py_T
 
 static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&keys_spec);
-    int failed = !type || PyModule_AddObjectRef(module, "Keys", type) < 0;
+    int failed = !type || PyModule_AddObjectRef(module, "Keys", type) < 0 ||
+                 PyModule_AddIntConstant(module, "VERSION", VERSION) < 0;
     Py_XDECREF(type);
     return failed ? -1 : 0;
 }

@@ -15,6 +15,8 @@ VARIABLE = "KVCS_QUIC_BACKEND"
 """The environment variable that says what `Backend.AUTO` is otherwise the default of."""
 
 
+VERSION = 1
+"""Of what the extension and the Python around it expect of each other: that of `_packets.c`."""
 _NOT_HERE = (
     "the native QUIC backend is not here: installing kvcs builds it where there are a C compiler "
     "and the headers of Python and OpenSSL 3 (Debian: gcc, libssl-dev)"
@@ -34,9 +36,13 @@ class Backend(StrEnum):
 def native() -> Any:
     """The C extension `moqt.quic._packets`; None where it was not built or does not load."""
     try:
-        return import_module("moqt.quic._packets")
+        found = import_module("moqt.quic._packets")
     except ImportError:
         return None
+    if getattr(found, "VERSION", None) != VERSION:
+        log.warning("the native QUIC backend here was built from other sources: install kvcs anew")
+        return None
+    return found
 
 
 def default() -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -20,6 +21,8 @@ from relay.core import Relay
 from relay.scopes import Scopes
 
 logger = logging.getLogger("relay")
+_http_logger = logging.getLogger("relay.admin")
+"""What aiohttp has to say, but for what clients did wrong: they are told, and may do it often."""
 
 MAX_CONNECTIONS = 64
 """At once; one more is closed."""
@@ -76,6 +79,7 @@ class Admin:
             app,
             handle_signals=False,
             access_log=None,
+            logger=_http_logger,
             keepalive_timeout=CONNECTION_SECONDS,
             shutdown_timeout=CLOSING_SECONDS,
         )
@@ -276,6 +280,14 @@ class Admin:
             used,
         )
         return web.json_response({"tracks": tracks, "octets": octets, "in_use": used})
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_http_logger.addFilter(_is_ours)
 
 
 class _Refused(asyncio.Protocol):

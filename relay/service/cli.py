@@ -19,12 +19,9 @@ from typing import Annotated, NoReturn, TypeVar, cast
 import typer
 
 from moqt.loop_hold import watched_loop
-from moqt.private_files import PrivateFileError, read_private
 from moqt.quic.backend import VARIABLE, Backend, chosen
-from moqt.quic.certificates import check_key_pair
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
-from moqt.quic.packets.reset import load_key
 from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
@@ -33,8 +30,8 @@ from relay.config import RelayConfig
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
+from relay.service.checks import Failure, Usage, check_makeable, check_pair, check_reset_key
 from relay.service.daemon import DaemonConfig, Upstream, run
-from relay.service.faults import Failure, Usage
 from relay.service.limits import Chosen
 from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import (
@@ -330,11 +327,26 @@ def relay_command(
     track is asked for once, whatever the number of subscribers, and kept in memory.
     Clients that dial different paths (not: queries or host names) share no tracks.
     """
+    sources = cast(_Sources, ctx.obj)
+    limits = sources.limits(limit or ())
+    chosen = _usage(Chosen, [setting for setting, _ in limits], "--limit")
+    if print_config:
+        names = settings()
+        print(
+            text(
+                {name: ctx.params[name] for name in names},
+                {name: sources.of(name) for name in names},
+                {**chosen.relay, **chosen.session, **chosen.quic},
+                {setting.partition("=")[0].strip(): where for setting, where in limits},
+            ),
+            end="",
+        )
+        raise typer.Exit
     host, port = _usage(parse_address, listen, "--listen")
     listener = None if admin is None else _usage(parse_address, admin, "--admin")
     cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
-    if drain_timeout < 0:
-        raise Usage("--drain-timeout must not be negative")
+    if not 0 <= drain_timeout < 1 << 31:
+        raise Usage("--drain-timeout is a number of seconds, and not negative")
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise Usage(f"--log-level: {log_level!r} is none of debug, info, warning, error")
@@ -345,10 +357,7 @@ def relay_command(
     if self_signed is None and self_signed_days is not None:
         raise Usage("give --self-signed DIR with --self-signed-days")
     if cert is not None and key is not None:
-        _check_pair(cert, key)
-    sources = cast(_Sources, ctx.obj)
-    limits = sources.limits(limit or ())
-    chosen = _usage(Chosen, [setting for setting, _ in limits], "--limit")
+        check_pair(cert, key)
     try:
         relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)
         session = SessionConfig(**chosen.session)
@@ -364,25 +373,16 @@ def relay_command(
             keylog_file=keylog_file,
             **chosen.quic,
         )
-        if not (print_config or check_config):
+        if check_config:
+            check_makeable(qlog_dir, "--qlog-dir")
+            check_makeable(None if keylog_file is None else keylog_file.parent, "--keylog-file")
+        else:
             quic.prepare_logs()
     except OSError as error:
         raise Usage(f"{error.filename}: {error.strerror or error}") from None
     except ValueError as error:
         raise Usage(str(error).replace("max_datagram_size", "--mtu")) from None
 
-    if print_config:
-        names = settings()
-        print(
-            text(
-                {name: ctx.params[name] for name in names},
-                {name: sources.of(name) for name in names},
-                {**chosen.relay, **chosen.session, **chosen.quic},
-                {setting.partition("=")[0].strip(): where for setting, where in limits},
-            ),
-            end="",
-        )
-        raise typer.Exit
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -402,6 +402,9 @@ def relay_command(
     for variable in unknown_variables(PREFIX, os.environ, [*settings(), "config", "limit"]):
         logger.warning("the environment has a variable that is no setting: %s", variable)
     if check_config:
+        check_makeable(self_signed, "--self-signed")
+        if reset_key is not None and reset_key.exists():
+            check_reset_key(reset_key)
         print(f"{PROGRAM}: a relay can start with these settings")
         raise typer.Exit
     if self_signed is not None:
@@ -416,7 +419,7 @@ def relay_command(
     if reset_key is None and self_signed is not None and port:
         reset_key = self_signed / f"reset-{port}.key"
     if reset_key is not None:
-        _check_reset_key(reset_key)
+        check_reset_key(reset_key)
     scopes = Scopes(relay_config, policy)
     config = DaemonConfig(
         host=host,
@@ -508,25 +511,6 @@ def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
         return parse(text)
     except ValueError as error:
         raise Usage(f"{option}: {error}") from None
-
-
-def _check_pair(cert: Path, key: Path) -> None:
-    try:
-        check_key_pair(cert, key)
-        read_private(key, 1)  # who can read it can be this relay
-    except OSError as error:
-        raise Usage(f"cannot read {error.filename}: {error.strerror or error}") from None
-    except (ValueError, PrivateFileError) as error:
-        raise Usage(str(error)) from None
-
-
-def _check_reset_key(path: Path) -> None:
-    try:
-        load_key(path)
-    except OSError as error:
-        raise Usage(f"--reset-key: {path}: {error.strerror or error}") from None
-    except (ValueError, MoqtError) as error:
-        raise Usage(f"--reset-key: {error}") from None
 
 
 def _cannot_listen(wanted: str, error: OSError) -> Failure:

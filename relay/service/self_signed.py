@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moqt.quic.certificates import DEFAULT_NAMES, make_self_signed, names_of
 from relay.service.certificate import ServedCertificate
-from relay.service.faults import Usage
+from relay.service.checks import Usage
 
 PROGRAM = "kvcs-relay"
 _MAX_NAMES = 32

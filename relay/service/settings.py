@@ -85,10 +85,12 @@ def read(path: Path, settings: Mapping[str, Setting]) -> File:
     is not of the kind of its key.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise SettingsError(f"{path} is no TOML file for settings: it nests too deeply") from None
+    except ValueError as error:  # of TOML, of UTF-8, of numbers with thousands of digits
         raise SettingsError(f"{path} is no TOML file: {error}") from None
     limits = found.pop(LIMITS_TABLE, {})
     if not isinstance(limits, dict):
@@ -125,7 +127,9 @@ def _value(path: Path, key: str, setting: Setting, value: object) -> object:
             raise SettingsError(f"{path}: {key} must be {_TOML[kind]}, not {value!r}")
         return value
     if not isinstance(value, str):
-        raise SettingsError(f'{path}: {key} must be a string, such as "{value}"')
+        raise SettingsError(f"{path}: {key} must be a string, in quotes")
+    if "\0" in value:
+        raise SettingsError(f"{path}: {key} must not have a null character")
     return str(path.parent / value) if kind is Path else value
 
 

@@ -207,7 +207,7 @@ class ReceivingConnection(StreamTable):
                 self.path_changes += 1
             self._unacknowledged += 1
             index += 1
-        if self._unacknowledged and not self.over:
+        if self._unacknowledged and not self.over and self._spaces:  # none before a first packet
             space = self._spaces[tls.Epoch.ONE_RTT]
             if space.ack_at is not None and (
                 self._ack_at_once

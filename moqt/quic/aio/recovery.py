@@ -436,7 +436,8 @@ class Recovery:
 
     def _set_pace(self, now: float) -> None:
         controller = self.controller
-        self.pacer.set_rate(controller.pacing_rate, controller.quantum, now, self._rtt_min)
+        trip = max(self._rtt_min, self._rtt_smoothed / 8)  # a path may become longer
+        self.pacer.set_rate(controller.pacing_rate, controller.quantum, now, trip)
 
     # ---- losses
 

@@ -235,6 +235,10 @@ def test_print_config_shows_every_setting_and_where_it_is_from(
         ('[instance]\nscopes = ["other-role.json"]', 0, "the settings are right"),
         ('[holder.objects]\nurl = "s3://b/"\ncredentials_file = "c"', 2, "credentials_file: "),
         ('[listen]\naddress = "nowhere"', 2, "is not HOST:PORT"),
+        ("[peers]\ncafile = 5", 2, "expected a path, in quotes"),
+        ('[peers]\ncafile = "a\\u0000b"', 2, "expected a path, in quotes"),
+        ("x = " + 100_000 * "[", 2, "nests too deeply"),
+        ("x = " + 5000 * "9", 2, "no TOML file"),
     ],
 )
 def test_check_config_says_whether_a_start_could_work_and_starts_nothing(

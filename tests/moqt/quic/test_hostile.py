@@ -173,6 +173,18 @@ def test_a_client_makes_up_a_connection_id_of_8_octets_at_least(length: int, tak
     assert isinstance(answer, AioquicTransport) is taken
 
 
+def test_a_first_packet_that_is_shorter_than_it_says_costs_no_word_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context = QuicContext(quic_config(), is_client=False)
+    head = b"\xc3\x00\x00\x00\x01" + b"\x08" + bytes(8) + b"\x08" + bytes(8) + b"\x00"
+    packet = head + encode_varint(1182) + bytes(1200 - len(head) - 2)
+    server = context.unsolicited(packet, now=100.0, addr=CLIENT)
+    assert isinstance(server, AioquicTransport)
+    server.receive([packet], CLIENT, 100.0)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize("first", [0x40, 0x7F, 0xC0 | 0x10, 0xC0 | 0x20])
 def test_a_packet_for_a_connection_that_is_gone_is_not_answered(first: int) -> None:
     """No stateless reset: nothing an attacker could have reflected or looped."""

@@ -205,6 +205,16 @@ async def test_connections_beyond_the_bound_are_closed_and_idle_ones_end(monkeyp
         assert (await ask(listener, "/healthz"))[0] == 200
 
 
+async def test_what_is_no_http_is_refused_without_a_word_in_the_log(caplog):
+    async with Listening() as listener:
+        for octets in (b"GET", b"\x00\xff" * 50, b"GET / HTTP/9.9 x", b"GET /" + b"a" * 20_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(octets + b"\r\n\r\n")
+            assert b" 400 " in await asyncio.wait_for(reader.read(100), 10)
+            writer.close()
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("namespace", [(), (b"demo",), (b"a-b", b".", b"\xff\x00"), (b"kv", b"x")])
 def test_a_namespace_is_read_as_it_is_shown(namespace):
     assert namespace_of(printable_namespace(namespace)) == namespace

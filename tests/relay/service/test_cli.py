@@ -15,8 +15,8 @@ import pytest
 import moqt
 from moqt.quic.backend import chosen, default
 from moqt.quic.certificates import make_self_signed, names_of
+from relay.service.checks import Usage
 from relay.service.cli import parse_address, parse_size
-from relay.service.faults import Usage
 from relay.service.self_signed import own_addresses, own_names, self_signed_certificate
 from tests.relay.service.program import COMMAND, READY, check_sentence, run, running
 from tests.relay.star import end_track, everything, publish

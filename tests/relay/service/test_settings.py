@@ -92,6 +92,22 @@ def test_settings_are_checked_without_making_or_taking_anything(file, tmp_path):
     assert os.listdir(tmp_path) == ["relay.toml"]
 
 
+@pytest.mark.parametrize("name", ["reset_key", "qlog_dir", "keylog_file", "self_signed"])
+def test_a_place_where_nothing_can_be_made_is_told_by_the_check_and_by_the_start(tmp_path, name):
+    (tmp_path / "file").touch()
+    place = {"reset_key": tmp_path, "keylog_file": tmp_path / "file" / "keys"}
+    path = tmp_path / "relay.toml"
+    path.write_text(f'listen = "127.0.0.1:0"\n{name} = "{place.get(name, tmp_path / "file")}"\n')
+    own = () if name == "self_signed" else ("--self-signed", tmp_path / "c")
+    check_sentence(run("--config", path, *own, "--check-config"), 2, f"--{name}".replace("_", "-"))
+    assert run("--config", path, *own).returncode == 2
+
+
+def test_settings_are_printed_although_a_file_that_they_name_is_missing(tmp_path):
+    text = printed("--listen", "127.0.0.1:0", "--cert", tmp_path / "none", "--key", tmp_path / "no")
+    assert f'cert = "{tmp_path / "none"}"  # command line\n' in text
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -104,6 +120,11 @@ def test_settings_are_checked_without_making_or_taking_anything(file, tmp_path):
         ("[limits]\nmax_request = 3", ["relay.toml", "max_request", "did you mean max_requests?"]),
         ('[limits]\nmax_requests = "3"', ["relay.toml", "max_requests", "a number"]),
         ("limits = 3", ["relay.toml", "[limits]"]),
+        ("mtu = " + 5000 * "9", ["relay.toml", "no TOML"]),
+        ("x = " + 100_000 * "[", ["relay.toml", "too deeply"]),
+        ('log_level = "a\\u0000b"', ["relay.toml", "log_level", "null"]),
+        ("drain_timeout = nan", ["--drain-timeout", "relay.toml"]),
+        ("drain_timeout = inf", ["--drain-timeout", "relay.toml"]),
         ("mtu =", ["relay.toml", "no TOML"]),
         ('auth = "none.json"', ["--auth", "none.json", "relay.toml"]),
     ],
