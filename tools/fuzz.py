@@ -317,7 +317,9 @@ class Worker:
         self.plan = plan
         self.tallies = {name: Tally() for name in plan.targets}
         self._running: dict[str, tuple[Target, Mutator]] = {}
-        self._baseline: dict[str, int] = {}
+        self._grown: dict[str, int] = {}
+        self._from = 0
+        """What the process had when the target at work had kept nothing."""
 
     def run(self) -> dict[str, Tally]:
         end = time.monotonic() + self.plan.seconds
@@ -334,6 +336,7 @@ class Worker:
         """One slice of one target; False when it has had all its inputs."""
         tally, plan = self.tallies[name], self.plan
         began = time.monotonic()
+        self._from = resident() - self._grown.get(name, 0)
         if name not in self._running:
             target = TARGETS[name]()
             source = random.Random(f"{plan.seed} {name}")
@@ -348,6 +351,7 @@ class Worker:
             if plan.runs is None and time.monotonic() >= until:
                 break
             self._one(name, mutator.case())
+        self._grown[name] = resident() - self._from
         tally.seconds += time.monotonic() - began
         enough = plan.runs is not None and tally.runs >= plan.runs
         return not enough and len(tally.findings) < plan.max_findings
@@ -357,19 +361,21 @@ class Worker:
         tally.runs += 1
         reason = failure_of(target, case, self.plan.input_seconds)
         if reason is None and (count or tally.runs % COST_EVERY == 0):
+            before = resident()
             reason = cost_of(target, case, self.plan.input_seconds)
+            self._from += resident() - before  # tracemalloc keeps some KiB each time it is stopped
         if reason is None and tally.runs % GROWTH_EVERY == 0:
-            reason = self._growth(name)
+            reason = self._growth()
         if reason is not None:
             self._found(name, case, reason)
 
-    def _growth(self, name: str) -> str | None:
+    def _growth(self) -> str | None:
         now = resident()
-        base = self._baseline.setdefault(name, now)
-        if now - base <= self.plan.growth:
+        grown = now - self._from
+        if grown <= self.plan.growth:
             return None
-        self._baseline[name] = now
-        return f"memory grew by {(now - base) >> 20} MiB over the inputs up to this one"
+        self._from = now
+        return f"memory grew by {grown >> 20} MiB over the inputs up to this one"
 
     def _found(self, name: str, case: Case, reason: str) -> None:
         last = reason.strip().splitlines()[-1]
