@@ -14,6 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if PY_VERSION_HEX >= 0x030d0000
+/* What these headers call takes # for an int in CPython before 3.13; these take it for Py_ssize_t in all. */
+PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
+PyAPI_FUNC(PyObject *) _Py_BuildValue_SizeT(const char *, ...);
+#define PyArg_ParseTuple _PyArg_ParseTuple_SizeT
+#define Py_BuildValue _Py_BuildValue_SizeT
+#endif
+
 /* Of moqt/quic/backend.py, which takes no other. */
 #define VERSION 1
 

@@ -117,6 +117,8 @@ async def test_of_datagrams_that_came_together_each_connection_gets_its_own(
 ) -> None:
     """Two connections may have one address, and the kernel joins what comes from it."""
     clients = [await dial(server) for _ in range(2)]
+    # until then a connection takes nothing from another's address
+    await until(lambda: all(Probe(handler.transport).confirmed for handler in server.handlers))
     sides = [Probe(client.transports[0]) for client, _ in clients]
     one, other = ([side.seal(b"\x0a\x02\x02" + text) for text in (b"ab", b"ab")] for side in sides)
     together = [one[0], other[0], b"\x41short", one[1], other[1]]
