@@ -38,13 +38,6 @@ class Loaded:
     origins: Mapping[str, str]
 
 
-def load_settings(
-    path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> Settings:
-    """The settings of `read_settings` alone."""
-    return read_settings(path, flags, environment).settings
-
-
 def read_settings(
     path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> Loaded:

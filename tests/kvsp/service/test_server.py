@@ -27,7 +27,7 @@ from kvsp.names.uris import instance_id
 from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
 from kvsp.service.settings import SettingsError
-from kvsp.service.sources import load_settings
+from kvsp.service.sources import read_settings
 from moqt.quic.certificates import make_self_signed
 from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
@@ -43,7 +43,7 @@ OTHER = "00000000-0000-4000-8000-000000000000"
 
 
 def dev(roles: str, **members):
-    return load_settings(None, {"roles": roles.split(","), "dev": True, **members})
+    return read_settings(None, {"roles": roles.split(","), "dev": True, **members}).settings
 
 
 def test_all_roles_share_one_base_uri_in_one_process(tmp_path):
@@ -120,7 +120,7 @@ def test_what_a_holder_and_the_bodies_of_requests_may_take_is_set_in_the_file(tm
         "quarantine_mib = 0\n"
     )
     flags = {"roles": ["holder"], "dev": True, "data_dir": str(tmp_path / "data")}
-    made = Assembly(load_settings(file, flags))
+    made = Assembly(read_settings(file, flags).settings)
     limits = made.app.limits
     assert (limits.bodies_octets, limits.bodies_octets_per_principal) == (7 << 20, 3 << 20)
     (service,) = made.app.services
@@ -150,7 +150,7 @@ def test_flags_go_before_the_file(tmp_path):
     file = tmp_path / "server.toml"
     file.write_text('roles = ["holder"]\n[listen]\naddress = "127.0.0.1:1"\ndrain_s = 3\n')
     flags = {"dev": True, "roles": ["index"], "listen": {"address": None}}
-    settings = load_settings(file, flags)
+    settings = read_settings(file, flags).settings
     assert (settings.roles, settings.listen.address) == (("index",), "127.0.0.1:1")
     assert settings.listen.drain_s == 3
 
@@ -192,7 +192,7 @@ def test_settings_that_cannot_work_are_refused_with_what_to_do(tmp_path, text, s
     file = tmp_path / "server.toml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:
-        load_settings(file, {})
+        read_settings(file, {})
     assert said in str(caught.value)
 
 
@@ -225,10 +225,10 @@ def test_files_with_secrets_are_their_owners_only(tmp_path):
     }
     token.chmod(0o644)
     with pytest.raises(SettingsError, match="chmod 600") as caught:
-        Assembly(load_settings(None, flags))
+        Assembly(read_settings(None, flags).settings)
     assert "secret-token" not in str(caught.value)
     token.chmod(0o600)
-    assert Assembly(load_settings(None, flags)).base_uri == "https://h.example/kvsp/"
+    assert Assembly(read_settings(None, flags).settings).base_uri == "https://h.example/kvsp/"
     scope = tmp_path / "scope.json"
     Scope.generate().save(scope)
     scope.chmod(0o640)
@@ -259,7 +259,7 @@ def as_the_readme_says(folder, base):
     ):
         made = CliRunner().invoke(keygen, arguments)
         assert made.exit_code == 0, made.output
-    return load_settings(Path("server.toml"), {}), (folder / "writer").read_text().strip()
+    return read_settings(Path("server.toml"), {}).settings, (folder / "writer").read_text().strip()
 
 
 async def test_the_settings_of_the_readme_store_a_block_with_a_certificate_nobody_else_trusts(
@@ -317,12 +317,12 @@ def https(folder, **listen):
 
 def test_a_server_without_principals_warns_that_this_machine_may_do_everything(tmp_path, caplog):
     config = https(tmp_path)
-    assert Assembly(load_settings(config, {})).server.certificate is not None
+    assert Assembly(read_settings(config, {}).settings).server.certificate is not None
     (said,) = caplog.records
     assert said.levelname == "WARNING" and "set principals under [listen]" in said.getMessage()
     caplog.clear()
     (tmp_path / "p.json").write_text('{"principals": []}')
-    Assembly(load_settings(https(tmp_path, principals=str(tmp_path / "p.json")), {}))
+    Assembly(read_settings(https(tmp_path, principals=str(tmp_path / "p.json")), {}).settings)
     Assembly(dev("index"))
     assert not caplog.records
 
@@ -330,8 +330,8 @@ def test_a_server_without_principals_warns_that_this_machine_may_do_everything(t
 def test_a_data_directory_belongs_to_one_process(tmp_path):
     settings = {"roles": ["index"], "dev": True, "data_dir": str(tmp_path)}
     code = "import sys; from kvsp.service.server import Assembly"
-    code += "; from kvsp.service.sources import load_settings"
-    code += f"; made = Assembly(load_settings(None, {settings!r}))"
+    code += "; from kvsp.service.sources import read_settings"
+    code += f"; made = Assembly(read_settings(None, {settings!r}).settings)"
     code += "; print('claimed', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvsp.cli.server import app as program
 from kvsp.service.schema import Setting, settings
 from kvsp.service.settings import SettingsError
-from kvsp.service.sources import as_toml, load_settings, read_settings
+from kvsp.service.sources import as_toml, read_settings
 
 DEV = {"roles": ["index", "holder"], "dev": True}
 
@@ -52,7 +52,7 @@ def test_variables_say_every_kind_of_value() -> None:
         "KVSP_INSTANCE_LINKS": '[{holder="http://127.0.0.1:1/", mbit_per_s=1, rtt_us=2.5}]',
         "KVSP_PEERS_INDEX": "",
     }
-    made = load_settings(None, {}, environment)
+    made = read_settings(None, {}, environment).settings
     assert (made.roles, made.dev, made.data_dir) == (("index", "holder"), True, Path("data"))
     assert (made.http.json_octets, made.http.request_s) == (3 << 20, 2.5)
     assert made.holder.leases.ttl_ms == 7
@@ -68,7 +68,7 @@ def test_every_setting_has_a_variable_of_its_own() -> None:
 def test_a_variable_that_is_no_setting_is_told_with_the_nearest_one_and_stops_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    load_settings(None, DEV, {"KVSP_HOLDER_UPLOAD": "1", "KVSP_PORT_80_TCP": "x"})
+    read_settings(None, DEV, {"KVSP_HOLDER_UPLOAD": "1", "KVSP_PORT_80_TCP": "x"})
     first, second = (each.getMessage() for each in caplog.records)
     assert first == (
         "KVSP_HOLDER_UPLOAD in the environment is no setting; did you mean KVSP_HOLDER_UPLOADS?"
@@ -103,7 +103,7 @@ def test_what_cannot_be_meant_is_refused_with_its_name_and_what_to_do(
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings(written(tmp_path, text), DEV)
+        read_settings(written(tmp_path, text), DEV)
     assert said in str(caught.value)
 
 
@@ -115,7 +115,7 @@ def test_what_is_wrong_says_where_it_was_set(tmp_path: Path) -> None:
         (None, {"KVSP_HOLDER_UPLOADS": "many"}, "KVSP_HOLDER_UPLOADS"),
     ):
         with pytest.raises(SettingsError) as caught:
-            load_settings(path, DEV, environment)
+            read_settings(path, DEV, environment)
         assert str(caught.value).startswith(f"{where}: holder.uploads: expected int")
 
 
@@ -123,7 +123,7 @@ def test_what_is_wrong_says_where_it_was_set(tmp_path: Path) -> None:
 def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, url: str) -> None:
     file = written(tmp_path, f'[index.redis]\nurl = "{url}"\n')
     with pytest.raises(SettingsError, match=r"set index\.redis\.username and pass") as caught:
-        load_settings(file, DEV)
+        read_settings(file, DEV)
     assert "secret" not in str(caught.value)
 
 
@@ -133,7 +133,8 @@ def test_relative_paths_are_the_files_own(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path / "run")
     text = 'data_dir = "data"\n[instance]\nscopes = ["a.json", "/b.json"]\n'
     written(tmp_path / "etc", text)
-    made = load_settings(Path("../etc/server.toml"), DEV, {"KVSP_HOLDER_SCRATCH_DIR": "tmp"})
+    environment = {"KVSP_HOLDER_SCRATCH_DIR": "tmp"}
+    made = read_settings(Path("../etc/server.toml"), DEV, environment).settings
     assert made.data_dir is not None and made.data_dir.resolve() == tmp_path / "etc" / "data"
     scopes = [path.resolve() for path in made.instance.scopes]
     assert scopes == [tmp_path / "etc" / "a.json", Path("/b.json")]

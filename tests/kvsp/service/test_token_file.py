@@ -19,7 +19,7 @@ from kvsp.http.server import Server
 from kvsp.names.uris import instance_id
 from kvsp.principals import Principal, principal_entry
 from kvsp.service.server import Assembly
-from kvsp.service.sources import load_settings
+from kvsp.service.sources import read_settings
 from tests.e2e.kvsp_support import free_port
 from tests.kvsp.client.support import DESCRIPTOR, block_of, container
 from tests.kvsp.support_server import Authority
@@ -95,7 +95,7 @@ class Site:
             "peers": peers,
             "instance": {"status_ttl_ms": 300},
         }
-        assembly = Assembly(load_settings(None, flags))
+        assembly = Assembly(read_settings(None, flags).settings)
         server = Server(assembly.app, assembly.server)
         task = asyncio.create_task(server.serve())
         try:
