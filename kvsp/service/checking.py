@@ -74,7 +74,7 @@ def secret_in(path: Path) -> str:
     return read_private(path, _SECRET_OCTETS).decode("utf-8", "replace").strip()
 
 
-def needs_extra(extra: str, what: str) -> None:
+def _needs_extra(extra: str, what: str) -> None:
     """Raises SettingsError when an extra that a setting needs is not installed."""
     module = _EXTRAS[extra]
     if find_spec(module) is None:
@@ -92,11 +92,11 @@ def check_files(settings: Settings) -> None:
         if not os.access(path, os.R_OK):
             raise SettingsError(f"{name}: {path}: Permission denied")
     if "holder" in settings.roles and settings.holder.objects.url is not None:
-        needs_extra("s3", "the object tier")
+        _needs_extra("s3", "the object tier")
     if "index" in settings.roles and settings.index.redis.url is not None:
-        needs_extra("redis", "the client of Valkey and Redis")
+        _needs_extra("redis", "the client of Valkey and Redis")
     if "instance" in settings.roles and settings.instance.engine == "torch":
-        needs_extra("torch", "the engine torch")
+        _needs_extra("torch", "the engine torch")
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, Path]]:

@@ -20,13 +20,7 @@ from kvsp.http.service import Service
 from kvsp.names.codes import Tier
 from kvsp.names.identity import Descriptor, Scope
 from kvsp.records.records import Link
-from kvsp.service.checking import (
-    address_of,
-    authenticator_of,
-    check_files,
-    listening,
-    needs_extra,
-)
+from kvsp.service.checking import address_of, authenticator_of, check_files, listening
 from kvsp.service.data_folder import DataFolder
 from kvsp.service.settings import MIB, Settings, SettingsError
 
@@ -268,7 +262,7 @@ class Assembly:
         peers = self._to_peers()
         assert self._holder is not None
         limits = dataclasses.replace(table, http_loopback=self.settings.dev)
-        epochs = Epochs(self.settings.data_dir)
+        epochs = Epochs(folder)
         # caches on MOQT are opened with their content keys; what is stored here stands in clear
         scopes = [Scope.load(path, sealing=True) for path in table.scopes]
         agent = Agent(
@@ -315,7 +309,6 @@ class Assembly:
 
             return ToyEngine(block_tokens=table.block_tokens, delay_ms=table.delay_ms)
         assert table.model is not None
-        needs_extra("torch", "the engine torch")
         from kvsp.instance.engines.torch_engine import TorchEngine
 
         return TorchEngine(table.model, block_tokens=table.block_tokens)

@@ -1,4 +1,7 @@
-"""The stores of roles that an engine elsewhere keeps: Redis for the index, objects for blocks."""
+"""The stores of roles that an engine elsewhere keeps: Redis for the index, objects for blocks.
+
+That the extra of each is installed is asked before, by `checking.check_files`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kvsp.http.app import is_loopback
 from kvsp.names.private_files import read_private
-from kvsp.service.checking import needs_extra, secret_in
+from kvsp.service.checking import secret_in
 from kvsp.service.settings import IndexTable, ObjectsTable, SettingsError
 
 if TYPE_CHECKING:
@@ -23,14 +26,13 @@ def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
     """The store of the index: `file` of SQLite when no other is set. No request takes longer
     than `late_s` to arrive.
 
-    Raises SettingsError, FileError for a secret, StoreError when it cannot be reached.
+    Raises FileError for a secret, StoreError when it cannot be reached.
     """
     redis = table.redis
     if redis.url is None:
         from kvsp.index.sqlite import SqliteStore
 
         return SqliteStore(file, table.store, cache_octets=table.cache_octets)
-    needs_extra("redis", "the client of Valkey and Redis")
     from kvsp.index.redis import RedisStore
 
     return RedisStore(
@@ -49,7 +51,6 @@ def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
 def object_store(table: ObjectsTable) -> ObjectStore:
     """The object store of a holder. Raises SettingsError, FileError for the credentials."""
     assert table.url is not None
-    needs_extra("s3", "the object tier")
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
