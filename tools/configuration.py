@@ -38,7 +38,7 @@ def page() -> str:
     """The whole page. Raises KeyError for a setting that says nothing of itself."""
     parts = [HEAD]
     for name, table in tables().items():
-        inside = [each for each in settings().values() if each.name.rpartition(".")[0] == name]
+        inside = [each for each in settings().values() if each.table_name == name]
         title = f"`[{name}]`" if name else "Before the first table"
         parts.append(f"\n## {title}\n\n{about(table)}\n\n")
         parts.append("| setting | default | what it is |\n|---|---|---|\n")
@@ -92,7 +92,7 @@ def _bounds(kind: Any) -> str:
         kind = get_args(kind)[0]
     if most is not None:
         return f"{least} to {most}"
-    return f"at least {least}" if least not in (None, 0) and least != 1 else ""
+    return f"at least {least}" if least not in (None, 0, 1) else ""
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvsp.http.app import is_loopback
 from kvsp.http.auth import Authenticator, LoopbackOnly, PrincipalsFile
@@ -106,9 +106,7 @@ def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
         other_role = table in ("holder", "index", "instance") and table not in settings.roles
         if not setting.is_path or name in _MADE or other_role:
             continue
-        value: Any = settings
-        for part in name.split("."):
-            value = getattr(value, part)
+        value = setting.of(settings)
         for path in value if setting.is_list else (value,):
             if path is not None:
                 yield name, path

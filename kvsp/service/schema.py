@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -28,6 +29,11 @@ class Setting:
     """The class whose member it is."""
 
     @property
+    def table_name(self) -> str:
+        """The table it stands in; empty for the one without a name."""
+        return self.name.rpartition(".")[0]
+
+    @property
     def member(self) -> str:
         return self.name.rpartition(".")[2]
 
@@ -35,6 +41,10 @@ class Setting:
     def variable(self) -> str:
         """The variable of the environment that sets it."""
         return PREFIX + self.name.replace(".", "_").upper()
+
+    def of(self, settings: Settings) -> Any:
+        """Its value."""
+        return attrgetter(self.name)(settings)
 
     @property
     def plain(self) -> Any:

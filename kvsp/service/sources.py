@@ -5,13 +5,14 @@ Nothing is taken that is not known: a misspelt name is refused with the nearest 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -170,12 +171,10 @@ def _parsed(setting: Setting, text: str) -> Any:
             ) from None
     if setting.plain is bool:
         return _TRUTH.get(text.strip().lower(), text)
-    for kind in (int, float):
-        if setting.plain in (int, float):
-            try:
+    if setting.plain in (int, float):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
     return text
 
 
@@ -225,25 +224,16 @@ def as_toml(loaded: Loaded) -> str:
             lines.append("")
         if name:
             lines.append(f"[{name}]")
-        lines += _shown(name, loaded)
+        lines += [_shown(each, loaded) for each in settings().values() if each.table_name == name]
     return "\n".join(lines) + "\n"
 
 
-def _shown(table: str, loaded: Loaded) -> Iterator[str]:
-    value: Any = loaded.settings
-    for part in filter(None, table.split(".")):
-        value = getattr(value, part)
-    for member, kind in members(type(value)):
-        if is_table(kind):
-            continue
-        name = f"{table}.{member.name}".lstrip(".")
-        origin = f"  # {loaded.origins[name]}" if name in loaded.origins else ""
-        one = getattr(value, member.name)
-        yield (
-            f"# {member.name} is not set"
-            if one is None
-            else (f"{member.name} = {_toml(one)}{origin}")
-        )
+def _shown(setting: Setting, loaded: Loaded) -> str:
+    value = setting.of(loaded.settings)
+    if value is None:
+        return f"# {setting.member} is not set"
+    origin = loaded.origins.get(setting.name)
+    return f"{setting.member} = {_toml(value)}" + (f"  # {origin}" if origin else "")
 
 
 def _toml(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +198,7 @@ def test_what_is_printed_is_a_file_of_the_same_settings(tmp_path: Path) -> None:
 
 
 def vars_of(made: Any) -> dict[str, Any]:
-    found = {}
-    for name in settings():
-        value = made
-        for part in name.split("."):
-            value = getattr(value, part)
-        found[name] = value
-    return found
+    return {name: attrgetter(name)(made) for name in settings()}
 
 
 def test_print_config_shows_every_setting_and_where_it_is_from(
