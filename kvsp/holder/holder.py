@@ -357,11 +357,9 @@ class Holder:
         try:
             if target == found.info.codec:
                 digest = self._known_digest(block, found)
-                if digest is None and head:
-                    async with self._check(client):
+                if digest is None:
+                    async with self._check(client) if head else contextlib.nullcontext():
                         digest = await self._read_digest(block, found, sections)
-                elif digest is None:
-                    digest = await self._read_digest(block, found, sections)
                 return StoredBody(sections, digest)
             with self._transcodings_of.of(client):
                 return await self._transcode(sections, found.info.codec, target, descriptor)
