@@ -439,9 +439,7 @@ class RecordPublisher:
         lacking: dict[bytes, bool] = {}
         for (block, record), result in zip(told, kept.results, strict=True):
             if isinstance(result, Published):
-                self.published += 1
-                self._pending.pop(record.path, None)
-                self.table.published(block, record.path, result, self._clock(), kept=True)
+                self._take(block, record, result, kept=True)
             elif isinstance(result, CompatUnknownError):
                 compat = record.compat_id
                 if compat not in lacking:
@@ -453,6 +451,13 @@ class RecordPublisher:
             else:
                 self._refuse(block, result)
         self.table.kept_alive(kept.ttl_ms, sent)
+
+    def _take(
+        self, block: BlockId, record: ReplicaRecord, answer: Published, *, kept: bool = False
+    ) -> None:
+        self.published += 1
+        self._pending.pop(record.path, None)
+        self.table.published(block, record.path, answer, self._clock(), kept=kept)
 
     def _refuse(self, block: BlockId, error: IndexRefusedError) -> None:
         self.refusals += 1
@@ -540,18 +545,12 @@ class RecordPublisher:
         try:
             answer = await self._told(block, record)
         except IndexUnavailableError as error:
-            self._warn(_AWAY, str(error))
-            self.failures += 1
-            self.table.failed(block, self._clock())
+            self._unreached(error, [block])
         except IndexRefusedError as error:
-            self.refusals += 1
-            logger.warning("the index service refused a record: %s", error)
-            self.table.refused(block, self._clock())
+            self._refuse(block, error)
         else:
-            self.published += 1
             self._warned.pop(_AWAY, None)
-            self._pending.pop(record.path, None)
-            self.table.published(block, record.path, answer, self._clock())
+            self._take(block, record, answer)
 
     async def _told(self, block: BlockId, record: ReplicaRecord) -> Published:
         """Publish a record, and its descriptor first when the index service lacks it, as
