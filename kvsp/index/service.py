@@ -325,9 +325,9 @@ class IndexService:
         return KeptAnswer(ttl_ms, kept, tuple(each or {} for each in results))
 
     def _kept_entry(self, principal: Principal, holder: str, tree: Mapping[str, Any]) -> Entry:
-        compat = tree.get("compat_id")
-        known = isinstance(compat, str) and re.fullmatch("[0-9a-f]{64}", compat)
-        descriptor = self.descriptor(bytes.fromhex(compat)) if known and compat else None
+        compat, descriptor = tree.get("compat_id"), None
+        if isinstance(compat, str) and re.fullmatch("[0-9a-f]{64}", compat):
+            descriptor = self.descriptor(bytes.fromhex(compat))
         record = self._read_record(tree, descriptor)
         principal.require(record.scope_id, WRITE)
         if record.holder != holder:

@@ -333,16 +333,15 @@ class SqliteStore:
                 return total
 
     def expire(self, now_ms: int, limit: int) -> int:
-        removed = 0
+        removed, ended_ms = 0, now_ms - self.limits.linger_ms
         with self._transaction():
             for scope in list(self._counts):
                 if removed >= limit:
                     break
                 removed += self._delete(
                     "id IN (SELECT id FROM replicas WHERE scope = ? AND expires_ms <= ? LIMIT ?)",
-                    (scope, now_ms - self.limits.linger_ms, limit - removed),
+                    (scope, ended_ms, limit - removed),
                 )
-            ended_ms = now_ms - self.limits.linger_ms
             # of one that was never kept alive, as after a crash before that, there are records, too
             for holder in {*self._alive, *self._kept}:
                 if self._alive.get(holder, 0) <= ended_ms and removed < limit:
