@@ -183,12 +183,7 @@ class World:
         return Client(self.app, "writer")
 
     async def put(self, number: int, **more: Any) -> Any:
-        return await self.client.request(
-            "PUT",
-            f"blocks/{block_id(number).path}",
-            octets(container(number)),
-            {"content-type": "application/kvsp-block", "if-none-match": "*"} | more,
-        )
+        return await put_block(self.client, number, **more)
 
     async def get(self, number: int, query: str = "", **headers: str) -> Any:
         return await self.client.get(f"blocks/{block_id(number).path}{query}", headers)
@@ -197,6 +192,15 @@ class World:
         return await self.client.as_(token).request(
             "POST", "leases", json_body=lease_request(*numbers, ttl_ms=ttl_ms)
         )
+
+
+async def put_block(client: Client, number: int, **more: str) -> Any:
+    return await client.request(
+        "PUT",
+        f"blocks/{block_id(number).path}",
+        octets(container(number)),
+        {"content-type": "application/kvsp-block", "if-none-match": "*"} | more,
+    )
 
 
 def lease_request(*numbers: int, ttl_ms: int = 1000) -> dict[str, Any]:

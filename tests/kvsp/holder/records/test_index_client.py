@@ -44,8 +44,9 @@ from tests.kvsp.holder.support import (
     container,
     make_world,
     octets,
+    put_block,
 )
-from tests.kvsp.support_http import BASE, Answer, Client, Principals, caller
+from tests.kvsp.support_http import BASE, Client, Principals, caller
 from tests.kvsp.support_server import Authority, free_port, serving
 
 H1 = Principal(
@@ -112,13 +113,7 @@ async def test_records_reappear_after_an_index_restarted_empty(tmp_path: Path) -
             service, publisher, index, clock = holder_for(url)
             holder = Client(app_of(service), "writer")
             for number in (0, 1):
-                put = await holder.request(
-                    "PUT",
-                    f"blocks/{block_id(number).path}",
-                    octets(container(number)),
-                    {"content-type": "application/kvsp-block", "if-none-match": "*"},
-                )
-                assert put.status == 201
+                assert (await put_block(holder, number)).status == 201
             await publisher.step()
             assert await matched(session, url, 0, 1, 2) == 2
             assert (await holder.request("DELETE", f"blocks/{block_id(1).path}")).status == 204
@@ -153,13 +148,7 @@ async def test_many_records_go_kept_and_withdrawn_together_between_a_holder_and_
         given = HolderService(service.holder, publisher, Descriptors([DESCRIPTOR]), None)
         holder = Client(app_of(given), "writer")
         for number in numbers:
-            put = await holder.request(
-                "PUT",
-                f"blocks/{block_id(number).path}",
-                octets(container(number)),
-                {"content-type": "application/kvsp-block", "if-none-match": "*"},
-            )
-            assert put.status == 201
+            assert (await put_block(holder, number)).status == 201
         for _ in range(2):
             await publisher.step()
         assert await matched(session, url, *numbers) == 6
@@ -296,16 +285,8 @@ async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_client
         service, _, index, _ = holder_for(f"{server.url}/kvsp/", asking)
         holder = Client(app_of(service), "writer")
 
-        async def put() -> Answer:
-            return await holder.request(
-                "PUT",
-                f"blocks/{block_id(1).path}",
-                octets(container(1)),
-                {"content-type": "application/kvsp-block", "if-none-match": "*"},
-            )
-
         for _ in range(3):
-            answer = await put()
+            answer = await put_block(holder, 1)
             assert answer.status == 503
             assert "the index service could not be reached" in answer.json["detail"]
             assert "certificate" not in answer.json["detail"], "no internals"
@@ -313,16 +294,16 @@ async def test_a_holder_that_cannot_ask_its_index_says_why_once_and_tells_client
         assert why.startswith(f"the index service cannot be asked for descriptors: {server.url}")
         assert "its certificate is not trusted" in why and "does cafile name" in why
         tls.load_verify_locations(str(folder / "ca.pem"))
-        assert "the index service refused" in (await put()).json["detail"]
+        assert "the index service refused" in (await put_block(holder, 1)).json["detail"]
         assert "status 401" in said()[0], "another reason is said"
         shown[0] = lambda: "h1"
-        assert (await put()).problem == "kvsp-compat-unknown"
+        assert (await put_block(holder, 1)).problem == "kvsp-compat-unknown"
         assert said() == []
     for _ in range(2):
-        assert (await put()).status == 503
+        assert (await put_block(holder, 1)).status == 503
     assert len(said()) == 1, "said again after it went"
     shown[0] = _no_token
-    assert (await put()).status == 503
+    assert (await put_block(holder, 1)).status == 503
     assert "there is no token to show it: the file is gone" in said()[0]
     await index.close()
 
@@ -337,13 +318,7 @@ async def test_a_holder_without_an_index_serves_all_the_same() -> None:
     service: Any = HolderService(holder, records, Descriptors([DESCRIPTOR]))
     client = Client(app_of(service), "writer")
     await service.start()
-    put = await client.request(
-        "PUT",
-        f"blocks/{block_id(1).path}",
-        octets(container(1)),
-        {"content-type": "application/kvsp-block", "if-none-match": "*"},
-    )
-    assert put.status == 201
+    assert (await put_block(client, 1)).status == 201
     answer = await client.get(f"blocks/{block_id(1).path}")
     assert answer.status == 200 and "max-age=600" in answer.headers["cache-control"]
     await service.drain()

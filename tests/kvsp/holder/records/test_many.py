@@ -36,6 +36,21 @@ def asked(world: World) -> list[tuple[str, str]]:
     return calls
 
 
+def held_back(world: World, after_s: float = 0) -> tuple[asyncio.Event, asyncio.Event]:
+    """Have requests with many records wait: that one has begun, and what lets them go on."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    keep = world.index.keep
+
+    async def slow(*values: Any) -> Kept:
+        began.set()
+        await go_on.wait()
+        await asyncio.sleep(after_s)
+        return await keep(*values)
+
+    world.index.keep = slow  # type: ignore[method-assign]
+    return began, go_on
+
+
 async def test_all_that_is_due_goes_in_one_request_and_what_was_there_before_is_gone() -> None:
     index = MemoryIndex()
     before = await world_with(3, index)
@@ -154,15 +169,7 @@ async def test_draining_is_one_request(
 
 async def test_a_drain_waits_for_the_publication_that_is_under_way() -> None:
     world = await world_with(2)
-    began, go_on = asyncio.Event(), asyncio.Event()
-    keep = world.index.keep
-
-    async def slow(*values: Any) -> Kept:
-        began.set()
-        await go_on.wait()
-        return await keep(*values)
-
-    world.index.keep = slow  # type: ignore[method-assign]
+    began, go_on = held_back(world)
     step = asyncio.ensure_future(world.publisher.step())
     await began.wait()
     drain = asyncio.ensure_future(world.publisher.drain())
@@ -175,16 +182,7 @@ async def test_a_drain_waits_for_the_publication_that_is_under_way() -> None:
 async def test_once_a_drain_has_begun_nothing_more_is_published_or_kept_alive() -> None:
     """What came after the withdrawal of all would be there as long as the holder's TTL."""
     world = await world_with(6, most=2)
-    began, go_on = asyncio.Event(), asyncio.Event()
-    keep = world.index.keep
-
-    async def slow(*values: Any) -> Kept:
-        began.set()
-        await go_on.wait()
-        await asyncio.sleep(0.02)
-        return await keep(*values)
-
-    world.index.keep = slow  # type: ignore[method-assign]
+    began, go_on = held_back(world, after_s=0.02)
     step = asyncio.ensure_future(world.publisher.step())
     await began.wait()
     drain = asyncio.ensure_future(world.publisher.drain())
