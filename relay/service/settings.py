@@ -41,10 +41,6 @@ class Setting:
     required: bool
     help: str
 
-    @property
-    def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
 
 def settings_of(command: Callable[..., object], without: Iterable[str]) -> dict[str, Setting]:
     """What `command`, a function for Typer, takes by name, but for the names `without`."""
