@@ -104,7 +104,7 @@ class Cache:
         return max(0, self.billed - self.budget)
 
     def fits(self, octets: int) -> bool:
-        """Whether one Object of that size can ever be whole."""
+        """Whether so much of one track, be it a single Object, can ever be here."""
         return octets <= self.budget + self.transit // 2
 
     def reserve(self, payload: int, overhead: int = 0, store: TrackStore | None = None) -> bool:
@@ -137,7 +137,7 @@ class Cache:
     def carries(self, octets: int, store: TrackStore | None) -> bool:
         """Whether so many more of `store` may be under way beyond the budget."""
         most = self.budget + self.transit
-        if store is None or store.octets + octets > self.budget + self.transit // 2:
+        if store is None or not self.fits(store.octets + octets):
             return False
         for waiting in (self._awaited, self._fresh):
             while self.billed + octets > most and waiting:

@@ -11,11 +11,14 @@ by the first request that the policy allows. Sans-IO.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from moqt.requests import (
     IncomingFetch,
     IncomingPublish,
     IncomingPublishNamespace,
+    IncomingRequest,
     IncomingSubscribe,
     IncomingSubscribeNamespace,
     IncomingSubscribeTracks,
@@ -31,6 +34,7 @@ from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
 from relay.rights.policy import Action, AllowAll, Policy
+from relay.rights.refusals import Refusals
 
 logger = logging.getLogger("relay")
 
@@ -40,15 +44,7 @@ def scope_of(path: str | None) -> str:
     return (path or "").partition("?")[0] or "/"
 
 
-Opening = (
-    IncomingPublishNamespace
-    | IncomingSubscribeNamespace
-    | IncomingSubscribeTracks
-    | IncomingPublish
-    | IncomingSubscribe
-    | IncomingFetch
-    | IncomingTrackStatus
-)
+R = TypeVar("R", bound=IncomingRequest)
 
 
 class Threshold(SessionHandler):
@@ -56,6 +52,7 @@ class Threshold(SessionHandler):
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
+        self._refusals = Refusals(scopes.config, scopes.policy, scopes.counters)
         self.sessions: set[Session] = set()
 
     def session_closed(self, session: Session, error: SessionClosed) -> None:
@@ -66,58 +63,52 @@ class Threshold(SessionHandler):
         return self._scopes.policy.check(session, token)
 
     def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
-        relay = self._enter(request, Action.PUBLISH_NAMESPACE, request.namespace)
-        if relay is not None:
-            relay.publish_namespace_received(request)
+        take = Relay.publish_namespace_received
+        self._enter(request, Action.PUBLISH_NAMESPACE, request.namespace, take)
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        relay = self._enter(request, Action.SUBSCRIBE_NAMESPACE, request.prefix)
-        if relay is not None:
-            relay.subscribe_namespace_received(request)
+        take = Relay.subscribe_namespace_received
+        self._enter(request, Action.SUBSCRIBE_NAMESPACE, request.prefix, take)
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
-        relay = self._enter(request, Action.SUBSCRIBE_TRACKS, request.prefix)
-        if relay is not None:
-            relay.subscribe_tracks_received(request)
+        take = Relay.subscribe_tracks_received
+        self._enter(request, Action.SUBSCRIBE_TRACKS, request.prefix, take)
 
     def publish_received(self, request: IncomingPublish) -> None:
-        relay = self._enter(request, Action.PUBLISH, request.name.namespace)
-        if relay is not None:
-            relay.publish_received(request)
+        self._enter(request, Action.PUBLISH, request.name.namespace, Relay.publish_received)
 
     def subscribe_received(self, request: IncomingSubscribe) -> None:
-        relay = self._enter(request, Action.SUBSCRIBE, request.name.namespace)
-        if relay is not None:
-            relay.subscribe_received(request)
+        self._enter(request, Action.SUBSCRIBE, request.name.namespace, Relay.subscribe_received)
 
     def fetch_received(self, request: IncomingFetch) -> None:
-        relay = self._enter(request, Action.FETCH, request.name.namespace)
-        if relay is not None:
-            relay.fetch_received(request)
+        self._enter(request, Action.FETCH, request.name.namespace, Relay.fetch_received)
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        relay = self._enter(request, Action.TRACK_STATUS, request.name.namespace)
-        if relay is not None:
-            relay.track_status_received(request)
+        take = Relay.track_status_received
+        self._enter(request, Action.TRACK_STATUS, request.name.namespace, take)
 
-    def _enter(self, request: Opening, action: Action, namespace: TrackNamespace) -> Relay | None:
-        """The relay of the session's scope; None, and the request is answered, where there is none
-        and none is made for it."""
+    def _enter(
+        self,
+        request: R,
+        action: Action,
+        namespace: TrackNamespace,
+        take: Callable[[Relay, R], None],
+    ) -> None:
+        """Have the relay of the session's scope `take` the request; it is refused where there is
+        none and none is made for it."""
         scopes, session = self._scopes, session_of(request)
-        if not scopes.policy.allow(session, action, namespace, request.tokens):
-            scopes.counters.requests_refused += 1
-            request.reject(RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
-            return None
+        if not self._refusals.admits(request, action, namespace):
+            return
         scope = scope_of(session.path)
         if not scopes.has_room(scope):
-            scopes.counters.requests_refused += 1
             scopes.counters.requests_over_limit += 1
-            most, retry = scopes.config.max_scopes, scopes.config.retry_after_ms
-            reason = f"{most} paths are in use, and no more may be (max_scopes)"
-            request.reject(RequestErrorCode.EXCESSIVE_LOAD, reason, retry_after_ms=retry)
-            return None
+            most = scopes.config.max_scopes
+            self._refusals.no_room(
+                request, f"{most} paths are in use, and no more may be (max_scopes)"
+            )
+            return
         self.sessions.discard(session)
-        return scopes.enter(session, scope)
+        take(scopes.enter(session, scope), request)
 
 
 class Scopes(SessionHandler):

@@ -74,7 +74,7 @@ class Admin:
         app.router.add_get("/tracks.json", self._told(self._tracks))
         app.router.add_get("/sessions.json", self._told(self._sessions))
         app.router.add_get("/upstreams.json", self._told(self._upstreams))
-        app.router.add_post("/purge", self._purge)
+        app.router.add_post("/purge", self._told(self._purge, changes=True))
         self._runner = web.AppRunner(
             app,
             handle_signals=False,
@@ -161,9 +161,11 @@ class Admin:
             )
         return None
 
-    def _told(self, answer: Callable[[web.Request], Awaitable[Any]]) -> Answer:
+    def _told(
+        self, answer: Callable[[web.Request], Awaitable[Any]], *, changes: bool = False
+    ) -> Answer:
         async def told(request: web.Request) -> web.StreamResponse:
-            refusal = self._refusal(request, changes=False)
+            refusal = self._refusal(request, changes=changes)
             if refusal is not None:
                 return refusal
             try:
@@ -258,16 +260,10 @@ class Admin:
             ]
         }
 
-    async def _purge(self, request: web.Request) -> web.Response:
-        refusal = self._refusal(request, changes=True)
-        if refusal is not None:
-            return refusal
-        try:
-            if "namespace" not in request.query:
-                raise ValueError("say which: ?namespace=, as /tracks.json shows it before --")
-            prefix = namespace_of(request.query["namespace"])
-        except ValueError as error:
-            return _error(400, str(error))
+    async def _purge(self, request: web.Request) -> dict[str, int]:
+        if "namespace" not in request.query:
+            raise ValueError("say which: ?namespace=, as /tracks.json shows it before --")
+        prefix = namespace_of(request.query["namespace"])
         tracks = octets = used = 0
         for _, relay in self._relays(request):
             purged = relay.purge(prefix)
@@ -279,7 +275,7 @@ class Admin:
             printable_namespace(prefix),
             used,
         )
-        return web.json_response({"tracks": tracks, "octets": octets, "in_use": used})
+        return {"tracks": tracks, "octets": octets, "in_use": used}
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

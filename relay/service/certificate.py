@@ -47,11 +47,6 @@ class ServedCertificate:
         digest = fingerprint(self.cert)
         return f"sha256 {digest.hex(':').upper()} base64 {base64.b64encode(digest).decode()}"
 
-    @property
-    def expiry(self) -> float:
-        """When the one in use is no longer valid, in seconds since 1970."""
-        return x509.load_pem_x509_certificate(self._served).not_valid_after_utc.timestamp()
-
     def look(self) -> None:
         """Let the next `follow` look at the files, however lately it did."""
         self._next = 0.0

@@ -10,6 +10,8 @@ from moqt.quic.certificates import check_key_pair
 from moqt.quic.packets.reset import load_key
 from moqt.values.errors import MoqtError
 
+PROGRAM = "kvcs-relay"
+
 
 class Usage(Exception):
     """The settings cannot be meant; the message is the sentence to show."""

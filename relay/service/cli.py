@@ -30,7 +30,14 @@ from relay.config import RelayConfig
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
-from relay.service.checks import Failure, Usage, check_makeable, check_pair, check_reset_key
+from relay.service.checks import (
+    PROGRAM,
+    Failure,
+    Usage,
+    check_makeable,
+    check_pair,
+    check_reset_key,
+)
 from relay.service.daemon import DaemonConfig, Upstream, run
 from relay.service.limits import Chosen
 from relay.service.self_signed import self_signed_certificate
@@ -50,7 +57,6 @@ logger = logging.getLogger("relay")
 S = TypeVar("S")
 T = TypeVar("T")
 
-PROGRAM = "kvcs-relay"
 PREFIX = "KVCS_RELAY"
 """Of the variables that are settings."""
 FAILED, USAGE = 1, 2

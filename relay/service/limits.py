@@ -82,6 +82,12 @@ def _limits() -> dict[str, Limit]:
 LIMITS = _limits()
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by a name that is not known, to stand behind what is said of it."""
+    found = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
 class Chosen:
     """The limits that were set, by what they belong to."""
 
@@ -96,10 +102,9 @@ class Chosen:
             name, equals, text = setting.partition("=")
             limit = LIMITS.get(name.strip())
             if limit is None:
-                near = difflib.get_close_matches(name, LIMITS, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
                 raise ValueError(
-                    f"{name!r} is no limit of a relay (docs/limits.md lists them){hint}"
+                    f"{name!r} is no limit of a relay (docs/limits.md lists them)"
+                    f"{near(name, LIMITS)}"
                 )
             if not equals:
                 raise ValueError(f"{name} needs a value: write {name}={limit.default}")

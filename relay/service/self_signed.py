@@ -11,9 +11,8 @@ from pathlib import Path
 
 from moqt.quic.certificates import DEFAULT_NAMES, make_self_signed, names_of
 from relay.service.certificate import ServedCertificate
-from relay.service.checks import Usage
+from relay.service.checks import PROGRAM, Usage
 
-PROGRAM = "kvcs-relay"
 _MAX_NAMES = 32
 """Of a certificate: it has to fit into the first packets."""
 

@@ -5,7 +5,6 @@ What can be set is what the function behind the command line takes, so that ther
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from relay.service.limits import LIMITS
+from relay.service.limits import LIMITS, near
 
 LIMITS_TABLE = "limits"
 
@@ -40,10 +39,6 @@ class Setting:
     default: Any
     required: bool
     help: str
-
-    @property
-    def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
 
 
 def settings_of(command: Callable[..., object], without: Iterable[str]) -> dict[str, Setting]:
@@ -100,22 +95,17 @@ def read(path: Path, settings: Mapping[str, Setting]) -> File:
         name = key.replace("-", "_")
         setting = settings.get(name)
         if setting is None:
-            raise SettingsError(f"{path}: {key!r} is no setting{_near(name, settings)}")
+            raise SettingsError(f"{path}: {key!r} is no setting{near(name, settings)}")
         values[name] = _value(path, key, setting, value)
     for name, value in limits.items():
         if name not in LIMITS:
             raise SettingsError(
                 f"{path}: {name!r} in [{LIMITS_TABLE}] is no limit of a relay (docs/limits.md "
-                f"lists them){_near(name, LIMITS)}"
+                f"lists them){near(name, LIMITS)}"
             )
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SettingsError(f"{path}: {name} in [{LIMITS_TABLE}] must be a number")
     return File(values, tuple(f"{name}={value}" for name, value in limits.items()))
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _value(path: Path, key: str, setting: Setting, value: object) -> object:
@@ -147,7 +137,7 @@ def unknown_variables(
     """
     names = {f"{prefix}_{name.upper()}" for name in known}
     return [
-        variable + _near(variable, names)
+        variable + near(variable, names)
         for variable in sorted(environment)
         if variable.startswith(f"{prefix}_")
         and variable not in names

@@ -29,7 +29,7 @@ class Candidates:
         self, ranks: Callable[[], list[list[Session]]], config: RelayConfig, clock: Clock
     ) -> None:
         """`ranks`: who may be asked by now, the best first; those of one rank together."""
-        self.ranks = ranks
+        self._ranks = ranks
         self._config = config
         self._clock = clock
         self._declined: WeakSet[Session] = WeakSet()
@@ -85,7 +85,7 @@ class Candidates:
         """Who of the first rank in which not all have declined is to be asked still; `beyond`:
         of the first rank that was not asked."""
         self._again_at = self._clock.now + ASK_AGAIN_SECONDS
-        for rank in self.ranks():
+        for rank in self._ranks():
             fit = [each for each in rank if each not in self._declined]
             new = [each for each in fit if not is_asked(each)]
             if new or (fit and not beyond):
@@ -95,7 +95,7 @@ class Candidates:
     def ordered(self, established: set[Session]) -> list[Session]:
         """All of them in their order, ranks of which nobody is among the `established` behind the
         others, and those that have declined last."""
-        ranks = sorted(self.ranks(), key=established.isdisjoint)
+        ranks = sorted(self._ranks(), key=established.isdisjoint)
         sessions = dict.fromkeys(each for rank in ranks for each in rank)
         return sorted(sessions, key=lambda each: each in self._declined)
 

@@ -17,9 +17,9 @@ from tests.relay.star import JOIN, Star, everything, publish, track
 class Paths(Star):
     """A Star whose peers say what they have dialled."""
 
-    def __init__(self, **settings):
+    def __init__(self, policy=None, **settings):
         super().__init__()
-        self.relay = Scopes(RelayConfig(**settings))
+        self.relay = Scopes(RelayConfig(**settings), policy)
 
     def at(self, path, authority="relay.example"):
         return {"client_config": SessionConfig(path=path, authority=authority)}
@@ -114,8 +114,8 @@ def owned(path):
 
 
 def test_sessions_without_a_right_take_no_scope_whatever_they_dial_and_ask():
-    star = Paths(max_scopes=2)
-    star.relay.policy = policy = Owners()
+    policy = Owners()
+    star = Paths(policy, max_scopes=2)
     strangers = [star.connect(**star.at(f"/invented/{number}")) for number in range(20)]
     star.run()
     for pair in strangers:
@@ -151,8 +151,7 @@ def test_sessions_without_a_right_take_no_scope_whatever_they_dial_and_ask():
 
 
 def test_sessions_without_a_right_displace_no_scope_that_is_only_cached():
-    star = Paths(max_scopes=1)
-    star.relay.policy = Owners()
+    star = Paths(Owners(), max_scopes=1)
     star.publisher(track(1), **owned("/mine"))
     star.subscriber(JOIN, **owned("/mine"))
     for pair in tuple(star.pairs):
