@@ -33,7 +33,7 @@ from relay.service.certificate import ServedCertificate
 from relay.service.checks import Failure, Usage, check_makeable, check_pair, check_reset_key
 from relay.service.daemon import DaemonConfig, Upstream, run
 from relay.service.limits import Chosen
-from relay.service.self_signed import self_signed_certificate
+from relay.service.self_signed import PROGRAM, self_signed_certificate
 from relay.service.settings import (
     File,
     Setting,
@@ -50,7 +50,6 @@ logger = logging.getLogger("relay")
 S = TypeVar("S")
 T = TypeVar("T")
 
-PROGRAM = "kvcs-relay"
 PREFIX = "KVCS_RELAY"
 """Of the variables that are settings."""
 FAILED, USAGE = 1, 2
@@ -434,11 +433,11 @@ def relay_command(
         upstream=above,
     )
 
-    def ready(real_port: int, admin_port: int) -> None:
+    def ready(real_port: int, admin_port: int | None) -> None:
         line = (
             f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {served.cert}"
         )
-        if listener is not None:
+        if listener is not None and admin_port is not None:
             line += f" metrics http://{show_address(listener[0], admin_port)}/metrics"
         if self_signed is not None:
             line += f" {served.digest}"
