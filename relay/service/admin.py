@@ -66,7 +66,6 @@ class Admin:
         self._token = token
         self._upstream = upstream
         self._loopback = False
-        self._connections: set[asyncio.BaseTransport] = set()
         app = web.Application(client_max_size=OCTETS)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)

@@ -40,7 +40,7 @@ from relay.service.checks import (
 )
 from relay.service.daemon import DaemonConfig, Upstream, run
 from relay.service.limits import Chosen
-from relay.service.self_signed import self_signed_certificate
+from relay.service.self_signed import PROGRAM, self_signed_certificate
 from relay.service.settings import (
     File,
     Setting,
@@ -440,11 +440,11 @@ def relay_command(
         upstream=above,
     )
 
-    def ready(real_port: int, admin_port: int) -> None:
+    def ready(real_port: int, admin_port: int | None) -> None:
         line = (
             f"{PROGRAM} ready on moqt://{show_address(host, real_port)} certificate {served.cert}"
         )
-        if listener is not None:
+        if listener is not None and admin_port is not None:
             line += f" metrics http://{show_address(listener[0], admin_port)}/metrics"
         if self_signed is not None:
             line += f" {served.digest}"

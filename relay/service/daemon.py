@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import moqt
 from moqt.loop_hold import longest_hold
@@ -22,12 +23,14 @@ from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
-from relay.service import admin
 from relay.service.certificate import ServedCertificate
 from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
 from relay.service.transport_metrics import TransportMetrics
 from relay.withdrawals import recheck
+
+if TYPE_CHECKING:
+    from relay.service.admin import Admin
 
 logger = logging.getLogger("relay")
 
@@ -70,7 +73,7 @@ async def run(
     scopes: Scopes,
     config: DaemonConfig,
     *,
-    ready: Callable[[int, int], None] | None = None,
+    ready: Callable[[int, int | None], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT (or `stop`), then drain; a second signal cuts it short.
@@ -95,9 +98,7 @@ async def run(
     ticking: asyncio.Task[None] | None = None
     connecting: asyncio.Task[None] | None = None
     uplink = _uplink(scopes, config.upstream)
-    listener = _admin(scopes, config, numbers, uplink)
-    if config.admin is not None:
-        await listener.start(*config.admin)
+    listener = await _admin(scopes, config, numbers, uplink)
     try:
         server = await moqt.serve(
             config.host, config.port, quic=config.quic, session=config.session, handler=scopes
@@ -120,11 +121,13 @@ async def run(
                 connecting = asyncio.create_task(client.run())
                 connecting.add_done_callback(lambda _: stopping.set())
             if ready is not None:
-                ready(server.port, listener.port)
-            listener.not_ready = None
+                ready(server.port, None if listener is None else listener.port)
+            if listener is not None:
+                listener.not_ready = None
             _notify("READY=1")
             await stopping.wait()
-            listener.not_ready = "the relay is draining"
+            if listener is not None:
+                listener.not_ready = "the relay is draining"
             _notify("STOPPING=1")
             await _drain(server, config.drain_timeout, hurry)
             for task in (ticking, connecting):
@@ -138,7 +141,8 @@ async def run(
         for task in (ticking, connecting):
             if task is not None:
                 task.cancel()
-        await listener.close()
+        if listener is not None:
+            await listener.close()
 
 
 def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
@@ -149,13 +153,20 @@ def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
     return Uplink(relay, announce=upstream.announce)
 
 
-def _admin(
+async def _admin(
     scopes: Scopes, config: DaemonConfig, numbers: RelayMetrics, uplink: Uplink | None
-) -> admin.Admin:
+) -> Admin | None:
+    if config.admin is None:
+        return None
+    # an HTTP server takes a tenth of a second to import: who wants none starts without
+    from relay.service import admin
+
     above = None
     if uplink is not None and config.upstream is not None:
         above = admin.Upstream(config.upstream.url, lambda: uplink.session)
-    return admin.Admin(scopes, numbers.registry, token=config.admin_token, upstream=above)
+    listener = admin.Admin(scopes, numbers.registry, token=config.admin_token, upstream=above)
+    await listener.start(*config.admin)
+    return listener
 
 
 def _connect(relay: Relay, upstream: Upstream) -> Connect:
