@@ -19,13 +19,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import moqt
 from moqt.quic.certificates import make_self_signed
-from tools.bench import Role
+from tools.bench import Role, running
 
 NAMESPACE, NAME = (b"bench", b"slow"), b"track"
 OBJECT, OBJECTS, GROUPS = 32 << 10, 64, 16
@@ -89,16 +88,6 @@ async def role_read(options: argparse.Namespace) -> None:
     print("done", flush=True)
 
 
-@contextmanager
-def running(*command: str | Path) -> Iterator[Role]:
-    role = Role([str(part) for part in command])
-    try:
-        yield role
-    finally:
-        role.popen.kill()
-        role.popen.wait()
-
-
 def most(relay: Role, seconds: float) -> int:
     """The most resident octets within so many seconds."""
     until, found = time.monotonic() + seconds, 0
@@ -114,20 +103,20 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     relay_command += ["--cert", folder / "cert.pem", "--key", folder / "key.pem"]
     for name in ("max_connections", "max_connections_per_address"):
         relay_command += ["--limit", f"{name}={options.readers + 100}"]
-    with running(*relay_command) as relay:
+    with running(relay_command) as relay:
         found = re.search(r"moqt://[^\s,]+", relay.line())
         assert found is not None
         ours = [sys.executable, "-m", "tools.bench_slow", "--url", found.group()]
         ours += ["--cafile", folder / "cert.pem"]
         reading = [*ours, "--role", "read", *(["--frozen"] if options.frozen else [])]
-        with running(*ours, "--role", "publish") as publisher:
+        with running([*ours, "--role", "publish"]) as publisher:
             publisher.line()
-            with running(*reading, "--readers", "1") as first:  # then the cache has everything
+            with running([*reading, "--readers", "1"]) as first:  # then the cache has everything
                 first.line()
                 first.go()
                 first.line()
             empty = relay.resident()
-            with running(*reading, "--readers", str(options.readers)) as readers:
+            with running([*reading, "--readers", str(options.readers)]) as readers:
                 readers.line()
                 connected = relay.resident()
                 readers.go()
