@@ -27,6 +27,7 @@ from moqt.quic.certificates import make_self_signed
 from tools.bench import Role, running
 
 NAMESPACE, NAME = (b"bench", b"slow"), b"track"
+WHOLE = moqt.LocationFilter.absolute_start(0)
 OBJECT, OBJECTS, GROUPS = 32 << 10, 64, 16
 """32 MiB, in groups of 2 MiB."""
 SETTLED = 3.0
@@ -70,8 +71,7 @@ async def role_read(options: argparse.Namespace) -> None:
 
     async def read(session: moqt.MoqtSession) -> None:
         while True:
-            whole = moqt.LocationFilter.absolute_start(0)
-            async with await session.fetch(NAMESPACE, NAME, whole) as response:
+            async with await session.fetch(NAMESPACE, NAME, WHOLE) as response:
                 async for _ in response:
                     pass
             if options.readers == 1:
@@ -80,8 +80,7 @@ async def role_read(options: argparse.Namespace) -> None:
     if options.readers == 1 or options.frozen:
         await asyncio.gather(*map(read, sessions))
     else:
-        whole = moqt.LocationFilter.absolute_start(0)
-        asked = [each.fetch(NAMESPACE, NAME, whole, queue_octets=1) for each in sessions]
+        asked = [each.fetch(NAMESPACE, NAME, WHOLE, queue_octets=1) for each in sessions]
         responses = await asyncio.gather(*asked)
         print(f"asked {len(responses)}", flush=True)
         await loop.run_in_executor(None, sys.stdin.readline)
