@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ async def role_consume(options: argparse.Namespace) -> None:
 class Role:
     """One process of a run, spoken to through its standard streams."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: Sequence[str | Path]) -> None:
         environment = dict(os.environ, PYTHONPATH=str(ROOT))
         self.popen = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -214,11 +214,8 @@ class Role:
 
 
 @contextmanager
-def role(options: argparse.Namespace, name: str, url: str = "") -> Iterator[Role]:
-    command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
-    command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
-    command += ["--certs", str(options.certs), "--limit", str(options.limit)]
-    command += ["--connections", str(getattr(options, "connections", 1))]
+def running(command: Sequence[str | Path]) -> Iterator[Role]:
+    """A process, which is ended in the end."""
     started = Role(command)
     try:
         yield started
@@ -227,19 +224,23 @@ def role(options: argparse.Namespace, name: str, url: str = "") -> Iterator[Role
         started.popen.wait()
 
 
+def role(options: argparse.Namespace, name: str, url: str = "") -> AbstractContextManager[Role]:
+    command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
+    command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
+    command += ["--certs", str(options.certs), "--limit", str(options.limit)]
+    command += ["--connections", str(getattr(options, "connections", 1))]
+    return running(command)
+
+
 @contextmanager
 def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
     command = [str(Path(sys.executable).parent / "kvcs-relay"), "--listen", "127.0.0.1:0"]
     command += ["--cert", str(options.certs / "cert.pem"), "--key", str(options.certs / "key.pem")]
     command += ["--cache-memory", "2GiB", "--mtu", str(options.size)]
-    started = Role(command)
-    try:
+    with running(command) as started:
         match = re.search(r"moqt://[^\s,]+", started.line())
         assert match is not None
         yield started, match.group()
-    finally:
-        started.popen.kill()
-        started.popen.wait()
 
 
 # ------------------------------------------------------------------------------------ the runs

@@ -65,7 +65,7 @@ def make_cache(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def started(program: str, *arguments: str | Path) -> Role:
-    return Role([str(BIN / program), *map(str, arguments)])
+    return Role([BIN / program, *arguments])
 
 
 def usage(process: Role) -> dict[str, float]:

@@ -19,15 +19,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import moqt
 from moqt.quic.certificates import make_self_signed
-from tools.bench import Role
+from tools.bench import Role, running
 
 NAMESPACE, NAME = (b"bench", b"slow"), b"track"
+WHOLE = moqt.LocationFilter.absolute_start(0)
 OBJECT, OBJECTS, GROUPS = 32 << 10, 64, 16
 """32 MiB, in groups of 2 MiB."""
 SETTLED = 3.0
@@ -71,8 +71,7 @@ async def role_read(options: argparse.Namespace) -> None:
 
     async def read(session: moqt.MoqtSession) -> None:
         while True:
-            whole = moqt.LocationFilter.absolute_start(0)
-            async with await session.fetch(NAMESPACE, NAME, whole) as response:
+            async with await session.fetch(NAMESPACE, NAME, WHOLE) as response:
                 async for _ in response:
                     pass
             if options.readers == 1:
@@ -81,22 +80,11 @@ async def role_read(options: argparse.Namespace) -> None:
     if options.readers == 1 or options.frozen:
         await asyncio.gather(*map(read, sessions))
     else:
-        whole = moqt.LocationFilter.absolute_start(0)
-        asked = [each.fetch(NAMESPACE, NAME, whole, queue_octets=1) for each in sessions]
+        asked = [each.fetch(NAMESPACE, NAME, WHOLE, queue_octets=1) for each in sessions]
         responses = await asyncio.gather(*asked)
         print(f"asked {len(responses)}", flush=True)
         await loop.run_in_executor(None, sys.stdin.readline)
     print("done", flush=True)
-
-
-@contextmanager
-def running(*command: str | Path) -> Iterator[Role]:
-    role = Role([str(part) for part in command])
-    try:
-        yield role
-    finally:
-        role.popen.kill()
-        role.popen.wait()
 
 
 def most(relay: Role, seconds: float) -> int:
@@ -114,20 +102,20 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     relay_command += ["--cert", folder / "cert.pem", "--key", folder / "key.pem"]
     for name in ("max_connections", "max_connections_per_address"):
         relay_command += ["--limit", f"{name}={options.readers + 100}"]
-    with running(*relay_command) as relay:
+    with running(relay_command) as relay:
         found = re.search(r"moqt://[^\s,]+", relay.line())
         assert found is not None
         ours = [sys.executable, "-m", "tools.bench_slow", "--url", found.group()]
         ours += ["--cafile", folder / "cert.pem"]
         reading = [*ours, "--role", "read", *(["--frozen"] if options.frozen else [])]
-        with running(*ours, "--role", "publish") as publisher:
+        with running([*ours, "--role", "publish"]) as publisher:
             publisher.line()
-            with running(*reading, "--readers", "1") as first:  # then the cache has everything
+            with running([*reading, "--readers", "1"]) as first:  # then the cache has everything
                 first.line()
                 first.go()
                 first.line()
             empty = relay.resident()
-            with running(*reading, "--readers", str(options.readers)) as readers:
+            with running([*reading, "--readers", str(options.readers)]) as readers:
                 readers.line()
                 connected = relay.resident()
                 readers.go()

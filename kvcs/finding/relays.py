@@ -98,12 +98,9 @@ class Sessions:
         """The session to a relay, None for our own; one is opened for each, once."""
         task = self._dialled.get(url)
         if task is None:
-            task = self._dialled[url] = asyncio.ensure_future(self._open(url))
-            task.add_done_callback(lambda _: self._changed())
+            task = self._dialled[url] = self._begun(self._open(url))
         if url is None and not self._further:
-            self._further = [asyncio.ensure_future(other) for other in self._others]
-            for further in self._further:
-                further.add_done_callback(lambda _: self._changed())
+            self._further = [self._begun(other) for other in self._others]
         return task
 
     def dial_again(self, url: str | None) -> asyncio.Task[MoqtSession] | None:
@@ -112,18 +109,22 @@ class Sessions:
         target, task = self._relay if url is None else url, self._dialled.get(url)
         if target is None or self._connect is None:
             return None
-        if task is not None and (not task.done() or _is_open(task)):
-            return task
         if task is not None:
+            opened = _opened(task)
+            if not task.done() or (opened and opened.session.state is not SessionState.CLOSED):
+                return task
             self._lost.append(task)
-        task = self._dialled[url] = asyncio.ensure_future(self._connected(target))
-        task.add_done_callback(lambda _: self._changed())
+        task = self._dialled[url] = self._begun(self._connected(target))
         return task
 
     def further(self) -> list[Session]:
         """The further sessions to our own relay that there are by now."""
-        over = [task for task in self._further if task.done() and not task.cancelled()]
-        return [task.result().session for task in over if task.exception() is None]
+        return [each.session for each in filter(None, map(_opened, self._further))]
+
+    def _begun(self, opening: Awaitable[MoqtSession]) -> asyncio.Task[MoqtSession]:
+        task = asyncio.ensure_future(opening)
+        task.add_done_callback(lambda _: self._changed())
+        return task
 
     async def _open(self, url: str | None) -> MoqtSession:
         if url is None and self._given is not None:
@@ -165,10 +166,9 @@ class Sessions:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        opened = [
-            task.result() for task in tasks if not task.cancelled() and task.exception() is None
+        ours = [
+            session for session in filter(None, map(_opened, tasks)) if session is not self._given
         ]
-        ours = [session for session in opened if session is not self._given]
         for session in ours:
             session.close()
         with contextlib.suppress(TimeoutError):
@@ -176,10 +176,10 @@ class Sessions:
                 await asyncio.gather(*(session.wait_closed() for session in ours))
 
 
-def _is_open(task: asyncio.Task[MoqtSession]) -> bool:
-    """Whether there is a session that was not lost."""
-    opened = not task.cancelled() and task.exception() is None
-    return opened and task.result().session.state is not SessionState.CLOSED
+def _opened(task: asyncio.Task[MoqtSession]) -> MoqtSession | None:
+    """The session that was opened; None when there is none so far, or opening it has failed."""
+    over = task.done() and not task.cancelled() and task.exception() is None
+    return task.result() if over else None
 
 
 def _failure(task: asyncio.Task[MoqtSession]) -> str | None:

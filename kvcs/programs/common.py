@@ -22,7 +22,7 @@ from kvcs.names.errors import (
 from kvcs.names.refusals import not_authorized
 from kvsp.blocks.kv_files import load_descriptor
 from kvsp.cli.common import ExitCode, InputError, note, stopping_signals
-from kvsp.cli.plain import versions
+from kvsp.cli.plain import version_option
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
 from moqt.loop_hold import watched_loop
@@ -96,20 +96,7 @@ KeylogFile = Annotated[
     typer.Option(metavar="FILE", help="Append TLS secrets to FILE: it opens the traffic."),
 ]
 
-
-def _show_version(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
-        program = ctx.find_root().info_name or ""
-        print(versions(program, f"QUIC backend {chosen(Backend.AUTO)}"), flush=True)
-        raise typer.Exit
-
-
-Version = Annotated[
-    bool,
-    typer.Option(
-        "--version", is_eager=True, callback=_show_version, help="Show the versions and exit."
-    ),
-]
+Version = Annotated[bool, version_option(lambda: f"QUIC backend {chosen(Backend.AUTO)}")]
 
 EXIT_CODES_HELP: Final = (
     "Exit code: 0 done, 1 failed (timeout, publisher lost, unreachable), 2 wrong usage or a "

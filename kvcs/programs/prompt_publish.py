@@ -38,8 +38,7 @@ from kvcs.programs.prompt_options import (
     compression,
     read_prompt,
 )
-from kvcs.programs.publish import TURN_OCTETS
-from kvcs.programs.serving import Serving, Settings
+from kvcs.programs.serving import PROGRAM, Serving, Settings
 from kvcs.simple.elements import token_octets
 from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvcs.simple.publication import PromptPublication
@@ -50,11 +49,12 @@ from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import Algorithm
 
-PROGRAM: Final = "kvcs-publish"
 EXAMPLE: Final = (
     "Example:  kvcs-publish --profile kvcache moqt://localhost:4443 --cafile ca.pem "
     "--compat compat.json --prompt prompt.txt --kv cache.safetensors"
 )
+TURN_OCTETS: Final = 4 << 20
+"""Octets of a step, after which the sessions have their turn."""
 
 app = typer.Typer(
     name=PROGRAM,

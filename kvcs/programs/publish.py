@@ -72,8 +72,6 @@ EXAMPLE: Final = (
     "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --kv cache.safetensors"
 )
-TURN_OCTETS: Final = 4 << 20
-"""Octets hashed before the sessions have their turn."""
 MAX_CACHE_S: Final = 10 * 366 * 86_400
 """Longer than that nobody means it."""
 

@@ -17,7 +17,6 @@ from kvcs.names.digests import TrackDigests
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
-from kvcs.names.manifest_text import Text
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack, raw_octets
@@ -26,7 +25,7 @@ from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
 from kvcs.trust.records import of_ours
-from kvcs.trust.terms import ANY, IN_CLEAR, Came, Terms, refusal
+from kvcs.trust.terms import ANY, Terms, refusal
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
@@ -255,11 +254,6 @@ class Assembly(LayerBuffer):
             self._stats.duplicates += 1
         # one that was overtaken says nothing more; one that was refused is as bad as before
         return location.group > self.version and location not in self._refused
-
-    def manifest_received(self, location: Location, text: Text, came: Came = IN_CLEAR) -> None:
-        """A version of the manifest."""
-        if self.expects(location):
-            self.manifest_read(location, self.terms.read(location, text, came, self.namespace))
 
     def manifest_read(self, location: Location, read: Manifest | DecodeError) -> None:
         """A version that was read, or what is wrong with it."""

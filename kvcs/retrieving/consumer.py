@@ -324,7 +324,7 @@ class Consumer:
             entrant = await self._choose()
             candidate, retrieval = entrant.candidate, entrant.retrieval
             assert retrieval is not None
-            more = 0 if self._path is None or self._terms.strict else self._path.blocks
+            more = 0 if self._terms.strict else self._blocks_held
             useless = too_short(retrieval.assembly, more, given=self._given, least=self._min_blocks)
             if useless is not None:
                 retrieval.close()
@@ -419,10 +419,10 @@ class Consumer:
             beside=in_thread,
         )
 
-    def _has_others(self, url: str | None) -> bool:
-        """Whether there are other ways than this relay."""
-        holders = self._path is not None and self._path.blocks > 0
-        return holders or self._candidates.elsewhere(url)
+    @property
+    def _blocks_held(self) -> int:
+        """How many leading blocks holders have."""
+        return 0 if self._path is None else self._path.blocks
 
     def _spread(self, retrieval: Retrieval, url: str | None) -> None:
         """Where there are further connections to the relay, let them bring a part of it."""
@@ -436,7 +436,7 @@ class Consumer:
         assembly = retrieval.assembly
         # once: whoever begins again with other blocks voids what was kept
         kept, self._kept = self._kept, None
-        retrieval.go(self._path.blocks if self._path is not None else 0, kept)
+        retrieval.go(self._blocks_held, kept)
         patience = self._patient = Patience(self._patience, self.stats, self._now())
         again = Again(self._again_within, lambda: self._sessions.dial_again(url), self._rest)
         while True:
@@ -447,7 +447,8 @@ class Consumer:
                 yield retrieval.ready.popleft()
             if (failure := retrieval.error) is not None:
                 if self._path is None or not self._path.can_complete(retrieval):
-                    others = self._patience if self._has_others(url) else None
+                    has_others = self._blocks_held or self._candidates.elsewhere(url)
+                    others = self._patience if has_others else None
                     self._retrieval = retrieval = await again.go_on(retrieval, others)
                     self._spread(retrieval, url)
                     retrieval.start()
@@ -474,7 +475,7 @@ class Consumer:
                         f"nothing came of publication {assembly.publication.hex()} "
                         f"for {self._patience:g} s, or no whole Object for {DRIPS} times as long"
                     )
-                if lost and self._hasty and self._path is not None and self._path.blocks:
+                if lost and self._hasty and self._blocks_held:
                     raise LateError("nothing comes of the publication, and holders have blocks")
                 if not self._candidates.searching:
                     patience.renew(now)
@@ -568,12 +569,11 @@ class Consumer:
     def _late_at(self) -> float | None:
         """When to do without a publication: as long as none has told of itself, and holders
         have something; a longer one is waited for with patience."""
-        path = self._path
-        if path is None or not path.blocks or not self._hasty:
+        if not self._blocks_held or not self._hasty:
             return None
         if self._retrieval is not None and self._retrieval.assembly.manifest is not None:
             return None
-        if self._candidates.longest <= path.blocks:
+        if self._candidates.longest <= self._blocks_held:
             return self._since + self._after
         silent = self._contest is None or self._contest.is_silent(self._now())
         return self._since + max(self._after, self._patience * (1 if silent else DRIPS))

@@ -524,10 +524,11 @@ class EarlyFetch(ObjectReceiver):
         else:
             state.early = self
         group = self.start.group
-        state.first = Location(group, covered) if covered < blocks else Location(group + 1, 0)
-        if whole and covered >= blocks:
+        if whole or covered < blocks:
             # with the end of the Group, which tells relays that they have all of it
-            state.first = Location(group, blocks)
+            state.first = Location(group, min(covered, blocks))
+        else:
+            state.first = Location(group + 1, 0)
         held, self._held = self._held, []
         for header, parts in held:
             retrieval.object_received(state, header, parts)

@@ -170,11 +170,11 @@ class Retrieval:
             return None
         self._ask_for_data()
         self._open_requests(now)
-        due = None if self.lanes is None else self.lanes.poll(now)
+        times: list[float | None] = [None if self.lanes is None else self.lanes.poll(now)]
+        times += self._requests.times
         arrivals = self.arrivals
         if arrivals != self._seen:
             self._seen, self.quiet = arrivals, now
-        times = self._requests.times + ([] if due is None else [due])
         if self.assembly.growing and self._versions_over:
             self._end_growth()
         if self.assembly.whole:
@@ -187,11 +187,9 @@ class Retrieval:
                     times.append(self._confirm_due)
         else:
             for state in self._tracks.values():
-                times += filter(None, [state.early_due(now)])
+                times.append(state.early_due(now))
                 for act in (self._notice_silence, self._recover):
-                    due = act(state, now) if self.error is None else None
-                    if due is not None:
-                        times.append(due)
+                    times.append(act(state, now) if self.error is None else None)
         if (
             self._versions_over
             and not self.assembly.confirmed
@@ -203,7 +201,7 @@ class Retrieval:
                     f"{self._publication}: the manifest does not list every layer that came"
                 )
             )
-        return min(times, default=None)
+        return min((at for at in times if at is not None), default=None)
 
     def ask_again(self, layer: int, segment: int) -> None:
         """Objects of `layer` of a segment that were to come another way will not."""

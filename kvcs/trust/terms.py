@@ -35,9 +35,6 @@ class Came(NamedTuple):
     properties: bytes = b""
 
 
-IN_CLEAR: Final = Came()
-
-
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a consumer asks of a publication before it uses anything of it."""

@@ -12,7 +12,7 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final, NoReturn, cast
 
@@ -82,18 +82,21 @@ def _version(distribution: str) -> str:
         return "(not installed)"
 
 
-def _show_version(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
-        print(versions(ctx.find_root().info_name or ""), flush=True)
-        raise typer.Exit
+def version_option(*more: Callable[[], str]) -> Any:
+    """`--version`, which shows the versions and what `more` there is to say, and exits."""
+
+    def show(ctx: typer.Context, wanted: bool) -> None:
+        if wanted:
+            program = ctx.find_root().info_name or ""
+            print(versions(program, *(each() for each in more)), flush=True)
+            raise typer.Exit
+
+    return typer.Option(
+        "--version", is_eager=True, callback=show, help="Show the versions and exit."
+    )
 
 
-Version = Annotated[
-    bool,
-    typer.Option(
-        "--version", is_eager=True, callback=_show_version, help="Show the versions and exit."
-    ),
-]
+Version = Annotated[bool, version_option()]
 
 
 def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = None) -> NoReturn:

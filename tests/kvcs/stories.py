@@ -23,7 +23,7 @@ from kvcs.finding.candidates import OF_ONE_PREFIX
 from kvcs.finding.relays import Fallback
 from kvcs.names.encoding import Encoding
 from kvcs.publishing.publication import Publication
-from kvcs.publishing.replicas import layer_digests, moqt_record
+from kvcs.publishing.replicas import moqt_record
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.contest import SEATS
 from kvcs.retrieving.layers import Layer as GivenLayer
@@ -33,13 +33,14 @@ from kvsp.client import Arrived, Fault, Layer, Missing, RetrievalResult
 from kvsp.names.codes import CipherSuite, Codec
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope, block_keys
-from kvsp.records.records import LookupResponse, MatchedBlock, ReplicaRecord, replica_digest
+from kvsp.records.records import LookupResponse, MatchedBlock, ReplicaRecord
 from moqt.publisher import Publisher
 from moqt.session import SessionHandler
 from moqt.values.codes import RequestErrorCode
 from moqt.values.errors import ConnectError
 from tests.kvcs.lies import LIES, Lie
 from tests.kvcs.support import BLOCK, descriptor, same
+from tests.kvcs.support_fallback import record
 from tests.kvcs.virtual import VirtualLink
 
 DESCRIBED = descriptor(layers=3, kv_heads=1, head_dim=4)
@@ -238,20 +239,8 @@ class IndexAndHolders:
         self.cache = cache_of(OF_HOLDERS, world.keys)
         self.records: dict[bytes, list[ReplicaRecord]] = {}
         for block in range(world.held):
-            digests = tuple(layer_digests(self.cache, block, DESCRIBED))
-            self._add(
-                ReplicaRecord(
-                    block_key=world.keys[block],
-                    compat_id=DESCRIBED.compat_id,
-                    scope_id=world.scope.scope_id,
-                    holder=HOLDER,
-                    codec=int(Codec.RAW),
-                    size=2 * LAYERS * DESCRIBED.section_octets(),
-                    digest=replica_digest(digests),
-                    ttl_ms=60_000,
-                    layer_digests=digests,
-                )
-            )
+            key = world.keys[block]
+            self._add(record(self.cache, block, holder=HOLDER, key=key, described=DESCRIBED))
 
     def _add(self, record: ReplicaRecord) -> None:
         self.records.setdefault(record.block_key, []).append(record)

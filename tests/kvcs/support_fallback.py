@@ -29,10 +29,11 @@ def check(layers, cache=CACHE, blocks=BLOCKS) -> None:
 
 def record(cache, block, *, holder=H1, key=None, described=DESCRIPTOR) -> ReplicaRecord:
     """The Replica Record of a block of `cache` at a holder."""
-    keys = block_keys(SCOPE, described, TOKENS)
+    if key is None:
+        key = block_keys(SCOPE, described, TOKENS)[block]
     digests = tuple(layer_digests(cache, block, described))
     return ReplicaRecord(
-        block_key=keys[block] if key is None else key,
+        block_key=key,
         compat_id=described.compat_id,
         scope_id=SCOPE.scope_id,
         holder=holder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import islice
 
+from kvcs.names.manifest import Manifest
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.destinations import MemoryDestination
 from kvcs.retrieving.stats import Stats
@@ -51,7 +52,7 @@ def asked(segments: int) -> int:
         Stats(),
     )
     *_, manifest = publication.tracks[0].objects()
-    assembly.manifest_received(manifest.location, manifest.payload)
+    assembly.manifest_read(manifest.location, Manifest.parse(manifest.payload))
     assembly.prepare()
     for segment, tracks in enumerate(assembly.segments[:-16]):
         for half, track in enumerate(tracks):

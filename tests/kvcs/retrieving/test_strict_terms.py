@@ -9,8 +9,7 @@ from kvcs.names.errors import NotFound, PublisherLost, RetrievalTimeout, Verific
 from kvcs.publishing.publication import Publication
 from tests.kvcs.copies import served
 from tests.kvcs.hostile import MODES, HostileRelay, World, at, data, manifest
-from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, TOKENS, Link, collect, kv
-from tests.kvcs.support import publisher as serving
+from tests.kvcs.support import BLOCK, BLOCKS, DESCRIPTOR, TOKENS, Link, collect, kv, publisher
 from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
 from tests.kvcs.support_segments import put_segment, whole
 
@@ -55,7 +54,7 @@ async def test_a_holder_that_has_something_else_is_of_no_use(mode: str) -> None:
 @pytest.mark.parametrize("mode", STRICT)
 async def test_holders_alone_are_not_believed(mode: str) -> None:
     world, client = World(MODES[mode]), FakeClient()
-    async with Link(serving()) as link:
+    async with Link(publisher()) as link:
         with pytest.raises(NotFound):
             await collect(retrieving(link, world, client))
     assert not client.asked
@@ -65,7 +64,7 @@ async def test_holders_alone_are_not_believed(mode: str) -> None:
 async def test_nothing_is_taken_beyond_the_publication(mode: str) -> None:
     world, client = World(MODES[mode]), FakeClient()
     short = world.publish(CACHE, TOKENS[: 3 * BLOCK])
-    async with Link(serving(short)) as link:
+    async with Link(publisher(short)) as link:
         consumer = retrieving(link, world, client)
         check(await collect(consumer), blocks=3)
     assert not client.asked
@@ -75,7 +74,7 @@ async def test_nothing_is_taken_beyond_the_publication(mode: str) -> None:
 async def test_what_is_not_listed_yet_is_not_taken_from_holders(mode: str) -> None:
     world, client = World(MODES[mode]), FakeClient()
     live = world.publish(CACHE, layers=2, manifest_every=8)
-    async with Link(serving(live)) as link:
+    async with Link(publisher(live)) as link:
         consumer = retrieving(link, world, client, timeout=0.5)
         handed = []
         with pytest.raises(RetrievalTimeout):
@@ -96,7 +95,7 @@ async def test_no_record_of_an_index_shows_whose_tokens_a_longer_publication_has
     other = world.publish(cache, [token + 1 for token in [*TOKENS, *range(BLOCK)]])
     client = FakeClient(blocks=0)
     client.knows(other, cache, RELAY)
-    async with Link(serving(other)) as link:
+    async with Link(publisher(other)) as link:
         consumer = retrieving(link, world, client)
         if mode == "plain":
             check(await collect(consumer), cache)
@@ -112,7 +111,7 @@ async def test_every_segment_is_signed_and_sealed(mode: str) -> None:
     first = 3 * BLOCK
     signer = world.producer if world.mode.signed else None
     publication = Publication(world.scope, DESCRIPTOR, TOKENS[:first], growing=True, signer=signer)
-    async with Link(serving(publication)) as link:
+    async with Link(publisher(publication)) as link:
         publication.serve(link.handler)
         put_segment(publication, CACHE)
         publication.extend(TOKENS[first:])
