@@ -40,7 +40,7 @@ from relay.service.checks import (
 )
 from relay.service.daemon import DaemonConfig, Upstream, run
 from relay.service.limits import Chosen
-from relay.service.self_signed import PROGRAM, self_signed_certificate
+from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import (
     File,
     Setting,
