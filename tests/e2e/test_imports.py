@@ -20,8 +20,8 @@ SCRIPTS = {
     "kvcs-doctor": "kvcs.programs.entry:doctor",
     "kvsp": "kvsp.cli.entry:main",
 }
-HTTP3 = {"pylsqpack", "aioquic.h3", "moqt.quic.webtransport"}
-CERTIFICATES = {"service_identity", "attr"}
+HTTP3 = {"pylsqpack", "moqt.quic.webtransport"}
+CERTIFICATES = {"service_identity"}
 BARS = {"rich.progress", "rich.live"}
 
 
