@@ -364,9 +364,9 @@ class Relay(SessionHandler):
         here = list(dict.fromkeys([*self.namespaces.publishers(track.name.namespace), *here]))
         above = self._upstreams()
         if track.read_above and above:
-            readers = {session_of(each) for each in track.downstream.readers()}
-            only_above = all(each in self.upstreams for each in readers)
-            above = [each for each in above if not only_above and each not in readers]
+            readers = track.downstream
+            only_above = readers.only_of(self.upstreams)
+            above = [each for each in above if not only_above and not readers.reads(each)]
         return [*([here] if here else []), *([each] for each in above)]
 
     def _upstreams(self) -> list[Session]:
@@ -404,7 +404,7 @@ class Relay(SessionHandler):
             self.counters.downstream_subscriptions += 1
         else:
             self.counters.downstream_fetches += 1
-        track.requests[request] = None
+        track.requests.add(request)
         track.idle_since = None
         request.when_ended(lambda: self._released(track, request))
         self.track_busy(track)
@@ -412,7 +412,7 @@ class Relay(SessionHandler):
             track.demand.listened()
 
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
-        track.requests.pop(request, None)
+        track.requests.discard(request)
 
     def _may_wait(self, request: TrackRequest) -> bool:
         if not self.waiting.full:

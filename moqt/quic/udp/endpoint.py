@@ -21,6 +21,7 @@ from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, show_address
 from moqt.quic.packets.retry import parse_long_header
+from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import UdpSocket
@@ -42,7 +43,7 @@ MAX_BACKLOG = 16 << 20
 DRAIN_TIMEOUT = 2.0
 """How long `close` waits for the closing periods of its connections."""
 
-WINDOW_MEMORY, PATHS = WindowMemory(), PathMemory()
+WINDOW_MEMORY, PATHS, TICKETS = WindowMemory(), PathMemory(), HeldTickets()
 """What the connections of all endpoints of this process share."""
 
 
@@ -111,6 +112,11 @@ class Endpoint:
     def half_open(self) -> int:
         """Handshakes of clients that are not complete."""
         return len(self._admission.half_open)
+
+    @property
+    def session_tickets(self) -> int:
+        """Session tickets that were given out and not used."""
+        return self._context.session_tickets
 
     @property
     def log_events_dropped(self) -> int:
@@ -537,7 +543,9 @@ async def connect(
         remaining = deadline - loop.time()
         if remaining <= 0:
             break
-        context = QuicContext(config, is_client=True, memory=WINDOW_MEMORY, paths=PATHS)
+        context = QuicContext(
+            config, is_client=True, memory=WINDOW_MEMORY, paths=PATHS, tickets=TICKETS
+        )
         try:
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:
