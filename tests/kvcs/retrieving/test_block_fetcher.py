@@ -10,7 +10,7 @@ from kvcs.names.namespace import publication_uri
 from kvcs.retrieving.block_fetcher import MoqtFetcher, fetcher
 from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.instance.engines.engine import KvBlock
-from kvsp.instance.loading import LoadError
+from kvsp.instance.loading.fetchers import LoadError
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from kvsp.names.uris import BlockId
