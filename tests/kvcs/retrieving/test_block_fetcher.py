@@ -20,7 +20,6 @@ from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
     DESCRIPTOR,
-    LAYERS,
     SCOPE,
     Link,
     altered,
