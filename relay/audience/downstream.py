@@ -16,6 +16,7 @@ from moqt.requests import (
 from moqt.track.filters import RangeFilters, merge_update
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
 from moqt.values.messages import LocationFilter, RequestUpdate
+from relay.sources.hops import waiting_relays
 
 TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
 """What a downstream session may ask about a track."""
@@ -43,6 +44,11 @@ class Downstream:
         yield from self.waiting
         yield from self.requests
         yield from self.offers
+
+    @property
+    def relays(self) -> frozenset[int]:
+        """The relays among them, and those that wait behind these."""
+        return frozenset().union(*map(waiting_relays, self.readers()))
 
     @property
     def listens(self) -> bool:
