@@ -198,8 +198,7 @@ def schema(
             "description": setting.help,
         }
         if setting.many:
-            one = {"type": entry.pop("type")}
-            entry["anyOf"] = [one, {"type": "array", "items": one}]
+            entry |= {"type": [entry["type"], "array"], "items": {"type": entry["type"]}}
         if setting.choices:
             entry["enum"] = list(setting.choices)
         if setting.default is not None:
