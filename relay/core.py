@@ -210,7 +210,7 @@ class Relay(SessionHandler):
                 table.add(namespace, track)
             else:
                 table.remove(namespace, track)
-            self.namespaces.tell(namespace)
+            self.namespaces.tell(namespace, lost=not here)
 
     # -- publications ------------------------------------------------------------------------
 

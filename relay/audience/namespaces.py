@@ -18,6 +18,10 @@ from relay.sources.hops import is_one_of
 
 logger = logging.getLogger("relay")
 
+HELD_SECONDS = 3.0
+"""For which other relays are not told of a namespace that has lost a source here, and that upstream
+relays still tell of: in a circle they would go on to tell each other of what is gone."""
+
 
 @dataclass(slots=True)
 class NamespaceEvents:
@@ -61,6 +65,9 @@ class Namespaces:
         self.listings: dict[IncomingSubscribeNamespace, TrackNamespace] = {}
         """SUBSCRIBE_NAMESPACEs, with the prefix each is filed under."""
         self._published_by: dict[Session, int] = {}
+        self._held: dict[TrackNamespace, float] = {}
+        """Those that other relays are not told of, until when."""
+        self._now = 0.0
         self._by_prefix: PrefixMap[IncomingSubscribeNamespace] = PrefixMap()
 
     def _tells(self, session: Session, namespace: TrackNamespace) -> bool:
@@ -72,6 +79,8 @@ class Namespaces:
             return False
         if peer is None:
             return namespace in self.remote
+        if namespace in self._held:
+            return False
         own = frozenset((peer.id,))
         return any(not is_one_of(each, own) for each in self.remote.at(namespace))
 
@@ -117,7 +126,7 @@ class Namespaces:
         logger.info("%s is published no more", printable_namespace(namespace))
         for withdrawn in self.events.withdrawn:
             withdrawn(namespace)
-        self.tell(namespace)
+        self.tell(namespace, lost=True)
 
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
         """The sessions to ask for a track of `namespace` (MOQT "Publisher Interactions").
@@ -187,8 +196,18 @@ class Namespaces:
             if self._tells(session, namespace):
                 request.add(namespace)
 
-    def tell(self, namespace: TrackNamespace) -> None:
-        """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches, where it is new."""
+    def tick(self, now: float) -> None:
+        """Time has passed. Needed only where there are upstream relays."""
+        self._now = now
+        for namespace in [each for each, until in self._held.items() if now >= until]:
+            del self._held[namespace]
+            self.tell(namespace)
+
+    def tell(self, namespace: TrackNamespace, *, lost: bool = False) -> None:
+        """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches, where it is new;
+        `lost`: one of its sources is gone."""
+        if lost and namespace in self.remote:
+            self._held[namespace] = self._now + HELD_SECONDS
         for told in self.events.told:
             told(namespace)
         for listing in list(self._by_prefix.above(namespace)):

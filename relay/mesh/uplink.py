@@ -298,6 +298,7 @@ class Uplink:
             self._tracks.attach(None)
 
     def tick(self, now: float) -> None:
+        self.relay.namespaces.tick(now)
         self._namespaces.tick(now)
         self._tracks.tick(now)
         while self._fading and now >= self._fading[0][0]:
@@ -376,7 +377,7 @@ class Uplink:
         if not (before and self._told[namespace]):
             names = self.relay.namespaces
             (names.remote.add if present else names.remote.remove)(namespace, session)
-            names.tell(namespace)
+            names.tell(namespace, lost=not present)
 
     def _forget_fading(self) -> None:
         while self._fading:

@@ -8,6 +8,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode, SessionErrorCod
 from moqt.values.config import SessionConfig
 from moqt.values.messages import Parameters
 from moqt.values.names import Location
+from relay.audience.namespaces import HELD_SECONDS
 from relay.mesh.uplink import Uplink
 from tests.moqt.memory import Pair
 from tests.relay.peers import Listing
@@ -106,15 +107,29 @@ def test_who_waits_with_a_relay_that_has_the_track_elsewhere_gets_it():
     assert pair.client.closed is None
 
 
-@pytest.mark.parametrize("count", [2])
+@COUNTS
 def test_a_namespace_that_is_withdrawn_is_gone_in_a_ring(count):
     ring = Ring(count)
     listings = [Listing(relay, relay.connect(), (b"demo",)) for relay in ring.relays]
+    ring.pass_time(count)  # each listing waits for the next relay's, in a circle, but not for long
     publisher = ring.relays[0].publisher()
     assert all(each.request.namespaces == {NAMESPACE} for each in listings)
     publisher.published.cancel()
     ring.run()
     assert not any(each.request.namespaces for each in listings)
+    ring.pass_time(HELD_SECONDS + 1)
+    assert not any(each.request.namespaces for each in listings)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_namespace_that_another_relay_of_a_ring_has_stays(count):
+    ring = Ring(count)
+    listings = [Listing(relay, relay.connect(), (b"demo",)) for relay in ring.relays]
+    ring.pass_time(count)
+    first, _ = [relay.publisher() for relay in (ring.relays[0], ring.relays[-1])]
+    first.published.cancel()
+    ring.pass_time(HELD_SECONDS + 1)
+    assert all(each.request.namespaces == {NAMESPACE} for each in listings)
 
 
 @pytest.mark.parametrize(("above", "told"), [(None, None), (9, (1,))])
