@@ -136,6 +136,10 @@ class Endpoint:
     def refused_connections(self) -> int:
         return self.counters.connections_refused
 
+    def refuse_new(self, why: str) -> None:
+        """Take no connection from now on: clients are refused at once, and told `why`."""
+        self._admission.closed = why
+
     @property
     def transports(self) -> list[AioquicTransport]:
         return list(self._cids)
@@ -203,7 +207,9 @@ class Endpoint:
             return
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
-        answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
+        answer = self._context.unsolicited(
+            data, now=now, full=full, addr=addr, prove=prove, why=self._admission.closed
+        )
         if answer is None:
             self.counters.datagrams_ignored += 1
             return
