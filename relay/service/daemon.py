@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import moqt
-from moqt.loop_hold import longest_hold
+from moqt.loop_hold import longest_hold, longest_work
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
 from moqt.uri import parse_uri
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relay")
 
 TICK_SECONDS = 0.5
+EXPIRED_AT_ONCE = 1024
+"""Objects that expire before the sockets have a turn, some milliseconds' worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,9 @@ async def _tick(
     policy, certificate = config.policy, config.certificate
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
-        scopes.tick(loop.time())
+        scopes.tick(loop.time(), EXPIRED_AT_ONCE)
+        while scopes.cache.expire_more(EXPIRED_AT_ONCE):  # noqa: ASYNC110  (it is not waited for)
+            await asyncio.sleep(0)
         counters = scopes.counters
         ended = counters.sessions - len(scopes.sessions())
         garbage.tick(counters.objects_in, ended, counters.requests)
@@ -198,7 +202,7 @@ async def _tick(
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
-        numbers.update(longest_hold() or 0.0)
+        numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
         transport.update()
         await asyncio.sleep(TICK_SECONDS)
 
