@@ -32,8 +32,8 @@ GAUGES = {
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
-    "loop_hold_seconds": "Longest time, since the start, in which no socket was looked at.",
-    "loop_work_seconds": "Most CPU time of the loop's thread, since the start, between two looks.",
+    "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
+    "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
