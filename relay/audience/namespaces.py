@@ -51,6 +51,8 @@ class Namespaces:
         """Accepted PUBLISH_NAMESPACEs."""
         self.published_here: PrefixMap[Hashable] = PrefixMap()
         """Complete cached tracks without a publisher: the relay is the publisher."""
+        self.on_disk: PrefixMap[Hashable] = PrefixMap()
+        """Complete tracks on the disk: the relay is the publisher of these, too."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
         self.publications = 0
@@ -62,13 +64,19 @@ class Namespaces:
     def _sources(self, session: Session) -> tuple[PrefixMap[Any], ...]:
         """Whose namespaces `session` is told of: an upstream relay's own are not its news."""
         if session in self._refusals.trusted:
-            return (self.published, self.published_here)
-        return (self.published, self.published_here, self.remote)
+            return (self.published, self.published_here, self.on_disk)
+        return (self.published, self.published_here, self.on_disk, self.remote)
 
     @property
     def tables(self) -> tuple[PrefixMap[Any], ...]:
         """Every table, to see that nothing is left behind."""
-        return (self.published, self.published_here, self.remote, self._by_prefix)
+        return (
+            self.published,
+            self.published_here,
+            self.on_disk,
+            self.remote,
+            self._by_prefix,
+        )
 
     # -- publishers ------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from moqt.quic.udp.endpoint import Endpoint
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from relay.core import Relay
+from relay.disk.threads import loaded, written
 from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient
 from relay.rights.tokens import TokenPolicy
@@ -80,7 +81,7 @@ async def run(
 
     SIGHUP has the files of principals and certificate looked at again.
     `ready` is told the real ports, that of the admin listener second. Raises OSError when an
-    address cannot be listened on.
+    address cannot be listened on, DiskUnreadable for a folder of the disk tier that cannot be read.
     """
     loop = asyncio.get_running_loop()
     stopping = stop or asyncio.Event()
@@ -99,7 +100,10 @@ async def run(
     connecting: asyncio.Task[None] | None = None
     uplink = _uplink(scopes, config.upstream)
     listener = await _admin(scopes, config, numbers, uplink)
+    loading: asyncio.Task[None] | None = None
     try:
+        if scopes.disk is not None:
+            loading = await loaded(scopes.disk)
         server = await moqt.serve(
             config.host, config.port, quic=config.quic, session=config.session, handler=scopes
         )
@@ -130,6 +134,8 @@ async def run(
                 listener.not_ready = "the relay is draining"
             _notify("STOPPING=1")
             await _drain(server, config.drain_timeout, hurry)
+            if scopes.disk is not None:
+                await written(scopes.disk)
             for task in (ticking, connecting):
                 if task is not None and task.done():
                     task.result()
@@ -138,9 +144,11 @@ async def run(
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
     finally:
-        for task in (ticking, connecting):
+        for task in (ticking, connecting, loading):
             if task is not None:
                 task.cancel()
+        if scopes.disk is not None:
+            scopes.disk.folder.close()
         if listener is not None:
             await listener.close()
 
