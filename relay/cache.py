@@ -24,7 +24,8 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from moqt.delivery.fetch import FetchDelivery
@@ -48,9 +49,18 @@ MAX_LOOKED_AT: Final = 64
 behind all others."""
 MAX_PASSED_OVER: Final = 64
 """Objects of a track that are looked at for one that may go: others are still arriving."""
-POSITIONS_HOLD: Final = 64
+MAX_READERS: Final = 16
+"""Of a track, the first ones, that are looked at for what they have just passed."""
+NEAR: Final = 64
+"""Object IDs behind a reader that it has just passed."""
+POSITIONS_HOLD: Final = 16
 """Evictions after which the readers of a track are asked anew where they are."""
 START: Final = Location(0, 0)
+
+
+def _is_near(location: Location, reader: Location) -> bool:
+    same = location.group == reader.group
+    return reader.object - location.object <= NEAR if same else reader.object <= NEAR
 
 
 def bill(stored: StoredObject) -> int:
@@ -77,9 +87,8 @@ class _Use:
 
     at: float
     """When one of its Objects was sent, or came, last."""
-    low: Location | None = None
-    high: Location | None = None
-    """Between which Locations its readers were that have a way to go, if there are any."""
+    readers: list[Location] = field(default_factory=list)
+    """Where those were who read it from its beginning, the first one first."""
     evictions: int = 0
     """Until they are asked again."""
 
@@ -225,8 +234,7 @@ class Cache:
 
     def _oldest_of(self, store: TrackStore) -> tuple[TrackStore, StoredObject] | None:
         """The oldest Object of a track whose readers all stand at its head."""
-        use = self._look(store)
-        if use.low is not None:
+        if self._look(store).readers:
             return None
         stored = store.next_object(START, MAX_LOCATION)
         for _ in range(MAX_PASSED_OVER):
@@ -240,17 +248,31 @@ class Cache:
     def _part_of(self, store: TrackStore) -> tuple[TrackStore, StoredObject] | None:
         """What of a track that is read goes first."""
         use = self._look(store)
-        low, high = use.low, use.high
-        if low is None or high is None:
+        if not use.readers:
             return self._oldest_of(store)
-        stored = None
-        if low > START:
-            stored = self._last_of(store, START, location_before(low))
-        if stored is None and high > low:
-            stored = self._last_of(store, low, location_before(high))
+        stored = self._between(store, START, use.readers[-1])
+        if stored is None:
+            use.evictions = 0
+            use = self._look(store)
+            stored = self._between(store, START, use.readers[-1]) or self._needed(store, use)
         if stored is None:
             stored = self._last_of(store, START, MAX_LOCATION)
         return None if stored is None else (store, stored)
+
+    def _between(self, store: TrackStore, low: Location, high: Location) -> StoredObject | None:
+        """The last Object from `low` up to `high` that may go."""
+        return self._last_of(store, low, location_before(high)) if high > low else None
+
+    def _needed(self, store: TrackStore, use: _Use) -> StoredObject | None:
+        """Of what some reader still needs: what another has just passed, the first one's first,
+        before what waits for longer for who comes next."""
+        other = None
+        for high, low in pairwise(use.readers[:MAX_READERS]):
+            stored = self._between(store, low, high)
+            if stored is not None and _is_near(stored.location, high):
+                return stored
+            other = other or stored
+        return other
 
     def _look(self, store: TrackStore) -> _Use:
         """How `store` is used, and where those are who read it."""
@@ -258,8 +280,8 @@ class Cache:
         use.evictions -= 1
         if use.evictions < 0:
             use.evictions = POSITIONS_HOLD
-            at = [each.position for each in store.listeners if isinstance(each, FetchDelivery)]
-            use.low, use.high = min(at, default=None), max(at, default=None)
+            at = {each.position for each in store.listeners if isinstance(each, FetchDelivery)}
+            use.readers = sorted(at, reverse=True)
         return use
 
     def _evict_first(self, waiting: OrderedDict[StoredObject, TrackStore]) -> None:
