@@ -47,12 +47,14 @@ Without it, a budget of payload octets would not bound the memory of small Objec
 MAX_LOOKED_AT: Final = 64
 """Tracks that are looked at for one to evict from; those that are read have their turn again
 behind all others."""
-MAX_PASSED_OVER: Final = 64
+MAX_PASSED_OVER: Final = 8
 """Objects of a track that are looked at for one that may go: others are still arriving."""
 MAX_READERS: Final = 16
 """Of a track, the first ones, that are looked at for what they have just passed."""
 NEAR: Final = 64
 """Object IDs behind a reader that it has just passed."""
+MAX_GROWING: Final = 64
+"""The same of a track where nobody waits for any: those still grow."""
 POSITIONS_HOLD: Final = 16
 """Evictions after which the readers of a track are asked anew where they are."""
 START: Final = Location(0, 0)
@@ -89,6 +91,8 @@ class _Use:
     """When one of its Objects was sent, or came, last."""
     readers: list[Location] = field(default_factory=list)
     """Where those were who read it from its beginning, the first one first."""
+    listens: bool = False
+    """Somebody else waits for what comes."""
     evictions: int = 0
     """Until they are asked again."""
 
@@ -205,7 +209,7 @@ class Cache:
                 self._uses.move_to_end(store)
                 read.append(store)
                 continue
-            stored = self._last_of(store, START, MAX_LOCATION)
+            stored = self._last_of(store, START, MAX_LOCATION, awaited=False)
             if stored is None:
                 del self._uses[store]  # until something of it is whole
                 continue
@@ -216,10 +220,12 @@ class Cache:
             return store, stored
         return next(filter(None, map(self._part_of, read)), None)
 
-    def _last_of(self, store: TrackStore, start: Location, end: Location) -> StoredObject | None:
-        """The last Object of [start, end] that may go."""
-        awaited = bool(store.listeners)
-        for _ in range(MAX_PASSED_OVER):
+    def _last_of(
+        self, store: TrackStore, start: Location, end: Location, *, awaited: bool
+    ) -> StoredObject | None:
+        """The last Object of [start, end] that may go; `awaited`: somebody may come to what was
+        not sent yet."""
+        for _ in range(MAX_PASSED_OVER if awaited else MAX_GROWING):
             stored = store.largest_in(start, end)
             if stored is None or self._may_go(stored, awaited):
                 return stored
@@ -250,25 +256,30 @@ class Cache:
         use = self._look(store)
         if not use.readers:
             return self._oldest_of(store)
-        stored = self._between(store, START, use.readers[-1])
+        stored = self._between(store, START, use.readers[-1], awaited=use.listens)
         if stored is None:
             use.evictions = 0
             use = self._look(store)
-            stored = self._between(store, START, use.readers[-1]) or self._needed(store, use)
+            stored = self._between(store, START, use.readers[-1], awaited=use.listens)
+            stored = stored or self._needed(store, use)
         if stored is None:
-            stored = self._last_of(store, START, MAX_LOCATION)
+            stored = self._last_of(store, START, MAX_LOCATION, awaited=True)
         return None if stored is None else (store, stored)
 
-    def _between(self, store: TrackStore, low: Location, high: Location) -> StoredObject | None:
+    def _between(
+        self, store: TrackStore, low: Location, high: Location, *, awaited: bool
+    ) -> StoredObject | None:
         """The last Object from `low` up to `high` that may go."""
-        return self._last_of(store, low, location_before(high)) if high > low else None
+        if low >= high:
+            return None
+        return self._last_of(store, low, location_before(high), awaited=awaited)
 
     def _needed(self, store: TrackStore, use: _Use) -> StoredObject | None:
         """Of what some reader still needs: what another has just passed, the first one's first,
         before what waits for longer for who comes next."""
         other = None
         for high, low in pairwise(use.readers[:MAX_READERS]):
-            stored = self._between(store, low, high)
+            stored = self._between(store, low, high, awaited=True)
             if stored is not None and _is_near(stored.location, high):
                 return stored
             other = other or stored
@@ -282,6 +293,7 @@ class Cache:
             use.evictions = POSITIONS_HOLD
             at = {each.position for each in store.listeners if isinstance(each, FetchDelivery)}
             use.readers = sorted(at, reverse=True)
+            use.listens = any(not isinstance(each, FetchDelivery) for each in store.listeners)
         return use
 
     def _evict_first(self, waiting: OrderedDict[StoredObject, TrackStore]) -> None:
