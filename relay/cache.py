@@ -1,9 +1,16 @@
-"""The cache: one memory budget over all stores, least recently used Objects go first.
+"""The cache: one memory budget over all stores.
 
-Objects, not groups, are what is evicted. Groups can be of any size (a KV cache's layer
-is one, and so may be a whole track), so with groups the cache would empty in jumps and
-the one group in use could never shrink. The price of the finer grain is an ordered-dict
-entry per Object, measured as 93 octets and under 1 us per use: 0.3 % of 32 KiB Objects.
+Objects are what is evicted: Groups can be of any size, and a budget in Groups would empty in
+jumps. Which one goes next is read off the stores, so that an Object in memory costs the cache
+nothing:
+
+- of a track that nobody reads, the least recently used one, all of it goes, from its end, before
+  anything of the next track: half of a track has to be asked for upstream like none of it;
+- of a track that comes without an end, where all who listen stand at its head, the oldest Object,
+  before whole tracks that were used since it came;
+- of a track that is read from its beginning by one or several, what the last of them has passed;
+  then what lies behind the first of them, who has passed it a moment ago: whoever comes next to
+  that has the longest way to it; then the end of what nobody has come to.
 
 What is under way is no cache: an Object that grows, or that nobody has begun to send although
 somebody listens, is forwarded whatever the budget is. When all else is evicted it takes of
@@ -18,12 +25,16 @@ import heapq
 import logging
 import math
 from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
 
+from moqt.delivery.fetch import FetchDelivery
 from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.deadlines import Deadline, Deadlines
-from moqt.values.names import Location
+from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 
 logger = logging.getLogger("relay")
 
@@ -32,6 +43,27 @@ OBJECT_OVERHEAD = 768
 
 Without it, a budget of payload octets would not bound the memory of small Objects.
 """
+
+
+MAX_LOOKED_AT: Final = 64
+"""Tracks that are looked at for one to evict from; those that are read have their turn again
+behind all others."""
+MAX_PASSED_OVER: Final = 8
+"""Objects of a track that are looked at for one that may go: others are still arriving."""
+MAX_READERS: Final = 16
+"""Of a track, the first ones, that are looked at for what they have just passed."""
+NEAR: Final = 64
+"""Object IDs behind a reader that it has just passed."""
+MAX_GROWING: Final = 64
+"""The same of a track where nobody waits for any: those still grow."""
+POSITIONS_HOLD: Final = 16
+"""Evictions after which the readers of a track are asked anew where they are."""
+START: Final = Location(0, 0)
+
+
+def _is_near(location: Location, reader: Location) -> bool:
+    same = location.group == reader.group
+    return reader.object - location.object <= NEAR if same else reader.object <= NEAR
 
 
 def bill(stored: StoredObject) -> int:
@@ -50,6 +82,20 @@ class _Ages:
         """So many entries are worth a look for those whose Object is gone."""
         self.deadline: Deadline | None = None
         """When the first Object expires."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """How a track is used of which there are Objects."""
+
+    at: float
+    """When one of its Objects was sent, or came, last."""
+    readers: list[Location] = field(default_factory=list)
+    """Where those were who read it from its beginning, the first one first."""
+    listens: bool = False
+    """Somebody else waits for what comes."""
+    evictions: int = 0
+    """Until they are asked again."""
 
 
 class Cache:
@@ -81,7 +127,10 @@ class Cache:
         """The log has heard of a track at `max_intervals_per_track`."""
         self.properties = 0
         """Octets billed for Track Properties."""
-        self._used: OrderedDict[StoredObject, TrackStore] = OrderedDict()
+        self.objects = 0
+        """Whole Objects held."""
+        self._uses: OrderedDict[TrackStore, _Use] = OrderedDict()
+        """Of the tracks of which something may be evicted; least recently used first."""
         self._fresh: OrderedDict[StoredObject, TrackStore] = OrderedDict()
         """Whole Objects of tracks to which somebody listens that nobody has begun to send yet."""
         self._awaited: OrderedDict[StoredObject, TrackStore] = OrderedDict()
@@ -95,11 +144,6 @@ class Cache:
         self._horizon = 0.0
         self._left: float = math.inf
         """Objects that may be dropped before somebody else has a turn."""
-
-    @property
-    def objects(self) -> int:
-        """Whole Objects held."""
-        return len(self._used) + len(self._fresh) + len(self._awaited)
 
     @property
     def in_transit(self) -> int:
@@ -132,9 +176,12 @@ class Cache:
     def _make_room(self, octets: int) -> bool:
         if octets > self.budget:
             return False  # whatever goes
-        while self.billed + octets > self.budget and self._used:
-            # Each turn takes one entry away, so this ends whatever cannot be evicted.
-            self._evict_first(self._used)
+        while self.billed + octets > self.budget:
+            victim = self._victim()
+            if victim is None:
+                break
+            self.evictions += 1
+            self._remove(*victim)
         return self.billed + octets <= self.budget
 
     def carries(self, octets: int, store: TrackStore | None) -> bool:
@@ -155,6 +202,102 @@ class Cache:
                 self.transit,
             )
         return False
+
+    def _victim(self) -> tuple[TrackStore, StoredObject] | None:
+        """What goes next, as the head of this module says; None when nothing can."""
+        read: list[TrackStore] = []
+        for _ in range(min(MAX_LOOKED_AT, len(self._uses))):
+            store = next(iter(self._uses))
+            if store.listeners:
+                self._uses.move_to_end(store)
+                read.append(store)
+                continue
+            stored = self._last_of(store, START, MAX_LOCATION, awaited=False)
+            if stored is None:
+                del self._uses[store]  # until something of it is whole
+                continue
+            live = next(reversed(self._uses))
+            oldest = self._oldest_of(live) if live.listeners else None
+            if oldest is not None and oldest[1].arrived < self._uses[store].at:
+                return oldest
+            return store, stored
+        return next(filter(None, map(self._part_of, read)), None)
+
+    def _last_of(
+        self, store: TrackStore, start: Location, end: Location, *, awaited: bool
+    ) -> StoredObject | None:
+        """The last Object of [start, end] that may go; `awaited`: somebody may come to what was
+        not sent yet."""
+        for _ in range(MAX_PASSED_OVER if awaited else MAX_GROWING):
+            stored = store.largest_in(start, end)
+            if stored is None or self._may_go(stored, awaited):
+                return stored
+            if stored.location == start:
+                return None
+            end = location_before(stored.location)
+        return None
+
+    def _may_go(self, stored: StoredObject, awaited: bool) -> bool:
+        waits = awaited and (stored in self._fresh or stored in self._awaited)
+        return stored.complete and not waits
+
+    def _oldest_of(self, store: TrackStore) -> tuple[TrackStore, StoredObject] | None:
+        """The oldest Object of a track whose readers all stand at its head."""
+        if self._look(store).readers:
+            return None
+        stored = store.next_object(START, MAX_LOCATION)
+        for _ in range(MAX_PASSED_OVER):
+            if stored is None:
+                return None
+            if self._may_go(stored, True):
+                return store, stored
+            stored = store.next_object(location_after(stored.location), MAX_LOCATION)
+        return None
+
+    def _part_of(self, store: TrackStore) -> tuple[TrackStore, StoredObject] | None:
+        """What of a track that is read goes first."""
+        use = self._look(store)
+        if not use.readers:
+            return self._oldest_of(store)
+        stored = self._between(store, START, use.readers[-1], awaited=use.listens)
+        if stored is None:
+            use.evictions = 0
+            use = self._look(store)
+            stored = self._between(store, START, use.readers[-1], awaited=use.listens)
+            stored = stored or self._needed(store, use)
+        if stored is None:
+            stored = self._last_of(store, START, MAX_LOCATION, awaited=True)
+        return None if stored is None else (store, stored)
+
+    def _between(
+        self, store: TrackStore, low: Location, high: Location, *, awaited: bool
+    ) -> StoredObject | None:
+        """The last Object from `low` up to `high` that may go."""
+        if low >= high:
+            return None
+        return self._last_of(store, low, location_before(high), awaited=awaited)
+
+    def _needed(self, store: TrackStore, use: _Use) -> StoredObject | None:
+        """Of what some reader still needs: what another has just passed, the first one's first,
+        before what waits for longer for who comes next."""
+        other = None
+        for high, low in pairwise(use.readers[:MAX_READERS]):
+            stored = self._between(store, low, high, awaited=True)
+            if stored is not None and _is_near(stored.location, high):
+                return stored
+            other = other or stored
+        return other
+
+    def _look(self, store: TrackStore) -> _Use:
+        """How `store` is used, and where those are who read it."""
+        use = self._uses[store]
+        use.evictions -= 1
+        if use.evictions < 0:
+            use.evictions = POSITIONS_HOLD
+            at = {each.position for each in store.listeners if isinstance(each, FetchDelivery)}
+            use.readers = sorted(at, reverse=True)
+            use.listens = any(not isinstance(each, FetchDelivery) for each in store.listeners)
+        return use
 
     def _evict_first(self, waiting: OrderedDict[StoredObject, TrackStore]) -> None:
         stored, store = waiting.popitem(last=False)
@@ -192,22 +335,18 @@ class Cache:
         self.billed -= bill(stored)
         self.octets -= stored.received
 
-    def use(self, stored: StoredObject) -> None:
-        """A delivery begins to send `stored`: it is the most recently used now."""
-        if stored in self._used:
-            self.hits += 1
-            self._used.move_to_end(stored)
-        elif (store := self._pop(stored)) is not None:
-            self.hits += 1
-            self._used[stored] = store
-
-    def _pop(self, stored: StoredObject) -> TrackStore | None:
-        """Take it out, if it is here; returns its store."""
-        for held in (self._fresh, self._used, self._awaited):
-            store = held.pop(stored, None)
-            if store is not None:
-                return store
-        return None
+    def use(self, store: TrackStore, stored: StoredObject) -> None:
+        """A delivery begins to send `stored`: its track is the most recently used now."""
+        if not stored.complete or stored.gone:
+            return
+        self.hits += 1
+        use = self._uses.get(store)
+        if use is None:
+            use = self._uses[store] = _Use(self._ticked)
+        use.at = self._ticked
+        self._uses.move_to_end(store)
+        if self._fresh.pop(stored, None) is None and self._awaited:
+            self._awaited.pop(stored, None)
 
     def expire(self, now: float, most: int | None = None) -> None:
         """Drop what may not be served until the next call (MAX_CACHE_DURATION); with `most` no more
@@ -221,7 +360,6 @@ class Cache:
         self._ticked = now
         self.expire_more(most)
         # what nobody has begun in a whole interval waits for no cursor
-        self._used.update(self._awaited)
         self._awaited, self._fresh = self._fresh, OrderedDict()
         if self.billed > self.budget:
             self._make_room(0)
@@ -243,11 +381,10 @@ class Cache:
             stored = _aged(store, heapq.heappop(came))
             if stored is None:
                 continue
-            if self._pop(stored) is not None:
-                self.expirations += 1
+            self.expirations += 1
+            if stored.complete:
                 self._remove(store, stored)
-            elif not stored.complete:
-                self.expirations += 1
+            else:
                 store.retire(stored)
         if came:
             self.retime(store)
@@ -270,8 +407,9 @@ class Cache:
         """Drop everything of `store`; its growing Objects must have been aborted."""
         # From the end: there nothing has to move up for what goes.
         for stored in reversed(list(store.objects())):
-            if self._pop(stored) is not None:
+            if stored.complete:
                 self._remove(store, stored)
+        self._uses.pop(store, None)
         ages = self._aging.pop(store, None)
         if ages is not None:
             self._expiries.cancel(ages.deadline)
@@ -283,7 +421,15 @@ class Cache:
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
         """`stored` is whole, and from now on may go. With a payload it ages since it began."""
-        (self._fresh if store.listeners else self._used)[stored] = store
+        self.objects += 1
+        if store.listeners:
+            self._fresh[stored] = store
+        use = self._uses.get(store)
+        if use is None:
+            self._uses[store] = _Use(self._ticked)
+        else:
+            use.at = self._ticked
+            self._uses.move_to_end(store)
         if not stored.length and store.max_cache_duration is not None:
             self.age(store, stored)
 
@@ -302,6 +448,9 @@ class Cache:
             self.retime(store)
 
     def _remove(self, store: TrackStore, stored: StoredObject) -> None:
+        self.objects -= 1
+        self._fresh.pop(stored, None)
+        self._awaited.pop(stored, None)
         self.billed -= bill(stored)
         self.octets -= stored.received
         store.evict(stored)

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MAY_BE_0 = ("transit_octets", "linger", "publisher_linger", "failure_memory")
+from moqt.track.properties import track_property
+from moqt.values.codes import PropertyType
+from moqt.values.messages import Properties
+
+_MAY_BE_0 = (
+    "transit_octets",
+    "linger",
+    "publisher_linger",
+    "failure_memory",
+    "cache_duration",
+    "max_cache_duration",
+    "disk_octets",
+    "disk_octets_per_scope",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +33,22 @@ class RelayConfig:
     transit_octets: int = 64 << 20
     """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
     the cache, all together, one track half of it; beyond, their streams are reset."""
+    cache_duration: float = 0.0
+    """For how long Objects of a track are served from the cache that says nothing of it by
+    MAX_CACHE_DURATION; 0: for as long as there is room."""
+    max_cache_duration: float = 0.0
+    """Cap on that of any track, whatever it says; 0: none."""
+    disk_octets: int = 0
+    """What files of the disk tier may take, bookkeeping included."""
+    disk_octets_per_scope: int = 0
+    """Of these, what one scope may take; 0: all. When all is taken, who has most of it gives."""
+    disk_files: int = 16_384
+    """Files on the disk, one or a few for each track."""
+    disk_queue_octets: int = 64 << 20
+    """What may wait to be written, one scope half of it; what comes beyond is written later if it
+    is still in memory then."""
+    disk_timeout: float = 5.0
+    """How long a read from the disk may take before publishers are asked instead."""
     max_scopes: int = 16
     """Paths in use at once, that is, with a request that was allowed; a session that dials one more
     is closed with INVALID_PATH, and one that waits with a path gets EXCESSIVE_LOAD."""
@@ -73,6 +102,17 @@ class RelayConfig:
             value = getattr(self, name)
             if value < 0 or (value == 0 and name not in _MAY_BE_0):
                 raise ValueError(f"{name} must be positive, not {value}")
+
+
+def cache_duration(properties: Properties, config: RelayConfig) -> float | None:
+    """For how long Objects of a track with these Track Properties may be served from a cache, in
+    seconds (MOQT "MAX_CACHE_DURATION"); None: without end."""
+    value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
+    duration = value / 1000 if isinstance(value, int) else config.cache_duration or None
+    most = config.max_cache_duration
+    if most and (duration is None or duration > most):
+        return most
+    return duration
 
 
 @dataclass(slots=True)

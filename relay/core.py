@@ -40,9 +40,12 @@ from relay.audience.waiting import Waiting
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
+from relay.disk.tier import Shelf
+from relay.published_here import PublishedHere
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals, passed_on
 from relay.sources.hops import is_circle, waiting_relays
+from relay.sources.kept import Kept
 from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
 
@@ -66,9 +69,10 @@ class Relay(SessionHandler):
         cache: Cache | None = None,
         counters: Counters | None = None,
         clock: Clock | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
-        shares the cache has its Objects expire."""
+        shares the cache has its Objects expire. `shelf`: what the disk has of this one."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
@@ -91,6 +95,8 @@ class Relay(SessionHandler):
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
         self.askable = Askable(self.namespaces, self.upstreams)
+        self.shelf = shelf
+        self.published_here = PublishedHere(self.namespaces, self.tracks, shelf)
         self.offers = Offers(self.refusals, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 
@@ -188,29 +194,7 @@ class Relay(SessionHandler):
         for track in self.tracks_by_namespace.under(prefix):
             if track.origin.unasked and next(above(track.name.namespace), None) is None:
                 track.origin.unasked = False  # who has appeared has left again
-            self._update_published_here(track)
-
-    def _update_published_here(self, track: UpstreamTrack) -> None:
-        """A complete track without a publisher makes the relay its publisher."""
-        namespace = track.name.namespace
-        here = (
-            # What costs least comes first: one prefix may have tens of thousands of tracks.
-            track.store.end_of_track is not None
-            and not track.over
-            and not track.subscriptions
-            and track.name in self.tracks
-            and next(self.namespaces.published.above(namespace), None) is None
-            and track.store.is_complete()
-        )
-        if here != track.published_here:
-            track.published_here = here
-            table = self.namespaces.published_here
-            if here:
-                track.end_complete()
-                table.add(namespace, track)
-            else:
-                table.remove(namespace, track)
-            self.namespaces.tell(namespace, lost=not here)
+            self.published_here.update(track)
 
     # -- publications ------------------------------------------------------------------------
 
@@ -224,7 +208,7 @@ class Relay(SessionHandler):
         name = request.name
         if self._malformed(request, name):
             return
-        track = self.tracks.get(name)
+        track = self._known(name)
         kept = track.store.knowledge.properties if track is not None else 0
         if not self.cache.room(properties_price(request.properties) - kept):
             self.refusals.no_room(request, NO_ROOM)
@@ -239,7 +223,7 @@ class Relay(SessionHandler):
             self.waiting.done(waiting)
             self.waiting.for_track(waiting, track.downstream)
         track.published_by(UpstreamPublish(track, request))
-        self._update_published_here(track)
+        self.published_here.update(track)
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
         self.offers.subscribe(request)
@@ -271,7 +255,7 @@ class Relay(SessionHandler):
             return
         if self._malformed(request, name):
             return
-        track = self.tracks.get(name)
+        track = self._known(name)
         if track is not None and track.only_published:
             # While nobody used it nobody else was asked for it.
             track.open()
@@ -428,7 +412,19 @@ class Relay(SessionHandler):
         if len(self.tracks) >= self.config.max_tracks and not self._displace():
             return None
         track = self.tracks[name] = UpstreamTrack(self, name)
+        if self.shelf is not None:
+            track.filling.restore(Kept(self.shelf, track.filling))
         self.tracks_by_namespace.add(name.namespace, track)
+        return track
+
+    def _known(self, name: FullTrackName) -> UpstreamTrack | None:
+        """The track of that name, if something of it is known, be it on the disk alone."""
+        track = self.tracks.get(name)
+        if track is None and self.shelf is not None and name in self.shelf.entries:
+            track = self._new_track(name)
+            if track is not None:
+                # who publishes it by now may say otherwise
+                track.origin.unasked = bool(self.namespaces.publishers(name.namespace))
         return track
 
     def _displace(self) -> bool:
@@ -442,11 +438,13 @@ class Relay(SessionHandler):
 
     def _forget(self, track: UpstreamTrack) -> None:
         self.active.pop(track, None)
+        if track.filling.kept is not None:
+            track.filling.kept.close()
         if self.tracks.get(track.name) is track:
             del self.tracks[track.name]
             self.tracks_by_namespace.remove(track.name.namespace, track)
         self.cache.forget(track.store)
-        self._update_published_here(track)
+        self.published_here.update(track)
 
     def track_busy(self, track: UpstreamTrack) -> None:
         self.active[track] = None
@@ -500,7 +498,7 @@ class Relay(SessionHandler):
         if not track.subscriptions:
             self.offers.withdrawn(track)
             self._serve_again(track)
-        self._update_published_here(track)
+        self.published_here.update(track)
 
     def _serve_again(self, track: UpstreamTrack) -> None:
         """Those who wait have to be served from elsewhere: the cache, or another publisher."""
@@ -513,7 +511,7 @@ class Relay(SessionHandler):
         self.offers.withdrawn(track)
         code, stream_code = PublishDoneCode.INTERNAL_ERROR, StreamErrorCode.INTERNAL_ERROR
         track.downstream.end(code, stream_code, "the publisher has begun the track anew")
-        self._update_published_here(track)
+        self.published_here.update(track)
         if track.established:
             self.offers.available(track)
 
@@ -524,24 +522,33 @@ class Relay(SessionHandler):
         self.offers.withdrawn(track)
         code, stream_code = PublishDoneCode.MALFORMED_TRACK, StreamErrorCode.MALFORMED_TRACK
         track.downstream.end(code, stream_code, reason)
+        if track.filling.kept is not None:
+            track.filling.kept.drop()
         self._forget(track)
 
     def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
-        """Drop what is cached of tracks under `prefix`: how many and how many octets, and how many
-        stay because somebody reads them."""
-        tracks = octets = used = 0
+        """Drop what is cached of tracks under `prefix`, in memory and on the disk: how many and how
+        many octets, and how many stay because somebody reads them."""
+        purged: set[FullTrackName] = set()
+        used: set[FullTrackName] = set()
+        octets = 0
         for track in tuple(self.tracks_by_namespace.under(prefix)):
-            if not track.idle:
-                used += 1
+            (purged if track.idle else used).add(track.name)
+        if self.shelf is not None:
+            on_disk = self.shelf.purge(prefix, used)
+            octets += sum(on_disk.values())
+            purged.update(on_disk)
+        for name in purged:
+            held = self.tracks.get(name)
+            if held is None:
                 continue
-            tracks += 1
-            octets += track.store.octets
-            if any(each.published for each in track.subscriptions):
-                track.renew("it is purged")  # only its publisher could offer it again
+            octets += held.store.octets
+            if any(each.published for each in held.subscriptions):
+                held.renew("it is purged")  # only its publisher could offer it again
             else:
-                track.close_upstream()
-                self._forget(track)
-        return tracks, octets, used
+                held.close_upstream()
+                self._forget(held)
+        return len(purged), octets, len(used)
 
     def forget_all(self) -> None:
         """Give up what is cached; no session is left."""
@@ -564,7 +571,7 @@ class Relay(SessionHandler):
         for track in tuple(self.active):
             track.tick(now)
             if not track.subscriptions and not track.published_here:
-                self._update_published_here(track)  # its last FETCH may have made it complete
+                self.published_here.update(track)  # its last FETCH may have made it complete
             if track.disposable:
                 self._forget(track)
             elif track.settled:
@@ -575,26 +582,3 @@ class Relay(SessionHandler):
     def numbers(self) -> Numbers:
         """What all sessions, ended ones included, have counted."""
         return Numbers.total([self._counted, Numbers.of(self.sessions)])
-
-    @property
-    def downstream_subscriptions(self) -> int:
-        return self._requests(IncomingSubscribe) + sum(
-            offer.state is RequestState.ESTABLISHED
-            for track in self.active
-            for offer in track.offers
-        )
-
-    @property
-    def downstream_fetches(self) -> int:
-        return self._requests(IncomingFetch)
-
-    @property
-    def upstream_fetches(self) -> int:
-        return sum(len(track.ranges.fetches) for track in self.active)
-
-    def _requests(self, kind: type[TrackRequest]) -> int:
-        return sum(
-            isinstance(request, kind) and request.state is RequestState.ESTABLISHED
-            for track in self.active
-            for request in track.requests
-        )

@@ -33,6 +33,7 @@ from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
+from relay.disk.tier import DiskTier
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
 
@@ -114,12 +115,21 @@ class Threshold(SessionHandler):
 class Scopes(SessionHandler):
     """Hands each session to the `Relay` of its scope, as soon as there is one."""
 
-    def __init__(self, config: RelayConfig | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        config: RelayConfig | None = None,
+        policy: Policy | None = None,
+        *,
+        clock: Clock | None = None,
+        disk: DiskTier | None = None,
+    ) -> None:
+        """`disk` is the second tier of the cache, and has the same `clock`."""
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
         self.cache = Cache(self.config.cache_octets, self.config.transit_octets)
-        self.clock = Clock()
+        self.clock = clock or Clock()
+        self.disk = disk
         self.relays: dict[str, Relay] = {}
         self.threshold = Threshold(self)
         self.made: list[Callable[[str, Relay], None]] = []
@@ -145,6 +155,7 @@ class Scopes(SessionHandler):
                 cache=self.cache,
                 counters=self.counters,
                 clock=self.clock,
+                shelf=None if self.disk is None else self.disk.shelf(scope),
             )
             for made in self.made:
                 made(scope, relay)
@@ -216,6 +227,8 @@ class Scopes(SessionHandler):
     def _forget(self, scope: str) -> None:
         relay = self.relays.pop(scope)
         relay.forget_all()
+        if self.disk is not None:
+            self.disk.leave(scope)
         self._counted = Numbers.total([self._counted, relay.numbers()])
         for gone in self.gone:
             gone(scope)
@@ -227,6 +240,8 @@ class Scopes(SessionHandler):
         and the others by `expire_more` of the cache."""
         self.clock.now = now
         self.cache.expire(now, most)
+        if self.disk is not None:
+            self.disk.tick(now)
         for scope, relay in tuple(self.relays.items()):
             relay.tick(now)
             if not relay.sessions and not relay.tracks and scope not in self._kept:

@@ -163,12 +163,12 @@ class UpstreamTrack:
         if self.established:
             return True
         ended = self.track_ended and not self._end_unseen and not self.origin.unasked
-        if ended and (self.store.octets > 0 or self.store.is_complete()):
+        if ended and (self.filling.holds or self.filling.whole):
             return True
         if self.home.publishers(self.name.namespace):
             return ended
         # Without any publisher the cache is all there is; what it misses resets the stream.
-        return isinstance(request, IncomingFetch) and self.store.octets > 0
+        return isinstance(request, IncomingFetch) and self.filling.holds
 
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
@@ -405,7 +405,7 @@ class UpstreamTrack:
         return was
 
     def _lost_upstream(self, subscription: UpstreamSubscription, code: int, reason: str) -> None:
-        over = code == PublishDoneCode.TRACK_ENDED and self.store.is_complete()
+        over = code == PublishDoneCode.TRACK_ENDED and self.filling.whole
         if self.downstream.listens and code != PublishDoneCode.TRACK_ENDED:
             others = [each.start for each in self.subscriptions if each.established]
             self.ranges.cut(subscription.cuts.values(), others)
@@ -457,7 +457,7 @@ class UpstreamTrack:
         """No upstream subscription is left: downstream ones end with the same meaning."""
         self._lost = None
         self.candidates.settle()
-        if self.store.is_complete():
+        if self.filling.whole:
             code, reason = PublishDoneCode.TRACK_ENDED, ""
         elif (
             code == PublishDoneCode.TRACK_ENDED and self.ranges.missing and self.downstream.listens

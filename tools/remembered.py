@@ -45,8 +45,9 @@ REFUSED = "EXCESSIVE_LOAD"
 ROWS = (
     _row(
         "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
-        "payload, properties, 768 each", "`cache_billed_octets`", "the least recently used go",
-        "Cache._used Cache._fresh Cache._awaited _Ages.came Cache._aging "
+        "payload, properties, 768 each", "`cache_billed_octets`",
+        "whole tracks out of use for longest go first",
+        "Cache._uses Cache._fresh Cache._awaited _Ages.came Cache._aging "
         "GroupLog.objects GroupLog.ids SubgroupLog.ids "
         "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
         "StoredObject.ends",
@@ -79,6 +80,23 @@ ROWS = (
     _row(
         "ranges that wait to be fetched", "track", "256 (`MAX_QUEUED`)", "", "",
         "who reads them asks again when others have come", "Ranges.queue",
+    ),
+    _row(
+        "complete tracks in files", "all tracks", "`--cache-disk`, `disk_files`",
+        "the octets of the file", "`disk_octets`, `disk_files`",
+        "the one out of use for longest goes, of who has more than its share",
+        "Shelf.entries DiskTier._expiries DiskTier.shelves",
+    ),
+    _row(
+        "Objects on their way to files", "all tracks", "`disk_queue_octets`",
+        "payload, properties, 82 each", "`disk_queue_octets`, `disk_objects_skipped_total`",
+        "written later, if they are in memory then, 65,536 of a track (`MAX_SKIPPED`)",
+        "DiskTier._pending DiskTier._queued_by DiskTier._busy Keeping._skipped Kept._lost "
+        "Part._order",
+    ),
+    _row(
+        "ranges that wait to be read from a file", "track", "256 (`MAX_READS`)", "", "",
+        "who reads them asks again when others have come", "Kept._wanted DiskTier._reads",
     ),
     _row(
         "IDs of Objects that are gone", "Subgroup that is not over", "16,384 (`MAX_IDS`)",

@@ -49,6 +49,7 @@ from kvcs.programs.serving import PROGRAM, Serving, Settings
 from kvcs.publishing.limits import check_manifest_size, manifests_octets
 from kvcs.publishing.limits import max_segments as most_segments
 from kvcs.publishing.publication import Publication
+from kvcs.publishing.pushing import Push
 from kvcs.publishing.stepwise import aextend, aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
@@ -56,6 +57,7 @@ from kvsp.cli.common import (
     InputError,
     check_cafile,
     note,
+    print_json,
     warnings_noted,
 )
 from kvsp.cli.plain import PlainCommand, run_app
@@ -146,6 +148,14 @@ def command(
             metavar="OCTETS", min=1, help="That a manifest may have; consumers have to read it."
         ),
     ] = MAX_MANIFEST_OCTETS,
+    push: Annotated[
+        bool,
+        typer.Option(
+            "--push",
+            help="Hand it to the relay and exit: with 0 when all of it is stored there and found "
+            "without the publisher. Takes the right to read, too.",
+        ),
+    ] = False,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -231,6 +241,11 @@ def command(
             exit_after_idle=exit_after_idle,
             json=json,
         )
+        if push and (exit_after_idle is not None or kvsp is not None):
+            raise InputError(
+                "--push exits by itself and leaves no publisher: it excludes --exit-after-idle and "
+                "--kvsp"
+            )
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
         if kvsp is not None and Encoding(Codec.RAW) not in encodings:
@@ -263,7 +278,8 @@ def command(
                         keep=kvsp_keep,
                     )
             with warnings_noted(PROGRAM, "kvsp"):
-                await _Program(publication, chunks, file, settings, replicas).run()
+                program = _Program(publication, chunks, file, settings, replicas)
+                await (program.push() if push else program.run())
 
     run(PROGRAM, main, token_file=token_file)
 
@@ -303,6 +319,16 @@ class _Program(Serving):
                 "publication": namespace.publication_id.hex(),
             },
         )
+
+    async def push(self) -> None:
+        """Hand it to the relay instead of serving it. Raises as `Push.run`."""
+        await self._produce()
+        await Push(self._produced, self._connect).run()
+        text, members = self._told()
+        if self._settings.json:
+            print_json({"event": "stored", **members, "url": self._settings.url})
+        else:
+            print(f"stored {text}", flush=True)
 
     async def _produce(self) -> None:
         """Put every layer of every chunk, and let the sessions send in between."""

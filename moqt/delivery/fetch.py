@@ -91,6 +91,11 @@ class FetchDelivery(StreamDelivery):
         self._timed_out = True
         self.wake()
 
+    @property
+    def position(self) -> Location:
+        """Where it goes on, unless it goes downwards: then what lies before that is to come."""
+        return self.start if self._descending else self._next_location
+
     def store_changed(self, log: SubgroupLog | None) -> None:
         self.wake()
 

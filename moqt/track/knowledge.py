@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from moqt.values.intervals import IntervalSet
@@ -58,12 +59,15 @@ class Knowledge:
     """
 
     __slots__ = (
-        "account", "billed", "end", "gaps", "known", "limit", "properties", "refused", "whole",
+        "account", "billed", "end", "gaps", "heard", "known", "limit", "properties", "refused",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.account: Account | None = None
+        self.heard: Callable[[Location, Location], None] | None = None
+        """Told of every range in which nothing exists but what is held, remembered or not."""
         self.known = IntervalSet()
         self.gaps = IntervalSet()
         """Where publishers declared by gap properties that nothing exists; at most `limit`."""
@@ -80,6 +84,8 @@ class Knowledge:
 
     def learn(self, start: Location, end: Location) -> bool:
         """Nothing exists in [start, end] but what is held; False when that is not remembered."""
+        if self.heard is not None:
+            self.heard(start, end)
         limit = self._limit
         learned = self.known.add(start, end, limit)
         if not learned:

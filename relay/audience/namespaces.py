@@ -59,6 +59,8 @@ class Namespaces:
         """Accepted PUBLISH_NAMESPACEs."""
         self.published_here: PrefixMap[Hashable] = PrefixMap()
         """Complete cached tracks without a publisher: the relay is the publisher."""
+        self.on_disk: PrefixMap[Hashable] = PrefixMap()
+        """Complete tracks on the disk: the relay is the publisher of these, too."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
         self.publications = 0
@@ -70,9 +72,18 @@ class Namespaces:
         self._now = 0.0
         self._by_prefix: PrefixMap[IncomingSubscribeNamespace] = PrefixMap()
 
+    @property
+    def cached(self) -> tuple[PrefixMap[Any], ...]:
+        """Of what this relay is the publisher itself."""
+        return self.published_here, self.on_disk
+
+    @property
+    def _here(self) -> tuple[PrefixMap[Any], ...]:
+        return self.published, *self.cached
+
     def _tells(self, session: Session, namespace: TrackNamespace) -> bool:
         """Whether `session` is told of `namespace`: what an upstream relay told is not its news."""
-        if namespace in self.published or namespace in self.published_here:
+        if any(namespace in each for each in self._here):
             return True
         peer = session.peer_relay
         if session in self._refusals.trusted:
@@ -87,7 +98,7 @@ class Namespaces:
     @property
     def tables(self) -> tuple[PrefixMap[Any], ...]:
         """Every table, to see that nothing is left behind."""
-        return (self.published, self.published_here, self.remote, self._by_prefix)
+        return (*self._here, self.remote, self._by_prefix)
 
     # -- publishers ------------------------------------------------------------------------
 
@@ -190,7 +201,7 @@ class Namespaces:
     def _list(self, request: IncomingSubscribeNamespace) -> None:
         session = session_of(request)
         found: dict[TrackNamespace, None] = {}
-        for known in (self.published, self.published_here, self.remote):
+        for known in (*self._here, self.remote):
             found.update(dict.fromkeys(known.namespaces_under(request.prefix)))
         for namespace in found:
             if self._tells(session, namespace):

@@ -143,15 +143,17 @@ class DirectoryClient:
 
         def told(namespace: TrackNamespace) -> None:
             names = relay.namespaces
-            has = Has.CACHED if namespace in names.published_here else Has.NOTHING
+            has = Has.NOTHING
             if namespace in names.published:
                 has = Has.PUBLISHED
+            elif any(namespace in table for table in names.cached):
+                has = Has.CACHED
             self._registrations.note(scope, namespace, has)
 
         finder = self._finders[scope] = Finder(relay, ask)
         relay.askable.finder = finder
         relay.namespaces.events.told.append(told)
-        for table in (relay.namespaces.published, relay.namespaces.published_here):
+        for table in (relay.namespaces.published, *relay.namespaces.cached):
             for namespace in table.namespaces_under(()):
                 told(namespace)
 

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from moqt.session import Session
-from moqt.values.names import namespace_of, printable_name, printable_namespace
+from moqt.values.names import FullTrackName, namespace_of, printable_name, printable_namespace
 from relay.core import Relay
+from relay.disk.tier import Shelf
 from relay.scopes import Scopes
 
 logger = logging.getLogger("relay")
@@ -178,19 +179,25 @@ class Admin:
     # -- what there is -----------------------------------------------------------------------
 
     def _relays(self, request: web.Request) -> list[tuple[str, Relay]]:
+        return [(scope, relay) for scope, relay, _ in self._places(request) if relay is not None]
+
+    def _places(self, request: web.Request) -> list[tuple[str, Relay | None, Shelf | None]]:
+        """The scopes that are asked for, also those of which the disk alone has something."""
+        scopes = self._scopes
+        shelves = {} if scopes.disk is None else scopes.disk.shelves
         scope = request.query.get("scope")
-        if scope is None:
-            return list(self._scopes.relays.items())
-        relay = self._scopes.relays.get(scope)
-        return [] if relay is None else [(scope, relay)]
+        names = [*dict.fromkeys([*scopes.relays, *shelves])] if scope is None else [scope]
+        return [(name, scopes.relays.get(name), shelves.get(name)) for name in names]
 
     async def _tracks(self, request: web.Request) -> dict[str, Any]:
         limit, prefix = _limit(request), namespace_of(request.query.get("namespace", ""))
         skip = _number(request, "after", 0)
         entries: list[dict[str, Any]] = []
         seen = 0
-        for scope, relay in self._relays(request):
-            for name in list(relay.tracks):
+        for scope, relay, shelf in self._places(request):
+            known = [] if relay is None else [*relay.tracks]
+            kept = [] if shelf is None else [*shelf.entries]
+            for name in dict.fromkeys([*known, *kept]):
                 if name.namespace[: len(prefix)] != prefix:
                     continue
                 seen += 1
@@ -198,24 +205,9 @@ class Admin:
                     continue
                 if len(entries) % 100 == 99:
                     await asyncio.sleep(0)
-                track = relay.tracks.get(name)
-                if track is None:
-                    continue
-                store = track.store
-                entries.append(
-                    {
-                        "scope": scope,
-                        "track": printable_name(name.namespace, name.name),
-                        "groups": len(store.groups),
-                        "octets": store.octets,
-                        "largest": None if store.largest is None else list(store.largest),
-                        "ended": store.ended,
-                        "publishers": len(track.subscriptions),
-                        "fetches": len(track.ranges.fetches),
-                        "readers": len(track.requests) + len(track.offers),
-                        "waiting": len(track.waiting),
-                    }
-                )
+                told = _track(relay, shelf, name)
+                if told is not None:
+                    entries.append({"scope": scope, **told})
         return {"tracks": entries, "of": seen, "after": skip + len(entries)}
 
     async def _sessions(self, request: web.Request) -> dict[str, Any]:
@@ -264,8 +256,14 @@ class Admin:
             raise ValueError("say which: ?namespace=, as /tracks.json shows it before --")
         prefix = namespace_of(request.query["namespace"])
         tracks = octets = used = 0
-        for _, relay in self._relays(request):
-            purged = relay.purge(prefix)
+        for _, relay, shelf in self._places(request):
+            if relay is not None:
+                purged = relay.purge(prefix)
+            elif shelf is not None:
+                files = shelf.purge(prefix, ())
+                purged = len(files), sum(files.values()), 0
+            else:
+                continue
             tracks, octets, used = tracks + purged[0], octets + purged[1], used + purged[2]
         logger.warning(
             "purged %d tracks, %d octets, under %r; %d are in use and stay",
@@ -275,6 +273,42 @@ class Admin:
             used,
         )
         return {"tracks": tracks, "octets": octets, "in_use": used}
+
+
+def _track(relay: Relay | None, shelf: Shelf | None, name: FullTrackName) -> dict[str, Any] | None:
+    """What there is of a track, in memory and on the disk."""
+    track = None if relay is None else relay.tracks.get(name)
+    entry = None if shelf is None else shelf.entries.get(name)
+    if track is None and entry is None:
+        return None
+    told: dict[str, Any] = {
+        "track": printable_name(name.namespace, name.name),
+        "groups": 0,
+        "octets": 0,
+        "disk_octets": 0 if entry is None else entry.octets,
+        "expires": None if entry is None else entry.expires,
+        "largest": None,
+        "ended": True,
+        "publishers": 0,
+        "fetches": 0,
+        "readers": 0,
+        "waiting": 0,
+    }
+    if entry is not None and entry.largest is not None:
+        told["largest"] = list(entry.largest)
+    if track is not None:
+        store = track.store
+        told |= {
+            "groups": len(store.groups),
+            "octets": store.octets,
+            "largest": None if store.largest is None else list(store.largest),
+            "ended": store.ended,
+            "publishers": len(track.subscriptions),
+            "fetches": len(track.ranges.fetches),
+            "readers": len(track.requests) + len(track.offers),
+            "waiting": len(track.waiting),
+        }
+    return told
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,3 +209,29 @@ def check_reset_key(path: Path) -> None:
         raise Usage(f"--reset-key: {path}: {error.strerror or error}") from None
     except (ValueError, MoqtError) as error:
         raise Usage(f"--reset-key: {error}") from None
+
+
+def cannot_listen(wanted: str, error: OSError) -> Failure:
+    return Failure(f"cannot listen on {wanted}: {error.strerror or error}")
+
+
+def check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> None:
+    """Raises Failure when no socket can be bound there."""
+    failure: OSError | None = None
+    try:
+        places = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
+        for family, *_, address in places:
+            try:
+                with socket.socket(family, kind) as probe:
+                    if kind is socket.SOCK_STREAM:  # as the server of the metrics does
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+                return
+            except OSError as error:
+                failure = failure or error
+    except UnicodeError:
+        raise Failure(f"cannot listen on {wanted}: no host can have that name") from None
+    except OSError as error:
+        failure = error
+    if failure is not None:
+        raise cannot_listen(wanted, failure) from None

@@ -9,6 +9,7 @@ import platform
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -24,7 +25,10 @@ from moqt.quic.congestion.algorithms import Algorithm
 from moqt.token_file import TokenFileError, read_token_file
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
-from relay.config import RelayConfig
+from relay.config import Clock, RelayConfig
+from relay.disk.files import Folder, InUse
+from relay.disk.threads import DiskUnreadable, Threads
+from relay.disk.tier import DiskTier
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
@@ -32,6 +36,8 @@ from relay.service.checks import (
     PROGRAM,
     Failure,
     Usage,
+    cannot_listen,
+    check_free,
     check_makeable,
     check_pair,
     check_reset_key,
@@ -60,6 +66,8 @@ T = TypeVar("T")
 PREFIX = "KVCS_RELAY"
 """Of the variables that are settings."""
 FAILED, USAGE = 1, 2
+DISK = "16GiB"
+"""What the files of `--cache-dir` may take, unless it is said."""
 
 EPILOG = """
 Example: kvcs-relay --listen 127.0.0.1:4443 --self-signed ./relay-cert
@@ -218,6 +226,18 @@ def relay_command(
         ),
     ] = None,
     cache_memory: Annotated[str, _Option(help="What the cache may hold.")] = "1GiB",
+    cache_dir: Annotated[
+        Path | None,
+        _Option(
+            metavar="DIR",
+            help="Keep complete tracks in files in DIR, too, which are served again after a "
+            "restart. Each relay needs its own.",
+            show_default="memory alone",
+        ),
+    ] = None,
+    cache_disk: Annotated[
+        str | None, _Option(help="What these files may take.", show_default=DISK)
+    ] = None,
     mtu: Annotated[
         int,
         _Option(
@@ -384,6 +404,9 @@ def relay_command(
     host, port = _usage(parse_address, listen, "--listen")
     listener = None if admin is None else _usage(parse_address, admin, "--admin")
     cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
+    if cache_dir is None and cache_disk is not None:
+        raise Usage("give --cache-dir DIR with --cache-disk")
+    disk_octets = _usage(parse_size, cache_disk or DISK, "--cache-disk")
     if not 0 <= drain_timeout < 1 << 31:
         raise Usage("--drain-timeout is a number of seconds, and not negative")
     level = logging.getLevelNamesMapping().get(log_level.upper())
@@ -398,7 +421,9 @@ def relay_command(
     if cert is not None and key is not None:
         check_pair(cert, key)
     try:
-        relay_config = RelayConfig(cache_octets=cache_octets, **chosen.relay)
+        relay_config = RelayConfig(
+            cache_octets=cache_octets, disk_octets=disk_octets, **chosen.relay
+        )
         session = SessionConfig(**chosen.session)
     except (ValueError, MoqtError) as error:
         raise Usage(f"--limit: {error}") from None
@@ -414,6 +439,7 @@ def relay_command(
         )
         if check_config:
             check_makeable(qlog_dir, "--qlog-dir")
+            check_makeable(cache_dir, "--cache-dir")
             check_makeable(None if keylog_file is None else keylog_file.parent, "--keylog-file")
         else:
             quic.prepare_logs()
@@ -463,9 +489,9 @@ def relay_command(
         raise typer.Exit
     if self_signed is not None:
         # Last of all: what ends here must not have taken the certificate of a relay that runs.
-        _check_free(listen, host, port, socket.SOCK_DGRAM)
+        check_free(listen, host, port, socket.SOCK_DGRAM)
         if admin is not None and listener is not None:
-            _check_free(admin, *listener, socket.SOCK_STREAM)
+            check_free(admin, *listener, socket.SOCK_STREAM)
         served = self_signed_certificate(self_signed, host, self_signed_days)
     else:
         assert cert is not None and key is not None
@@ -474,7 +500,9 @@ def relay_command(
         reset_key = self_signed / f"reset-{port}.key"
     if reset_key is not None:
         check_reset_key(reset_key)
-    scopes = Scopes(relay_config, policy)
+    clock = Clock()
+    disk = None if cache_dir is None else _disk(cache_dir, relay_config, clock)
+    scopes = Scopes(relay_config, policy, clock=clock, disk=disk)
     config = DaemonConfig(
         host=host,
         port=port,
@@ -507,9 +535,11 @@ def relay_command(
     try:
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(run(scopes, config, ready=ready))
+    except DiskUnreadable as error:
+        raise Failure(f"--cache-dir: {error}") from error
     except OSError as error:
         wanted = f"{listen} or {admin}" if admin else listen
-        raise _cannot_listen(wanted, error) from error
+        raise cannot_listen(wanted, error) from error
     except (ValueError, MoqtError) as error:
         raise Failure(f"cannot use {served.cert} with {served.key}: {error}") from error
 
@@ -521,37 +551,20 @@ def settings() -> dict[str, Setting]:
     return settings_of(relay_command, without)
 
 
+def _disk(folder: Path, config: RelayConfig, clock: Clock) -> DiskTier:
+    try:
+        return DiskTier(Folder(folder), Threads(), config, clock, time.time)
+    except InUse as error:
+        raise Failure(f"--cache-dir: {error}") from None
+    except OSError as error:
+        raise Failure(f"--cache-dir: {folder}: {error.strerror or error}") from None
+
+
 def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
     try:
         return parse(text)
     except ValueError as error:
         raise Usage(f"{option}: {error}") from None
-
-
-def _cannot_listen(wanted: str, error: OSError) -> Failure:
-    return Failure(f"cannot listen on {wanted}: {error.strerror or error}")
-
-
-def _check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> None:
-    """Raises Failure when no socket can be bound there."""
-    failure: OSError | None = None
-    try:
-        places = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
-        for family, *_, address in places:
-            try:
-                with socket.socket(family, kind) as probe:
-                    if kind is socket.SOCK_STREAM:  # as the server of the metrics does
-                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-                return
-            except OSError as error:
-                failure = failure or error
-    except UnicodeError:
-        raise Failure(f"cannot listen on {wanted}: no host can have that name") from None
-    except OSError as error:
-        failure = error
-    if failure is not None:
-        raise _cannot_listen(wanted, failure) from None
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

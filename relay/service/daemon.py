@@ -23,6 +23,7 @@ from moqt.session import Session
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from relay.core import Relay
+from relay.disk.threads import loaded, written
 from relay.mesh.directory_client import DirectoryClient, Mesh
 from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient, Upstream
@@ -85,7 +86,7 @@ async def run(
 
     SIGHUP has the files of principals and certificate looked at again.
     `ready` is told the real ports, that of the admin listener second. Raises OSError when an
-    address cannot be listened on.
+    address cannot be listened on, DiskUnreadable for a folder of the disk tier that cannot be read.
     """
     loop = asyncio.get_running_loop()
     stopping = stop or asyncio.Event()
@@ -101,11 +102,14 @@ async def run(
 
     numbers = RelayMetrics(scopes)
     tasks: list[asyncio.Task[None]] = []
+    loading: asyncio.Task[None] | None = None
     mesh: DirectoryClient | None = None
     relay_id = secrets.randbits(62)
     uplinks = _uplinks(scopes, config.upstreams)
     listener = await _admin(scopes, config, numbers, uplinks)
     try:
+        if scopes.disk is not None:
+            loading = await loaded(scopes.disk)
         server = await moqt.serve(
             config.host,
             config.port,
@@ -148,6 +152,8 @@ async def run(
             if mesh is not None:
                 mesh.leave()
             await _drain(server, config.drain_timeout, hurry)
+            if scopes.disk is not None:
+                await written(scopes.disk)
             for task in tasks:
                 if task.done():
                     task.result()
@@ -158,6 +164,10 @@ async def run(
     finally:
         for task in tasks:
             task.cancel()
+        if loading is not None:
+            loading.cancel()
+        if scopes.disk is not None:
+            scopes.disk.folder.close()
         if listener is not None:
             await listener.close()
 

@@ -53,6 +53,10 @@ QUIC = (
 )
 
 
+OPTIONS = ("cache_octets", "disk_octets")
+"""Limits that have an option of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """One limit that can be set: `of` is what it belongs to."""
@@ -71,8 +75,8 @@ def _limits() -> dict[str, Limit]:
     found: dict[str, Limit] = {}
     for of, every, names in chosen:
         for field in every:
-            if field.name == "cache_octets" or (names is not None and field.name not in names):
-                continue  # the cache has an option of its own
+            if field.name in OPTIONS or (names is not None and field.name not in names):
+                continue
             assert field.name not in found and field.default is not MISSING
             default = field.default
             assert default is None or isinstance(default, int | float)

@@ -9,8 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moqt.requests import IncomingFetch, IncomingSubscribe, RequestState
 from moqt.session import Remembered
+from relay.audience.downstream import TrackRequest
 from relay.core import Relay
+from relay.disk.tier import DiskCounters
 from relay.scopes import Scopes
 
 GAUGES = {
@@ -33,6 +36,12 @@ GAUGES = {
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
+    "disk_octets": "Octets that files of the disk tier take, with what is to be written.",
+    "disk_budget_octets": "What they may take; less than asked for while the disk is full.",
+    "disk_queue_octets": "Octets that wait to be written to the disk.",
+    "disk_tracks": "Tracks on the disk.",
+    "disk_files": "Their files.",
+    "disk_failing": "1 while nothing is written because the disk has refused something.",
     "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
     "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
 }
@@ -73,6 +82,19 @@ COUNTERS = {
     "at max_intervals_per_track or for want of memory.",
     "cache_stores_rejected": "Objects not forwarded because those under way left no room.",
 }
+DISK = {
+    "disk_hits": "Objects read from the disk.",
+    "disk_octets_read": "Their payload octets.",
+    "disk_octets_written": "Octets written to the disk, bookkeeping included.",
+    "disk_files_written": "Files that were finished.",
+    "disk_tracks_given_up": "Files not finished: there was no room, or the disk failed.",
+    "disk_objects_skipped": "Objects for which the queue to the disk had no room when they came.",
+    "disk_evictions": "Tracks dropped from the disk for want of room.",
+    "disk_expirations": "Tracks dropped from the disk because of MAX_CACHE_DURATION.",
+    "disk_files_bad": "Files that were damaged or could not be read.",
+    "disk_errors": "Writes that the operating system refused.",
+    "disk_timeouts": "Reads that took longer than disk_timeout.",
+}
 DELIVERIES = {
     "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
     "expired_subscriptions": "Subscriptions ended with EXPIRED.",
@@ -101,7 +123,7 @@ SESSIONS = {
     "too many octets were held.",
     "session_tokens_refused": "Requests refused because of an Authorization Token.",
 }
-EVERY_COUNTER = COUNTERS | DELIVERIES | SESSIONS
+EVERY_COUNTER = COUNTERS | DISK | DELIVERIES | SESSIONS
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -143,6 +165,16 @@ class RelayMetrics(Collector):
             "loop_hold_seconds": loop_hold,
             "loop_work_seconds": loop_work,
         }
+        disk = self.scopes.disk
+        if disk is not None:
+            self._gauges |= {
+                "disk_octets": disk.octets,
+                "disk_budget_octets": disk.budget,
+                "disk_queue_octets": disk.queued,
+                "disk_tracks": disk.tracks,
+                "disk_files": disk.files,
+                "disk_failing": disk.failing,
+            }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
@@ -157,6 +189,8 @@ class RelayMetrics(Collector):
             else getattr(counters, name)
             for name in COUNTERS
         }
+        counted = asdict(DiskCounters() if disk is None else disk.counters)
+        self._counters |= {f"disk_{name}": value for name, value in counted.items()}
         numbers = self.scopes.numbers()
         self._counters |= asdict(numbers.deliveries)
         self._counters |= {f"session_{k}": v for k, v in asdict(numbers.sessions).items()}
@@ -187,7 +221,22 @@ def _numbers(relay: Relay) -> dict[str, int]:
         "tracks": len(relay.tracks),
         "pending_requests": len(relay.waiting),
         "upstream_subscriptions": relay.upstream_subscriptions,
-        "upstream_fetches": relay.upstream_fetches,
-        "downstream_subscriptions": relay.downstream_subscriptions,
-        "downstream_fetches": relay.downstream_fetches,
+        "upstream_fetches": sum(len(track.ranges.fetches) for track in relay.active),
+        "downstream_subscriptions": subscriptions(relay),
+        "downstream_fetches": _requests(relay, IncomingFetch),
     }
+
+
+def subscriptions(relay: Relay) -> int:
+    """Established subscriptions of subscribers, those by PUBLISH included."""
+    return _requests(relay, IncomingSubscribe) + sum(
+        offer.state is RequestState.ESTABLISHED for track in relay.active for offer in track.offers
+    )
+
+
+def _requests(relay: Relay, kind: type[TrackRequest]) -> int:
+    return sum(
+        isinstance(request, kind) and request.state is RequestState.ESTABLISHED
+        for track in relay.active
+        for request in track.requests
+    )

@@ -90,6 +90,8 @@ class UpstreamFetch(UpstreamReceiver):
         """What was left out so far; each is billed to the cache."""
         self._unknown: list[Unknown] = []
         self._rejected: list[tuple[Location, Location]] = []
+        self._unstored: list[Location] = []
+        """Objects that came and found no room."""
         self._accepted: AcceptedFetch | None = None
         self._finished = False
         self._ahead: dict[StoredObject, None] = {}
@@ -352,6 +354,7 @@ class UpstreamFetch(UpstreamReceiver):
         self._unknown.append(Unknown(start, end, tried))
 
     def rejected(self, location: Location) -> None:
+        self._unstored.append(location)
         self._reject(location, location)
 
     def _reject(self, start: Location, end: Location) -> None:
@@ -394,10 +397,26 @@ class UpstreamFetch(UpstreamReceiver):
             self.next = location_after(covered)
         if self.next <= self.end:
             self._add_unknown(self.next, self.end)
+        self._vouch(covered)
         for start, end in self._gaps:
             if not store.mark_nonexistent(start, end):
                 self._reject(start, end)
         self._asking.fetch_over(self, self._unknown, self._rejected)
+
+    def _vouch(self, covered: Location) -> None:
+        """All there is up to `covered` has come, but for what is said to be unknown or had no
+        room."""
+        kept = self.filling.kept
+        if kept is None:
+            return
+        left = IntervalSet()
+        left.add(self._start, covered)
+        for low, high, _ in self._unknown:
+            left.remove(low, high)
+        for location in self._unstored:
+            left.remove(location, location)
+        for low, high in left:
+            kept.vouched(low, high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ class Filled(Protocol):
     counters: Counters
     clock: Clock
 
+    @property
+    def established(self) -> bool:
+        """A publisher brings it."""
+
     def sources(self) -> list[Session]:
         """Who can be asked for a range, in order."""
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from moqt.track.knowledge import properties_price
 from moqt.track.store import TrackStore
 from moqt.track.stored import Buffer, StoredObject, buffer_length
-from moqt.values.codes import ObjectStatus
+from moqt.values.codes import ObjectStatus, PublishDoneCode
 from moqt.values.errors import MalformedTrack
 from moqt.values.messages import Properties
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
 from relay.cache import OBJECT_OVERHEAD, Cache
-from relay.config import Clock, Counters, RelayConfig
+from relay.config import Clock, Counters, RelayConfig, cache_duration
+from relay.sources.kept import Kept
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,8 @@ class Filling:
     ) -> None:
         self.cache = cache
         self.counters = counters
+        self.kept: Kept | None = None
+        """Its part in the disk tier, where there is one."""
         self._name = name
         self._config = config
         self._clock = clock
@@ -58,7 +61,14 @@ class Filling:
         store = TrackStore(self._name, authoritative=False, max_intervals=limit)
         store.on_stored = self._stored
         store.knowledge.account = self.cache
+        if self.kept is not None:
+            store.knowledge.heard = self.kept.vouched
+        store.max_cache_duration = cache_duration((), self._config)
         return store
+
+    def _set_properties(self, properties: Properties) -> None:
+        self.store.set_properties(properties)
+        self.store.max_cache_duration = cache_duration(properties, self._config)
 
     def begin_anew(self) -> TrackStore:
         """Another store, with nothing in it; what the one before held is let go."""
@@ -68,14 +78,41 @@ class Filling:
         old = self.store
         old.source = old.on_evicted = None
         self.cache.forget(old)
+        if self.kept is not None:
+            self.kept.drop()
         self.store = self._new_store()
-        self.store.set_properties(old.properties)
+        self._set_properties(old.properties)
         return self.store
 
+    def restore(self, kept: Kept) -> None:
+        """What the disk has of the track is what is known of it; nothing is in memory yet."""
+        self.kept, entry, store = kept, kept.entry, self.store
+        store.knowledge.heard = kept.vouched
+        if entry is not None:
+            self._set_properties(entry.properties)
+            store.largest = entry.largest
+            store.set_end_of_track(entry.end)
+            store.finish(PublishDoneCode.TRACK_ENDED)
+
+    @property
+    def holds(self) -> bool:
+        """Some of the Track is here, in memory or on the disk."""
+        kept = self.kept
+        return self.store.octets > 0 or (kept is not None and kept.entry is not None)
+
+    @property
+    def whole(self) -> bool:
+        """Every Object of the Track, to its end, is here, in memory or on the disk."""
+        return self.store.is_complete() or (self.kept is not None and self.kept.whole)
+
     def _stored(self, store: TrackStore, stored: StoredObject) -> None:
-        counters = self.counters
-        counters.objects_in += 1
-        counters.octets_in += stored.length
+        kept = self.kept
+        if kept is None or not kept.placing:
+            counters = self.counters
+            counters.objects_in += 1
+            counters.octets_in += stored.length
+            if kept is not None:
+                kept.stored(stored)
         self.cache.add(store, stored)
 
     def has_room_for(self, properties: Properties) -> bool:
@@ -85,7 +122,7 @@ class Filling:
     def take_properties(self, properties: Properties) -> None:
         """What a publisher says the Track Properties are; it was asked whether there is room."""
         if properties != self.store.properties:
-            self.store.set_properties(properties)
+            self._set_properties(properties)
             self.cache.retime(self.store)
 
     def declared_nonexistent(self, header: ObjectHeader) -> bool:
@@ -129,10 +166,17 @@ class Filling:
         return Arrival(stored)
 
     def add(
-        self, header: ObjectHeader, payload: Payload, follows: int | None, *, live: bool
+        self,
+        header: ObjectHeader,
+        payload: Payload,
+        follows: int | None,
+        *,
+        live: bool,
+        arrived: float | None = None,
     ) -> StoredObject | None:
         """Place an Object that has come whole, if it is like nearly every one: not a status, not
         there, not known to be nowhere, and there is room. None for another, which has to `begin`.
+        `arrived` is when it came, if not now.
         """
         store, cache = self.store, self.cache
         at = Location(header.group, header.object)
@@ -144,7 +188,7 @@ class Filling:
             return None
         stored = None
         try:
-            stored = self._place(header, follows, live=live, payload=payload)
+            stored = self._place(header, follows, live=live, payload=payload, arrived=arrived)
         finally:
             if stored is None:
                 cache.give_back(header.length, overhead)
@@ -171,6 +215,7 @@ class Filling:
         *,
         live: bool = True,
         payload: Payload | None = None,
+        arrived: float | None = None,
     ) -> StoredObject | None:
         return self.store.begin(
             Location(header.group, header.object),
@@ -179,7 +224,7 @@ class Filling:
             properties=header.properties,
             length=header.length,
             follows=follows,
-            now=self._clock.now,
+            now=self._clock.now if arrived is None else arrived,
             live=live,
             payload=payload,
         )

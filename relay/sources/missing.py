@@ -43,11 +43,14 @@ class Ranges:
         self._failures: list[tuple[float, Location, Location]] = []
         self._missed: list[tuple[Location, Location]] = []
         self._held: dict[IncomingFetch, Callable[[], None]] = {}
-        """FETCHes that wait for upstream's answer to one of ours."""
+        """FETCHes that wait for upstream's answer to one of ours, or for the disk."""
+        self._held_until: float | None = None
+        """Until when the disk is waited for."""
 
     @property
     def idle(self) -> bool:
-        return not self.fetches and not self.queue
+        kept = self._track.filling.kept
+        return not self.fetches and not self.queue and (kept is None or not kept.busy)
 
     def stop(self) -> None:
         """Nobody reads any more: cancel everything."""
@@ -72,13 +75,17 @@ class Ranges:
         self._failures = [failure for failure in self._failures if failure[0] > now]
         for fetch in tuple(self.fetches):
             fetch.tick(now)
+        if (kept := self._track.filling.kept) is not None:
+            kept.check(coming=bool(self.fetches or self.queue))
         self.pump()
-        if self._held and self.idle:
-            self._serve_held()  # what they waited for was given up
+        if self._held and (self.idle or self._held_until is not None):
+            self._serve_held()  # what they waited for was given up, or is on the disk
 
     def want(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
-        now = self._track.clock.now
+        kept, now = self._track.filling.kept, self._track.clock.now
+        if kept is not None and kept.want(start, end):
+            return True
         if any(until > now and low <= start <= high for until, low, high in self._failures):
             return False
         for fetch in self.fetches:
@@ -115,7 +122,7 @@ class Ranges:
         track = self._track
         track.counters.objects_out += 1
         track.counters.octets_out += stored.length
-        track.cache.use(stored)
+        track.cache.use(store, stored)
         for fetch in self.fetches:
             fetch.read(stored)
 
@@ -192,8 +199,11 @@ class Ranges:
             if not stored.retired and start <= stored.location <= end:
                 coming.add(stored.location, stored.location)
         missing: Iterable[Range] = ((start, end),)
-        for known in (self._track.store.known, self._queued, coming):
-            missing = _holes(known, missing)
+        kept = self._track.filling.kept
+        on_disk = None if kept is None else kept.known
+        for known in (self._track.store.known, self._queued, coming, on_disk):
+            if known is not None:
+                missing = _holes(known, missing)
         return missing
 
     def _enqueue(self, fetch: UpstreamFetch, *, first: bool = False) -> None:
@@ -215,10 +225,24 @@ class Ranges:
     def fetch_answered(self, fetch: UpstreamFetch) -> None:
         self._serve_held()
 
+    def _awaits_disk(self) -> bool:
+        """Who fetches a track that no publisher brings any more learns what a crash leaves of it:
+        it waits a moment for what is on its way to the disk."""
+        kept, now = self._track.filling.kept, self._track.clock.now
+        if kept is None or not kept.unwritten or self._track.established:
+            self._held_until = None
+            return False
+        if self._held_until is None:
+            self._held_until = now + self._track.config.disk_timeout
+        return now < self._held_until
+
     def asks_for_end(self, request: IncomingFetch, serve: Callable[[], None]) -> bool:
         """Whether FETCH_OK to `request` has to wait for upstream's, which says whether the track
-        ends there (MOQT "FETCH_OK"); `serve` is called when it has come, or does not."""
+        ends there (MOQT "FETCH_OK"), or for the disk; `serve` is called when that is over."""
         store, largest = self._track.store, self._track.store.largest
+        if request.pending and self._awaits_disk():
+            self._held[request] = serve
+            return True
         if not request.pending or store.end_of_track is not None or largest is None:
             return False
         if request.parameters.fill_timeout is not None:

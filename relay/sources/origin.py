@@ -45,11 +45,13 @@ class Origin:
         self.unasked = False
         """A publisher has appeared since a track ended that is cached: it may say otherwise."""
         self._probe: UpstreamFetch | None = None
+        self._brought: object | None = None
+        """Of an Object that is being read from the disk, to be compared."""
 
     @property
     def probing(self) -> bool:
         """An Object is being compared."""
-        return self._probe is not None
+        return self._probe is not None or self._brought is not None
 
     def accepted(self, session: Session, largest: Location | None, *, alone: bool) -> None:
         """`session` brings the track, whose Largest Object it says is `largest`; `alone`: nobody
@@ -69,7 +71,7 @@ class Origin:
         if end is not None and (largest is None or ours is None or not ours <= largest < end):
             self.contradicted("a track that had ended goes on, or begins anew")
         elif largest is not None and ours is not None:
-            self._compare(session, min(largest, ours))
+            self._bring(session, min(largest, ours))
 
     def contradicted(self, reason: str) -> bool:
         """Something says otherwise than what is here: whether that was inherited and is dropped."""
@@ -82,6 +84,22 @@ class Origin:
         if awaited:
             self._track.confirmed()
         return True
+
+    def _bring(self, session: Session, at: Location) -> None:
+        """Have in memory what is to be compared, where only the disk has it."""
+        kept, known = self._track.filling.kept, at in self._track.store.known
+        reading = self._brought = object()
+
+        def brought() -> None:
+            if self._brought is reading:
+                self._brought = None
+                self._compare(session, at)
+                if not self.probing:
+                    self._track.confirmed()
+
+        if known or kept is None or not kept.bring(at, brought):
+            self._brought = None
+            self._compare(session, at)
 
     def _compare(self, session: Session, at: Location) -> None:
         """Have the Object that is held there, or the last one before, brought by `session`, too:
@@ -101,6 +119,7 @@ class Origin:
 
     def stop(self) -> None:
         """Nothing is to be compared any more."""
+        self._brought = None
         probe, self._probe = self._probe, None
         if probe is not None:
             probe.cancel()

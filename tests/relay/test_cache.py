@@ -460,7 +460,7 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
         store.grow(stored, payload)
         store.complete(stored)
         hot = hot or stored
-        cache.use(hot)
+        cache.use(store, hot)
     del stored, payload
     gc.collect()
     alive = [reference for reference in watched if reference() is not None]

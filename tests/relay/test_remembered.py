@@ -65,14 +65,14 @@ def test_limits_and_metrics_of_the_table_are_there():
     constants = [
         "moqt.receiving.aliases", "moqt.receiving.early", "moqt.requests.rules",
         "moqt.track.malformed", "moqt.track.stored", "relay.sources.fetches",
-        "relay.sources.missing",
+        "relay.sources.missing", "relay.sources.kept", "relay.disk.keeping",
     ]  # fmt: skip
     modules = [importlib.import_module(name) for name in constants]
     for row in ROWS:
         for name in re.findall(r"`([^`]+)`", row.limit):
             number = re.search(rf"([\d,]+)[a-zA-Z ]*\(`{name}`", row.limit)
             found = [getattr(module, name) for module in modules if hasattr(module, name)]
-            assert name in LIMITS or name == "--cache-memory" or found, row
+            assert name in LIMITS or name in ("--cache-memory", "--cache-disk") or found, row
             if number is not None:
                 assert found == [int(number[1].replace(",", ""))], row
         for name in re.findall(r"`([^`]+)`", row.metric):

@@ -16,6 +16,7 @@ from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.mesh.uplink import UNWANTED_SECONDS, Interests
 from relay.mesh.uplink_client import UplinkClient
+from relay.service.metrics import subscriptions
 from tests.relay.chain import Chain
 from tests.relay.peers import Listing, Wanting, offering, paused
 from tests.relay.star import (
@@ -83,7 +84,7 @@ def test_two_subscribers_cost_upstream_one_subscription(chain):
     publisher = chain.top.publisher(track(1))
     chain.bottom.subscriber(JOIN)
     chain.bottom.subscriber(JOIN)
-    assert chain.top.relay.downstream_subscriptions == 1
+    assert subscriptions(chain.top.relay) == 1
     assert len(publisher.handler.subscribes) == 1
 
 
@@ -273,7 +274,7 @@ def test_goaway_of_upstream_moves_its_subscriptions_without_a_hole():
     publish(store, 0, 0)
     chain.top.run()
     chain.connect()
-    assert chain.top.relay.downstream_subscriptions == 1
+    assert subscriptions(chain.top.relay) == 1
     old.client.drain()
     chain.top.run()
     assert old.client.closed is not None

@@ -1,0 +1,61 @@
+"""What the relay itself publishes: complete tracks without a publisher, in memory or on the disk.
+
+Sans-IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moqt.values.names import FullTrackName, TrackNamespace
+from relay.audience.namespaces import Namespaces
+from relay.disk.tier import Entry, Shelf
+from relay.track import UpstreamTrack
+
+
+class PublishedHere:
+    """Which of one scope's tracks only the caches have."""
+
+    def __init__(
+        self,
+        namespaces: Namespaces,
+        tracks: Mapping[FullTrackName, UpstreamTrack],
+        shelf: Shelf | None,
+    ) -> None:
+        self._namespaces = namespaces
+        self._tracks = tracks
+        if shelf is not None:
+            shelf.changed = self._shelf_changed
+            for name, entry in shelf.entries.items():
+                if entry.whole:
+                    namespaces.on_disk.add(name.namespace, entry)
+
+    def update(self, track: UpstreamTrack) -> None:
+        """A complete track without a publisher makes the relay its publisher."""
+        namespace = track.name.namespace
+        here = (
+            # What costs least comes first: one prefix may have tens of thousands of tracks.
+            track.store.end_of_track is not None
+            and not track.over
+            and not track.subscriptions
+            and track.name in self._tracks
+            and next(self._namespaces.published.above(namespace), None) is None
+            and track.filling.whole
+        )
+        if here != track.published_here:
+            track.published_here = here
+            table = self._namespaces.published_here
+            if here:
+                track.end_complete()
+                table.add(namespace, track)
+            else:
+                table.remove(namespace, track)
+            self._namespaces.tell(namespace, lost=not here)
+
+    def _shelf_changed(self, namespace: TrackNamespace, entry: Entry, here: bool) -> None:
+        on_disk = self._namespaces.on_disk
+        (on_disk.add if here and entry.whole else on_disk.remove)(namespace, entry)
+        self._namespaces.tell(namespace, lost=not here)
+        track = self._tracks.get(entry.name)
+        if track is not None and not here:
+            self.update(track)  # memory may have a part of it alone

@@ -1,0 +1,334 @@
+"""The disk tier: what is served again after a crash, and what never is."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+import relay.disk.files
+from moqt.session import SessionConfig
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
+from moqt.values.messages import KeyValue
+from moqt.values.names import FullTrackName, Location
+from relay.disk.files import Folder, InUse
+from tests.relay.disk.shelves import Shelves
+from tests.relay.peers import Listing
+from tests.relay.star import (
+    JOIN,
+    LIVE,
+    NAME,
+    NAMESPACE,
+    end_track,
+    everything,
+    payload,
+    publish,
+    track,
+)
+
+MAX_CACHE_DURATION = 0x04
+
+
+def at(path):
+    return {"client_config": SessionConfig(path=path, authority="relay.example")}
+
+
+def stored(star, groups=3, *, size=100, name=NAME, path="/", **options):
+    """A complete track, published, read once and left by its publisher."""
+    store = track(groups, size=size, ended=True, name=name, **options)
+    publisher = star.publisher(store, **at(path))
+    _, collector = star.subscriber(JOIN, name, **at(path))
+    assert collector.payloads == everything(groups, size=size)
+    star.pass_time(1)
+    star.kill(publisher)
+
+
+@pytest.fixture
+def star(tmp_path):
+    return Shelves(tmp_path)
+
+
+def test_a_complete_track_is_served_again_after_a_crash(star):
+    stored(star)
+    assert len(star.files) == 1
+    star.crash()
+    assert star.disk.tracks == 1 and star.relay.cache.objects == 0
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(3) and not late.repeated
+    assert late.done == PublishDoneCode.TRACK_ENDED
+    assert star.fetch(star.connect(), (1, 0), (1, 2)).payloads == {
+        Location(1, o): payload(1, o) for o in range(3)
+    }
+    assert star.disk.counters.hits == 12 and star.relay.counters.objects_in == 0
+
+
+def test_who_lists_namespaces_after_a_crash_is_told_of_what_the_disk_has(star):
+    stored(star)
+    star.crash()
+    listing = Listing(star, star.connect(), NAMESPACE[:1])
+    assert listing.events == [(NAMESPACE, True)]
+
+
+def test_a_track_that_was_not_complete_leaves_nothing(star):
+    store = track(2)
+    star.publisher(store)
+    star.subscriber(LIVE)
+    publish(store, 2, 0)
+    star.run()
+    star.pass_time(1)
+    assert list(star.folder.glob("*.part")) and not star.files
+    star.crash()
+    assert [each.name for each in star.folder.iterdir()] == ["lock"]
+    _, nobody = star.subscriber(JOIN)
+    assert nobody.failed.code == RequestErrorCode.DOES_NOT_EXIST
+
+
+def test_a_track_larger_than_the_memory_is_kept_and_served_whole(tmp_path):
+    star = Shelves(tmp_path, cache_octets=20_000)
+    stored(star, 10, size=2000)
+    assert star.relay.cache.evictions > 25 and star.disk.tracks == 1
+    star.crash()
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(10, size=2000) and late.done == PublishDoneCode.TRACK_ENDED
+    assert star.relay.cache.billed <= 20_000
+
+
+def test_what_memory_has_evicted_is_read_from_the_disk_and_not_asked_for(tmp_path):
+    star = Shelves(tmp_path, cache_octets=20_000)
+    publisher = star.publisher(track(10, size=2000, ended=True))
+    star.subscriber(JOIN)
+    star.pass_time(1)
+    asked = len(publisher.handler.fetches)
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(10, size=2000)
+    assert len(publisher.handler.fetches) == asked and star.disk.counters.hits > 0
+
+
+def test_gaps_and_empty_objects_are_kept(star):
+    store = track()
+    publisher = star.publisher(store)
+    store.append(0, 3, b"three")
+    store.append(0, 9, b"")
+    store.append(7, 0, b"seven", subgroup=2, priority=9, properties=bytes([0x3C, 5]))
+    store.append(7, 1, b"datagram", subgroup=None)
+    for group, subgroup in ((0, 0), (7, 2)):
+        store.finish_subgroup(group, subgroup)
+    end_track(store, 9)
+    _, first = star.subscriber(JOIN)
+    star.pass_time(1)
+    star.kill(publisher)
+    star.crash()
+    collector = star.fetch(star.connect())
+    assert collector.normal == [
+        each._replace(via=collector.normal[0].via)
+        for each in sorted(first.normal, key=lambda one: one.location)
+    ]
+    assert len(collector.normal) == 4 and not collector.unknown
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.7, 0.9, 0.97, -1])
+@pytest.mark.parametrize("how", ["flipped", "cut"])
+def test_a_damaged_file_is_a_miss(star, how, at):
+    stored(star)
+    star.crash()
+    (file,) = star.files
+    octets = bytearray(file.read_bytes())
+    where = int(at * len(octets)) if at >= 0 else len(octets) - 1
+    if how == "flipped":
+        octets[where] ^= 1
+    else:
+        del octets[where:]
+    file.write_bytes(octets)
+    star.crash()
+    star.publisher(track(3, ended=True))
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)
+    assert star.disk.counters.files_bad == 1
+
+
+def test_a_file_that_is_damaged_while_the_relay_runs_is_a_miss_too(star):
+    stored(star)
+    star.crash()
+    (file,) = star.files
+    file.write_bytes(file.read_bytes()[:200])
+    _, collector = star.subscriber(JOIN)
+    assert not collector.payloads
+    assert all(error is not None for _, error in collector.streams) or collector.unknown
+    assert star.disk.counters.files_bad == 1 and star.disk.tracks == 0
+
+
+def test_a_file_that_cannot_be_read_stops_no_start(star):
+    stored(star)
+    (file,) = star.files
+    other = file.with_name("0" * 40 + ".1.track")
+    other.mkdir()
+    star.crash()
+    assert star.disk.counters.files_bad == 1 and star.disk.tracks == 1
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)
+
+
+def test_files_of_others_are_left_alone(star):
+    (star.folder / "notes.txt").write_text("mine")
+    star.crash()
+    assert (star.folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_degrades_to_memory_and_goes_on_when_there_is_room(star, monkeypatch, caplog):
+    write_all = relay.disk.files.write_all
+
+    def full(descriptor, buffers):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(relay.disk.files, "write_all", full)
+    stored(star)
+    assert star.disk.failing and star.disk.counters.errors >= 1 and not star.files
+    assert "No space left on device" in caplog.text
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)
+    monkeypatch.setattr(relay.disk.files, "write_all", write_all)
+    star.pass_time(12)
+    stored(star, name=FullTrackName(NAMESPACE, b"other"))
+    assert len(star.files) == 1 and star.disk.octets == star.files[0].stat().st_size
+
+
+def test_a_disk_that_hangs_holds_nobody(star):
+    stored(star)
+    star.crash()
+    star.hand.held = True
+    publisher = star.publisher(track(3, ended=True))
+    _, collector = star.subscriber(JOIN)
+    star.pass_time(8)
+    assert collector.payloads == everything(3)
+    assert star.disk.counters.timeouts == 1 and publisher.handler.fetches
+
+
+def test_what_never_is_written_is_given_up_in_time(star):
+    star.hand.held = True
+    publisher = star.publisher(track(3, ended=True))
+    star.subscriber(JOIN)
+    star.pass_time(1)
+    star.kill(publisher)
+    assert star.disk.busy
+    star.pass_time(62)
+    assert not star.disk.busy and star.disk.counters.errors == 1 and star.disk.octets == 0
+
+
+def test_what_the_queue_has_no_room_for_is_written_later(tmp_path):
+    star = Shelves(tmp_path, disk_queue_octets=2000)
+    star.hand.held = True
+    publisher = star.publisher(track(5, size=500, ended=True))
+    star.subscriber(JOIN)
+    assert star.disk.counters.objects_skipped > 10 and star.disk.queued <= 2000
+    star.hand.held = False
+    star.pass_time(3)
+    star.kill(publisher)
+    star.crash()
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(5, size=500)
+
+
+def test_the_track_out_of_use_for_longest_makes_room(tmp_path):
+    star = Shelves(tmp_path, disk_octets=20_000)
+    names = [FullTrackName(NAMESPACE, b"%d" % n) for n in range(5)]
+    for name in names:
+        stored(star, 1, size=1500, name=name)
+    assert star.disk.octets <= 20_000 and star.disk.counters.evictions == 2
+    assert list(star.disk.shelf("/").entries) == names[2:]
+    star.crash()
+    assert list(star.disk.shelf("/").entries) == names[2:]
+
+
+def test_a_scope_that_fills_the_disk_displaces_its_own(tmp_path):
+    star = Shelves(tmp_path, disk_octets=20_000)
+    for path, count in (("/quiet", 1), ("/loud", 9)):
+        for n in range(count):
+            name = FullTrackName(NAMESPACE, b"%d" % n)
+            stored(star, 1, size=1500, name=name, path=path)
+    assert list(star.disk.shelf("/quiet").entries) == [FullTrackName(NAMESPACE, b"0")]
+    assert star.disk.counters.evictions == 7 and star.disk.octets <= 20_000
+
+
+def test_a_scope_takes_no_more_than_its_quota(tmp_path, caplog):
+    star = Shelves(tmp_path, disk_octets_per_scope=7000)
+    for n in range(3):
+        stored(star, 1, size=1500, name=FullTrackName(NAMESPACE, b"%d" % n))
+    assert star.disk.octets <= 7000 and star.disk.tracks == 1
+    stored(star, 2, size=1500)
+    assert star.disk.octets <= 7000 and "disk_octets_per_scope" in caplog.text
+
+
+def test_max_cache_duration_counts_from_when_it_came_whatever_happens(star):
+    properties = (KeyValue(MAX_CACHE_DURATION, 60_000),)
+    stored(star, properties=properties)
+    star.crash(seconds=30)
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)
+    star.pass_time(31)
+    assert star.relay.cache.objects == 0 and star.disk.tracks == 0 and not star.files
+    _, collector = star.subscriber(JOIN)
+    assert not collector.payloads
+
+
+def test_a_track_that_expired_while_the_relay_was_away_is_gone(star):
+    stored(star, properties=(KeyValue(MAX_CACHE_DURATION, 60_000),))
+    star.crash(seconds=61)
+    star.run()
+    assert star.disk.tracks == 0 and not star.files and star.disk.counters.expirations == 1
+
+
+@pytest.mark.parametrize("said", [None, 3_600_000])
+def test_an_operator_limits_how_long_anything_is_kept(tmp_path, said):
+    star = Shelves(tmp_path, max_cache_duration=60.0)
+    stored(star, properties=() if said is None else (KeyValue(MAX_CACHE_DURATION, said),))
+    star.crash(seconds=30)
+    assert star.disk.tracks == 1
+    star.crash(seconds=31)
+    assert star.disk.tracks == 0
+
+
+def test_a_publisher_that_contradicts_what_the_disk_has_counts(star):
+    stored(star)
+    star.crash()
+    store = track(3, size=50, ended=True)
+    star.publisher(store)
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3, size=50)
+    assert star.relay.counters.tracks_renewed == 1
+    star.pass_time(1)
+    star.crash()
+    _, late = star.subscriber(JOIN)
+    assert late.payloads == everything(3, size=50)
+
+
+def test_a_publisher_that_has_the_same_as_the_disk_is_asked_for_one_object(star):
+    stored(star)
+    star.crash()
+    publisher = star.publisher(track(3, ended=True))
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)
+    assert star.relay.counters.tracks_renewed == 0 and star.relay.counters.objects_in <= 1
+    assert len(publisher.handler.fetches) == 1
+
+
+def test_a_folder_has_one_relay(star):
+    with pytest.raises(InUse, match="in use by another relay"):
+        Folder(star.folder)
+
+
+def test_what_is_purged_is_on_no_tier(star):
+    stored(star)
+    (relay,) = star.relay.relays.values()
+    tracks, octets, used = relay.purge(NAMESPACE)
+    star.run()
+    assert tracks == 1 and octets > 2 * 12 * 100 and not used
+    assert not star.files and star.disk.octets == 0
+    _, nobody = star.subscriber(JOIN)
+    assert nobody.failed.code == RequestErrorCode.DOES_NOT_EXIST
+
+
+def test_scopes_share_no_files(star):
+    stored(star)
+    star.crash()
+    _, other = star.subscriber(JOIN, **at("/other"))
+    assert other.failed.code == RequestErrorCode.DOES_NOT_EXIST
