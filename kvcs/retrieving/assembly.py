@@ -77,6 +77,7 @@ class Assembly(LayerBuffer):
         elsewhere: Callable[[int, int], bool] | None = None,
         choice: Choice = LOSSLESS,
         terms: Terms = ANY,
+        skip: int = 0,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows no
         tokens and tells blocks apart otherwise, `blocks` how many blocks it needs at most. With
@@ -85,9 +86,10 @@ class Assembly(LayerBuffer):
         tokens no manifest can show which of its blocks are ours, so they are compared with the
         records. `elsewhere(layer, block)` is asked, for an Object that came and is bad, whether it
         will be had over HTTP; then it is not asked for again. Strict `terms` trust no record, and
-        holders with what is listed. `choice` is made among the encodings of each segment.
+        holders with what is listed. `choice` is made among the encodings of each segment. The first
+        `skip` blocks are not wanted.
         """
-        super().__init__(descriptor, layers, destination, stats)
+        super().__init__(descriptor, layers, destination, stats, skip)
         self.namespace = namespace
         self.manifest: Manifest | None = None
         self.version = -1
@@ -134,8 +136,13 @@ class Assembly(LayerBuffer):
         return self.manifest.segments[track.segment]
 
     def needed(self, track: DataTrack) -> int:
-        """How many Objects of each Group of a track are needed, from 0."""
+        """How many Objects of each Group of a track are needed, from 0, but those skipped."""
         return self._facts[track].blocks
+
+    def wanted(self, track: DataTrack) -> range:
+        """The Objects that are needed of each Group of a track."""
+        facts = self._facts[track]
+        return range(min(max(0, self.skip - facts.first), facts.blocks), facts.blocks)
 
     @property
     def complete(self) -> bool:
@@ -175,7 +182,7 @@ class Assembly(LayerBuffer):
         if not self.needs(layer, track.segment):
             return []
         held, facts = self._open.get((track.segment, layer)), self._facts[track]
-        within = range(facts.blocks)
+        within = self.wanted(track)
         return [
             number
             for number in (within if held is None else held.missing(track.component, within))
@@ -301,10 +308,10 @@ class Assembly(LayerBuffer):
         """
         layer, number = location
         facts = self._facts[track]
-        if layer not in self.layers or number >= facts.blocks:
+        block = facts.first + number
+        if layer not in self.layers or number >= facts.blocks or block < self.skip:
             self._stats.discarded[NOT_NEEDED] += 1
             return Verdict.EXTRA
-        block = facts.first + number
         segment = track.segment
         held = self._open.get((segment, layer))
         if not self.needs(layer, segment) if held is None else held.has(track.component, number):
@@ -342,7 +349,7 @@ class Assembly(LayerBuffer):
         """An Object was thrown away unread; True when it was one that is needed."""
         layer, number = location
         facts = self._facts[track]
-        if not self.needs(layer, track.segment) or number >= facts.blocks:
+        if not self.needs(layer, track.segment) or number not in self.wanted(track):
             self._stats.discarded[NOT_NEEDED] += 1
             return False
         self._bad_object(layer, facts.first + number, reason)
@@ -542,19 +549,20 @@ class Assembly(LayerBuffer):
     def _compare(
         self, track: DataTrack, facts: TrackDigests, layer: int, digests: bytearray, expected: bytes
     ) -> None:
-        stats = self._stats
+        stats, wanted = self._stats, self.wanted(track)
         held = self._open.get((track.segment, layer))
         if held is None:
-            for number in range(facts.blocks):
+            for number in wanted:
                 stats.objects_confirmed += self._was_verified(track, layer, facts.first + number)
-            if digests != expected:
+            at = wanted.start * HASH_OCTETS
+            if digests[at:] != expected[at:]:
                 stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
                 raise VerificationFailed(
                     f"{self._publication}: layer {layer}, "
                     f"handed over before it was listed, is not what the manifest lists"
                 )
             return
-        for number in range(facts.blocks):
+        for number in wanted:
             block = facts.first + number
             if not held.has(track.component, number):
                 continue

@@ -260,10 +260,11 @@ class Retrieval:
 
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
-        blocks, takes = self.assembly.needed(track), self.session.peer_max_filter_ranges
-        if self._filters_refused or not takes or blocks == self.assembly.entry(track).blocks:
+        wanted, takes = self.assembly.wanted(track), self.session.peer_max_filter_ranges
+        if self._filters_refused or not takes or len(wanted) == self.assembly.entry(track).blocks:
             return ()
-        return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((0, blocks - 1),)),)
+        ranges = ((wanted.start, wanted.stop - 1),)
+        return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=ranges),)
 
     @property
     def _publication(self) -> str:
