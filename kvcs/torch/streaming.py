@@ -105,8 +105,9 @@ def generate_with(
     `ids` are `[1, tokens]`. Raises MisuseError for several prompts, or `past_key_values` among the
     options, and Unsupported as `StreamedCache`.
     """
-    if "past_key_values" in options:
-        raise MisuseError("generate_with makes the cache itself: leave past_key_values out")
+    for name in ("past_key_values", "cache"):
+        if name in options:
+            raise MisuseError(f"generate_with makes the cache itself: leave {name} out")
     tokens = token_ids(ids)
     check_model(model.config, client.descriptor)
     found = client.directory.longest(tokens)

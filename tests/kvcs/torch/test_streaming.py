@@ -45,9 +45,10 @@ def published(ids, kv_dtype="fp32", model=MODEL):
 @torch.no_grad()
 def at_the_same_split(ids, tokens, model=MODEL):
     """The logits of the rest of a prompt, computed here in the same two passes."""
-    cache = DynamicCache(config=model.config)
-    model(ids, past_key_values=cache)
-    cache.crop(tokens)
+    whole, cache = DynamicCache(config=model.config), DynamicCache(config=model.config)
+    model(ids, past_key_values=whole)
+    for index, layer in enumerate(whole.layers):
+        cache.update(layer.keys[:, :, :tokens], layer.values[:, :, :tokens], index)
     return model(ids[:, tokens:], past_key_values=cache).logits
 
 
