@@ -424,15 +424,17 @@ class Client:
         self.counters.add("octets_loaded", found.relay, arriving.stats.octets)
         if outcome is Ended.LOADED:
             return
-        self.directory.doubt(found)
-        if arriving.silent:
+        gone = link.session is None or link.session.closed is not None
+        self.directory.doubt(found, everywhere=not (arriving.silent or gone))
+        if arriving.silent and not gone:
             self.directory.is_silent(link)
-            self._start(self._unless_it_answers(link))
+            self._start(self._unless_it_answers(link, found))
 
-    async def _unless_it_answers(self, link: RelayLink) -> None:
-        """It was its publisher that did not answer, when the relay does."""
+    async def _unless_it_answers(self, link: RelayLink, found: Found) -> None:
+        """It was the publisher that did not answer, when the relay does."""
         if await link.answers(self._settings.stall):
             link.silent_until = 0.0
+            self.directory.doubt(found)
 
     def _stop_loading(self, load: Load) -> None:
         def stop() -> None:

@@ -110,10 +110,12 @@ class ClientDirectory:
             return self._counted(found)
         return Lookup(self._thread.begin(self._search(keys, most, ask)))
 
-    def doubt(self, found: Found) -> None:
-        """Do not offer a publication again for `failed_seconds`: it was of no use."""
+    def doubt(self, found: Found, *, everywhere: bool = True) -> None:
+        """Do not offer a publication again for `failed_seconds`: it was of no use; or not at that
+        relay, when it was not its publisher's fault."""
+        what = found.namespace if everywhere else (found.relay, found.namespace)
         with self._lock:
-            self._failures.note(found.namespace, self._thread.loop.time())
+            self._failures.note(what, self._thread.loop.time())
 
     # -- on the loop ---------------------------------------------------------------------
 
@@ -209,7 +211,10 @@ class ClientDirectory:
             if best is not None and useful <= min(best.blocks, most):
                 continue
             with self._lock:
-                failed = self._failures.holds(each.namespace, now)
+                failed = any(
+                    self._failures.holds(what, now)
+                    for what in (each.namespace, (each.url, each.namespace))
+                )
             if not failed and not self._mine(each.namespace):
                 best = each
         if best is None or best.url is None or not best.blocks:

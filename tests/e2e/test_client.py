@@ -301,13 +301,18 @@ def test_the_second_relay_has_what_the_first_one_lost(cache, tmp_path):
         urls = [one.url, two.url]
         with Client(urls, **both) as producer, Client(urls, **both) as consumer:
             publish(producer, cache)
-            eventually(lambda: len(producer.counters.of("offered")) == 1, "it is announced")
+
+            def at(url):
+                found = consumer.directory.longest(longer(cache))
+                return found is not None and found.relay == url
+
+            eventually(lambda: at(one.url), "it is found at the first")
             two.reaches(namespaces=1)
+            found = consumer.directory.longest(longer(cache))
             one.process.kill()
-            load = consumer.load(found_by(consumer, longer(cache)))
-            if not load.wait(WITHIN):
-                load = consumer.load(found_by(consumer, longer(cache)))
-            check(load, cache)
+            lost_soon(consumer.load(found), (Ended.STALLED, Ended.LOST))
+            eventually(lambda: at(two.url), "it is found at the second", deadline=5)
+            check(consumer.load(found_by(consumer, longer(cache))), cache)
 
 
 def test_a_relay_that_comes_back_is_told_again_what_is_published(cache, tmp_path):
