@@ -25,6 +25,7 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,7 @@ from kvsp.names.tokens import Tokens, token_list
 from moqt.aio import MoqtSession
 from moqt.client import connect
 from moqt.quic.config import QuicConfig
-from moqt.token_file import bearer, read_token_file
+from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from moqt.values.names import TrackNamespace
@@ -147,13 +148,15 @@ class Client:
             descriptor if isinstance(descriptor, Descriptor) else load_descriptor(descriptor)
         )
         self.descriptor.section_octets()
-        shown = session or SessionConfig()
-        if token is not None:
-            shown = SessionConfig(setup_tokens=(bearer(read_token_file(Path(token))),))
+        self._token = None if token is None else Path(token)
+        if self._token is not None:
+            read_token_file(self._token)  # what is wrong is said here
         self._quic = quic or QuicConfig(
             cafile=None if cafile is None else Path(cafile), idle_timeout=IDLE_TIMEOUT
         )
-        self._session = shown
+        self._session = session or SessionConfig()
+        self._shown: dict[str, bytes] = {}
+        """The token that each relay was shown last."""
         self._signer = signer
         self._require_listed = require_listed or producers is not None
         self._terms = Terms(self.scope.content_keys, producers)
@@ -181,6 +184,7 @@ class Client:
                 self.descriptor,
                 asked=self._asked,
                 offered=self._announced,
+                exchanged=self._is_exchanged,
             )
             for url in urls
         }
@@ -351,7 +355,18 @@ class Client:
             logger.error("a task of the client has failed", exc_info=task.exception())
 
     async def _open(self, url: str, publisher: CountingPublisher) -> MoqtSession:
-        return await connect(url, quic=self._quic, session=self._session, handler=publisher)
+        session = self._session
+        if self._token is not None:  # read each time: it may have been exchanged
+            self._shown[url] = token = read_token_file(self._token)
+            session = replace(session, setup_tokens=(bearer(token),))
+        return await connect(url, quic=self._quic, session=session, handler=publisher)
+
+    def _is_exchanged(self, url: str) -> bool:
+        """Whether there is another token by now than the one that a relay was shown."""
+        try:
+            return self._token is not None and read_token_file(self._token) != self._shown.get(url)
+        except TokenFileError:
+            return False  # it is about to be written
 
     async def _sweep(self) -> None:
         """Let go of what has expired."""

@@ -9,16 +9,21 @@ from typing import Final
 
 from kvcs.finding.listing import Directory, Found
 from kvcs.finding.probing import DEFAULT_GRACE, DEFAULT_PROBES, Probing
-from kvcs.names.errors import RetrievalError
+from kvcs.names.errors import NotAuthorized, RetrievalError
 from kvcs.names.namespace import compat_prefix
+from kvcs.names.refusals import not_authorized
 from kvcs.publishing.announcing import Publishable
 from kvcs.publishing.standing import CountingPublisher, Standing
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
-from moqt.values.errors import MoqtError, RequestError
+from moqt.values.errors import ConnectError, MoqtError, RequestError
 from moqt.values.names import TrackNamespace
 
 logger = logging.getLogger("kvcs.client")
+
+RIGHTS_SECONDS: Final = 30.0
+"""Seconds after which a relay that lists nothing to us for want of rights is asked again: they may
+be given meanwhile."""
 
 Opening = Callable[[str, CountingPublisher], Awaitable[MoqtSession]]
 """Opens a session to the relay with that URL, served by that publisher. Raises MoqtError."""
@@ -40,8 +45,10 @@ class RelayLink(Standing):
         *,
         asked: Callable[[TrackNamespace], None],
         offered: Callable[[RelayLink, Publishable], None],
+        exchanged: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`asked` is told of requests for what is published here, `offered` of announcements."""
+        """`asked` is told of requests for what is published here, `offered` of announcements;
+        `exchanged` says whether a new session would show the relay another token."""
         super().__init__(CountingPublisher(asked))
         self.url = url
         self.ready = asyncio.Event()
@@ -56,8 +63,10 @@ class RelayLink(Standing):
         self._scope = scope
         self._descriptor = descriptor
         self._offered = offered
+        self._exchanged = exchanged
         self._directory: Directory | None = None
         self._listing: asyncio.Task[None] | None = None
+        self._why = ""
 
     def known(self, keys: Sequence[bytes]) -> list[Found]:
         """The publications of every prefix, longest first, that the relay has told of; in
@@ -129,6 +138,9 @@ class RelayLink(Standing):
             self._listing.cancel()
         self._listing = asyncio.create_task(self._list(session))
 
+    def is_renewed(self, error: MoqtError) -> bool:
+        return not_authorized(error) and self._exchanged(self.url)
+
     def in_use(self) -> bool:
         return self.loading > 0
 
@@ -136,30 +148,43 @@ class RelayLink(Standing):
         self._offered(self, publication)
 
     def lost(self, why: str, delay: float) -> None:
-        logger.warning("%s: %s; trying again in %.1f s", self.url, why, delay)
+        # the same of many publications, and again and again, is worth one warning
+        level = logging.DEBUG if why == self._why else logging.WARNING
+        self._why = why
+        logger.log(level, "%s: %s; trying again in %.1f s", self.url, why, delay)
 
     # -- inside --------------------------------------------------------------------------
 
     async def _list(self, session: MoqtSession) -> None:
-        """The listing, as long as the session stands."""
+        """What the relay tells, as long as the session stands."""
+        try:
+            while isinstance(why := await self._listed(session), NotAuthorized):
+                logger.warning("%s: nothing is found there: %s", self.url, why)
+                self._answered(None)
+                await asyncio.sleep(RIGHTS_SECONDS)
+                if self._exchanged(self.url):
+                    self.renew(ConnectError("there is another token for it now"))
+            if session.closed is None:
+                logger.info("%s: asked prefix by prefix from now on: %s", self.url, why)
+                self.refuses = True
+                self._answered(None)
+                await session.wait_closed()
+        finally:
+            self.ready.clear()
+
+    async def _listed(self, session: MoqtSession) -> RetrievalError:
+        """The listing, until it ends; returns why."""
         self.ready.clear()
         self.refuses = False
         directory = Directory(session, self._scope, self._descriptor, remember=0)
         try:
             async with directory:
                 self._answered(directory)
-                why = await directory.wait_ended()
-                self._directory = None
+                return await directory.wait_ended()
         except RetrievalError as error:
-            why = error
+            return error
         finally:
             self._directory = None
-            self.ready.clear()
-        if session.closed is None:
-            logger.info("%s: asked prefix by prefix from now on: %s", self.url, why)
-            self.refuses = True
-            self._answered(None)
-            await session.wait_closed()
             self.ready.clear()
 
     def _answered(self, directory: Directory | None) -> None:

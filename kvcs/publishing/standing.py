@@ -133,6 +133,11 @@ class Standing(ABC):
         else:
             unpublish(self.session, publication, held.announced)
 
+    def renew(self, error: Exception) -> None:
+        """End the session that stands, for this reason, so that another one is opened."""
+        if self._over is not None and not self._over.done():
+            self._over.set_exception(error)
+
     async def stand(self) -> None:
         """Open sessions, one after another. Raises what `gives_up` does not bear with."""
         loop, backoff = asyncio.get_running_loop(), Backoff()
@@ -183,6 +188,10 @@ class Standing(ABC):
     def lost(self, why: str, delay: float) -> None:
         """A session, or an announcement, is lost, and tried again in `delay` seconds."""
 
+    def is_renewed(self, error: MoqtError) -> bool:
+        """Whether a new session may be given what this one is refused."""
+        return False
+
     def gives_up(self, error: MoqtError, *, reached: bool) -> bool:
         """Whether `stand` ends with this error; `reached`: there was a session."""
         return False
@@ -230,8 +239,8 @@ class Standing(ABC):
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        if self._over is not None and not self._over.done() and error is not None:
-            self._over.set_exception(error)
+        if isinstance(error, Exception):
+            self.renew(error)
 
     async def _announce(self, session: MoqtSession, publication: Publishable, held: _Held) -> None:
         """Announce it, again and again, while the session stands. Raises what is not to be borne
@@ -257,7 +266,7 @@ class Standing(ABC):
                 if isinstance(error, SessionClosed):
                     return
                 said = "no longer announced: "
-            if self.gives_up(error, reached=True):
+            if self.gives_up(error, reached=True) or self.is_renewed(error):
                 raise error
             delay = max(backoff.next(loop.time() - began), retry_delay(error) or 0.0)
             self.lost(f"{said}{error}", delay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 from kvcs import CacheLost, Client, MisuseError, Scope
 from kvcs.client.counters import Dropped, Ended, Looked
 from tests.e2e.kvsp_support import Server, start
-from tests.e2e.support import eventually, make_cache, path_to, relay
+from tests.e2e.support import BIN, Process, eventually, make_cache, path_to, relay
 
 WITHIN = 30.0
 """Seconds that a test waits for what the Client itself ends sooner."""
@@ -387,6 +388,32 @@ def test_two_hundred_requests_at_once_are_served(hub, cache):
             assert load.wait(WITHIN), load.error
             k, _ = load.layer(7)
             assert k.tobytes() == arrays(cache, 7)[0].tobytes()
+
+
+def test_a_relay_that_wants_tokens_is_shown_the_one_that_is_in_the_file_now(cache, tmp_path):
+    names, principals = ("one", "two"), tmp_path / "principals.json"
+    paths = [tmp_path / name for name in names]
+    for name, path in zip(names, paths, strict=True):
+        options = ("--principals", principals, "--scope-key-file", cache.scope)
+        Process(tmp_path, name, BIN / "kvcs-keygen", "token", path, *options).finish(0)
+    with (
+        relay(tmp_path, "--auth", principals) as hub,
+        client(hub, cache, token=paths[0]) as producer,
+        client(hub, cache) as stranger,
+    ):
+        publish(producer, cache)
+        hub.reaches(namespaces=1)
+        assert stranger.directory.longest(longer(cache)) is None
+        assert stranger.directory.ask(longer(cache)).done
+        # another principal's token in its place, and only that one is let in from now on
+        paths[1].rename(paths[0])
+        only = json.loads(principals.read_text())
+        del only["principals"][0]
+        principals.write_text(json.dumps(only))
+        hub.reaches(namespaces=0)
+        hub.reaches(namespaces=1)
+        with client(hub, cache, token=paths[0]) as consumer:
+            check(consumer.load(found_by(consumer, longer(cache))), cache)
 
 
 # --- limits --------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Refusing(Publisher):
     """A peer that lists no whole model, only a prompt at a time."""
 
     refuses = True
+    code = RequestErrorCode.NOT_SUPPORTED
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Refusing(Publisher):
 
     def subscribe_namespace_received(self, request) -> None:
         if self.refuses and len(request.prefix) == 3:
-            request.reject(RequestErrorCode.NOT_SUPPORTED, "not here")
+            request.reject(self.code, "not here")
         else:
             self.taken.append(request)
             super().subscribe_namespace_received(request)
@@ -116,6 +117,18 @@ async def test_without_a_session_nothing_is_known_and_nobody_is_asked():
         assert relay.known(KEYS) == []
         assert await relay.probe(KEYS) == []
         assert not await relay.answers(5.0)
+
+
+async def test_without_rights_nothing_is_found_nobody_is_asked_and_rights_may_come(monkeypatch):
+    monkeypatch.setattr("kvcs.client.links.RIGHTS_SECONDS", 0.1)
+    handler = serving(Refusing(), produced())
+    handler.code = RequestErrorCode.UNAUTHORIZED
+    async with linked(handler) as (relay, _):
+        await asyncio.wait_for(relay.ready.wait(), 10)
+        assert relay.known(KEYS) == [] and not relay.refuses
+        handler.refuses = False
+        await until(lambda: relay.known(KEYS))
+        assert not relay.refuses
 
 
 @pytest.mark.parametrize("later", [False, True])
