@@ -9,7 +9,7 @@ from typing import Final
 
 from kvcs.finding.listing import Directory, Found
 from kvcs.finding.probing import DEFAULT_GRACE, DEFAULT_PROBES, Probing
-from kvcs.names.errors import NotAuthorized, RetrievalError
+from kvcs.names.errors import MisuseError, NotAuthorized, RetrievalError
 from kvcs.names.namespace import compat_prefix
 from kvcs.names.refusals import not_authorized
 from kvcs.publishing.announcing import Publishable
@@ -76,8 +76,8 @@ class RelayLink(Standing):
             return []
         try:
             return directory.find_keys(keys)
-        except RetrievalError:
-            return []  # the listing has just ended: `_list` deals with it
+        except (RetrievalError, MisuseError):
+            return []  # it has just ended, or was closed on the loop: `_list` deals with it
 
     async def probe(self, keys: Sequence[bytes]) -> list[Found]:
         """The same of a relay that lists nothing, by asking for each prefix."""

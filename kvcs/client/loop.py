@@ -40,21 +40,27 @@ class LoopThread:
                 "sessions are there. Make a Client in the process that uses it, after the fork"
             )
         if self._stopped:
-            raise MisuseError("this Client was closed: make another one")
+            raise _closed()
 
     def soon(self, call: Callable[..., None], *args: Any) -> None:
         """Call it on the loop, after all that was so called before. Raises MisuseError."""
         self.check()
-        self.loop.call_soon_threadsafe(call, *args)
+        try:
+            self.loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # `stop` was called in another thread meanwhile
+            raise _closed() from None
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the loop. Raises MisuseError."""
         try:
             self.check()
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
         except MisuseError:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:  # as in `soon`
+            work.close()
+            raise _closed() from None
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]], within: float) -> None:
         """Run `last`, then end the loop and its thread, in `within` seconds at the most; harmless
@@ -82,3 +88,7 @@ class LoopThread:
                 self.loop.call_soon(self.loop.stop)
 
         self._ending = self.loop.create_task(ending())
+
+
+def _closed() -> MisuseError:
+    return MisuseError("this Client was closed: make another one")

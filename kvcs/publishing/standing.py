@@ -236,9 +236,7 @@ class Standing(ABC):
         held.task.add_done_callback(self._announcing_ended)
 
     def _announcing_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None:
-            return
-        error = task.exception()
+        error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self.renew(error)
 
