@@ -49,7 +49,7 @@ e2e: $(STAMP)    ## the tests with real processes from end to end
 
 test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
 	$(PIP) --editable '.[torch]'
-	$(BIN)/pytest -rs tests/kvsp/blocks/test_torch_tensors.py tests/kvsp/instance/engines/test_torch_engine.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
+	$(BIN)/pytest -rs tests/kvsp/blocks/test_torch_tensors.py tests/kvsp/instance/engines/test_torch_engine.py tests/kvcs/torch tests/e2e/test_torch.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
 
 test: lint unit e2e  ## lint and every test
 

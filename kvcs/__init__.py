@@ -1,10 +1,12 @@
 """KVCS (KV Cache Streaming): KV caches of language models as MOQT tracks.
 
 `Publication` and `publish` offer the cache of a token prefix, layer by layer;
-`Consumer` retrieves it, verified, while it is produced or afterwards.
+`Consumer` retrieves it, verified, while it is produced or afterwards. `Client` does both for an
+inference engine, which has no event loop and waits for nobody.
 
-The floors, each importing downward only: programs → retrieving, simple → finding, publishing →
-keeping, trust → names. `finding` and `publishing` stand side by side and never import each other.
+The floors, each importing downward only: programs → torch → client, describing → retrieving,
+simple → finding, publishing → keeping, trust → names. `finding` and `publishing` stand side by
+side and never import each other.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvcs.client.arriving import Found
+    from kvcs.client.client import Client
+    from kvcs.client.loading import CacheLost, Load
+    from kvcs.client.saving import Save
+    from kvcs.client.settings import ClientSettings
     from kvcs.finding.candidates import DiscoveryMode
     from kvcs.finding.listing import Directory
     from kvcs.finding.relays import Fallback
@@ -55,6 +62,9 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "ArrayDestination": "kvcs.retrieving.destinations",
+    "CacheLost": "kvcs.client.loading",
+    "Client": "kvcs.client.client",
+    "ClientSettings": "kvcs.client.settings",
     "Consumer": "kvcs.retrieving.consumer",
     "Codec": "kvsp.names.codes",
     "DecodeError": "kvsp.names.errors",
@@ -67,10 +77,12 @@ _WHERE = {
     "Fallback": "kvcs.finding.relays",
     "FileDestination": "kvcs.retrieving.destinations",
     "FileError": "kvsp.names.errors",
+    "Found": "kvcs.client.arriving",
     "KvFile": "kvsp.blocks.kv_files",
     "KvFileWriter": "kvsp.blocks.kv_files",
     "KvcsError": "kvcs.names.errors",
     "Layer": "kvcs.retrieving.layers",
+    "Load": "kvcs.client.loading",
     "MemoryDestination": "kvcs.retrieving.destinations",
     "MisuseError": "kvcs.names.errors",
     "Mode": "kvcs.retrieving.stats",
@@ -85,6 +97,7 @@ _WHERE = {
     "ResumeFile": "kvcs.keeping.resume_file",
     "RetrievalError": "kvcs.names.errors",
     "RetrievalTimeout": "kvcs.names.errors",
+    "Save": "kvcs.client.saving",
     "Scope": "kvsp.names.identity",
     "Stats": "kvcs.retrieving.stats",
     "UnknownKey": "kvcs.names.errors",
@@ -110,6 +123,9 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "ArrayDestination",
+    "CacheLost",
+    "Client",
+    "ClientSettings",
     "Codec",
     "Consumer",
     "DecodeError",
@@ -122,10 +138,12 @@ __all__ = [
     "Fallback",
     "FileDestination",
     "FileError",
+    "Found",
     "KvFile",
     "KvFileWriter",
     "KvcsError",
     "Layer",
+    "Load",
     "MemoryDestination",
     "MisuseError",
     "Mode",
@@ -140,6 +158,7 @@ __all__ = [
     "ResumeFile",
     "RetrievalError",
     "RetrievalTimeout",
+    "Save",
     "Scope",
     "Stats",
     "UnknownKey",

@@ -280,9 +280,24 @@ class Directory:
         Raises NotAuthorized, PublisherLost when the session has ended, RetrievalError when
         the relay lists nothing more, DecodeError `bad-token`.
         """
+        return self.find_keys(block_keys(self._scope, self._descriptor, tokens))
+
+    def find_keys(self, keys: Sequence[bytes]) -> list[Found]:
+        """`find`, given the Block Keys of the tokens; in whatever thread. Raises as `find`."""
         listed = self._open
         _check(listed)
-        return list(listed.find(block_keys(self._scope, self._descriptor, tokens)))
+        return list(listed.find(keys))
+
+    async def wait_ended(self) -> RetrievalError:
+        """Wait until the relay lists nothing more, or the session has ended; returns why."""
+        listed = self._open
+        while True:
+            self._changed.clear()
+            try:
+                _check(listed)
+            except RetrievalError as error:
+                return error
+            await self._changed.wait()
 
     async def __aenter__(self) -> Self:
         """Raises as `find`, and RetrievalTimeout."""

@@ -23,6 +23,11 @@ def inspect() -> None:
     start("kvcs.programs.inspect")
 
 
+def describe() -> None:
+    """The `kvcs-describe` script."""
+    start("kvcs.describing.program")
+
+
 def doctor() -> None:
     """The `kvcs-doctor` script."""
     start("kvcs.programs.doctor")

@@ -323,7 +323,7 @@ class _Program(Serving):
     async def push(self) -> None:
         """Hand it to the relay instead of serving it. Raises as `Push.run`."""
         await self._produce()
-        await Push(self._produced, self._connect).run()
+        await Push(self._produced, self.connect).run()
         text, members = self._told()
         if self._settings.json:
             print_json({"event": "stored", **members, "url": self._settings.url})

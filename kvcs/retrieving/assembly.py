@@ -6,7 +6,6 @@ Recovery"). Who asks for the Objects is `kvcs.retrieving.retrieval`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,7 @@ from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import OpenLayer
-from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, Stats
+from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, BadObjects, Stats
 from kvcs.trust.records import of_ours
 from kvcs.trust.terms import ANY, Terms, refusal
 from kvsp.blocks.layout import Octets
@@ -77,6 +76,7 @@ class Assembly(LayerBuffer):
         elsewhere: Callable[[int, int], bool] | None = None,
         choice: Choice = LOSSLESS,
         terms: Terms = ANY,
+        skip: int = 0,
     ) -> None:
         """`keys` are the Block Keys of the tokens the consumer knows, None for one that knows no
         tokens and tells blocks apart otherwise, `blocks` how many blocks it needs at most. With
@@ -85,16 +85,16 @@ class Assembly(LayerBuffer):
         tokens no manifest can show which of its blocks are ours, so they are compared with the
         records. `elsewhere(layer, block)` is asked, for an Object that came and is bad, whether it
         will be had over HTTP; then it is not asked for again. Strict `terms` trust no record, and
-        holders with what is listed. `choice` is made among the encodings of each segment.
+        holders with what is listed. `choice` is made among the encodings of each segment. The first
+        `skip` blocks are not wanted.
         """
-        super().__init__(descriptor, layers, destination, stats)
+        super().__init__(descriptor, layers, destination, stats, skip)
         self.namespace = namespace
         self.manifest: Manifest | None = None
         self.version = -1
         self.blocks = 0
         """Blocks needed of the publication, known from the first manifest on."""
-        self.bad = 0
-        """Bad Objects and manifests of this publication."""
+        self.bad = BadObjects(self._publication, max_bad)
         self.promised: set[tuple[int, int]] = set()
         """(layer, block) of bad Objects that are to come over HTTP."""
         self.terms = terms
@@ -107,14 +107,12 @@ class Assembly(LayerBuffer):
         self._choice = choice
         self._follow = follow
         self._require_listed = require_listed
-        self._max_bad = max_bad
         self._facts: dict[DataTrack, TrackDigests] = {}
         self.segments: list[tuple[DataTrack, ...]] = []
         """The tracks that each segment is retrieved from."""
         self._bound: dict[int, Sequence[bytes]] = {}
         """The layer digests of blocks whose keys only the index service vouches for."""
         self._taken_back: list[tuple[DataTrack, Location]] = []
-        self._reasons: Counter[str] = Counter()
         self._refused: set[Location] = set()
 
     # -- what is known -------------------------------------------------------------------
@@ -134,8 +132,13 @@ class Assembly(LayerBuffer):
         return self.manifest.segments[track.segment]
 
     def needed(self, track: DataTrack) -> int:
-        """How many Objects of each Group of a track are needed, from 0."""
+        """How many Objects of each Group of a track are needed, from 0, but those skipped."""
         return self._facts[track].blocks
+
+    def wanted(self, track: DataTrack) -> range:
+        """The Objects that are needed of each Group of a track."""
+        facts = self._facts[track]
+        return range(min(max(0, self.skip - facts.first), facts.blocks), facts.blocks)
 
     @property
     def complete(self) -> bool:
@@ -173,6 +176,7 @@ class Assembly(LayerBuffer):
     def missing(self, track: DataTrack, layer: int, within: range) -> range:
         """The first of the Objects `within` these of `layer` that `track` has still to bring, and
         those that follow it without a gap, by Object ID."""
+        within = range(max(within.start, self.wanted(track).start), within.stop)
         if not within or not self.needs(layer, track.segment):
             return range(0)
         held = self._open.get((track.segment, layer))
@@ -287,7 +291,7 @@ class Assembly(LayerBuffer):
             if self.manifest is None:
                 raise refusal(self._publication, error) from None
             self._refused.add(location)
-            self._count_bad(error.name)
+            self.bad.count(error.name)
             return
         self.manifest, self.version = manifest, version
         if self.growing:
@@ -312,10 +316,10 @@ class Assembly(LayerBuffer):
         """
         layer, number = location
         facts = self._facts[track]
-        if layer not in self.layers or number >= facts.blocks:
+        block = facts.first + number
+        if layer not in self.layers or number >= facts.blocks or block < self.skip:
             self._stats.discarded[NOT_NEEDED] += 1
             return Verdict.EXTRA
-        block = facts.first + number
         segment = track.segment
         held = self._open.get((segment, layer))
         if not self.needs(layer, segment) if held is None else held.has(track.component, number):
@@ -353,7 +357,7 @@ class Assembly(LayerBuffer):
         """An Object was thrown away unread; True when it was one that is needed."""
         layer, number = location
         facts = self._facts[track]
-        if not self.needs(layer, track.segment) or number >= facts.blocks:
+        if not self.needs(layer, track.segment) or number not in self.wanted(track):
             self._stats.discarded[NOT_NEEDED] += 1
             return False
         self._bad_object(layer, facts.first + number, reason)
@@ -531,18 +535,7 @@ class Assembly(LayerBuffer):
         elsewhere = self._will_be_had if self._may_be_given(layer, block) else None
         if elsewhere is not None and elsewhere(layer, block):
             self.promised.add((layer, block))
-        self._count_bad(reason)
-
-    def _count_bad(self, reason: str) -> None:
-        self.bad += 1
-        self._reasons[reason] += 1
-        if self.bad > self._max_bad:
-            raise VerificationFailed(self.describe_bad())
-
-    def describe_bad(self) -> str:
-        """The bad Objects of this publication, in words."""
-        reasons = ", ".join(f"{name} {count}" for name, count in self._reasons.items())
-        return f"{self._publication}: {self.bad} bad Objects ({reasons})"
+        self.bad.count(reason)
 
     def _confirm(self) -> None:
         """Compare what came before the manifest listed it."""
@@ -554,17 +547,19 @@ class Assembly(LayerBuffer):
         self, track: DataTrack, facts: TrackDigests, layer: int, digests: bytearray, expected: bytes
     ) -> None:
         """Compare what has come of a layer with what is listed now, all of it in a few steps."""
-        stats = self._stats
+        stats, skipped = self._stats, self.wanted(track).start
         held = self._open.get((track.segment, layer))
-        there = None if held is None else held.written(track.component)[: facts.blocks]
+        there = bytearray(b"\1") * facts.blocks
+        if held is not None:
+            there = bytearray(held.written(track.component)[: facts.blocks])
+        there[:skipped] = bytes(skipped)
         wrong = differing(digests, expected, there)
-        came = facts.blocks if there is None else there.count(1)
         elsewhere = {
             block - facts.first
             for block in self._elsewhere(track, layer)
-            if block in facts.span and (there is None or there[block - facts.first])
+            if block in facts.span and there[block - facts.first]
         }
-        stats.objects_confirmed += came - len(wrong) - len(elsewhere.difference(wrong))
+        stats.objects_confirmed += there.count(1) - len(wrong) - len(elsewhere.difference(wrong))
         if wrong and held is None:
             stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
             raise VerificationFailed(
@@ -592,7 +587,7 @@ class Assembly(LayerBuffer):
             return
         stats.objects_verified -= 1
         stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-        self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
+        self.bad.count(DecodeErrorName.DIGEST_MISMATCH)
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(

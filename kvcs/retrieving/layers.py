@@ -88,9 +88,16 @@ class LayerBuffer:
     """
 
     def __init__(
-        self, descriptor: Descriptor, layers: range, destination: Destination, stats: Stats
+        self,
+        descriptor: Descriptor,
+        layers: range,
+        destination: Destination,
+        stats: Stats,
+        skip: int = 0,
     ) -> None:
+        """Of the blocks the first `skip` are not wanted: nothing is written there."""
         self.descriptor = descriptor
+        self.skip = skip
         self.layers = layers
         self.ready: deque[Layer] = deque()
         self.total = 0
@@ -146,7 +153,8 @@ class LayerBuffer:
     def begin(self, spans: Sequence[range], room: int | None = None) -> None:
         """Layers of the segments `spans`, blocks that follow each other, are to come; what the
         destination had is void. There is to be room for `room` blocks, when more may follow."""
-        self._go_on(spans, 0, self.layers.start)
+        first = sum(span.stop <= self.skip for span in spans)
+        self._go_on(spans, first, self.layers.start)
         self._stats.over_http.clear()
         self._given.clear()
         room = self.total if room is None else room
@@ -174,7 +182,9 @@ class LayerBuffer:
             span = self._spans[segment]
             for layer in range(first, self.layers.stop):
                 held = self._open.get((segment, layer))
-                numbers = range(len(span)) if held is None else held.missing(Component.KV)
+                numbers: Sequence[int] = range(max(0, self.skip - span.start), len(span))
+                if held is not None:
+                    numbers = held.missing(Component.KV)
                 for number in numbers:
                     yield layer, span.start + number
             first = self.layers.start
@@ -232,6 +242,7 @@ class LayerBuffer:
         """A further segment is to come."""
         self._spans.append(span)
         self._starts.append(span.start)
+        self.segment += span.stop <= self.skip  # all before it are skipped, too
         self.total = span.stop
         self._say(self.total)
 
@@ -247,6 +258,8 @@ class LayerBuffer:
             held = self._open[segment, layer] = OpenLayer(
                 self.descriptor, len(span), k=arrays[0][at], v=arrays[1][at]
             )
+            for number in range(min(self.skip - span.start, len(span))):
+                held.adopt(Component.KV, number)
         return held
 
     def _take_up(self, origin: Origin, digests: Mapping[DataTrack, TrackDigests]) -> None:

@@ -263,10 +263,11 @@ class Retrieval:
 
     def _filters(self, track: DataTrack) -> tuple[RangeFilter, ...]:
         """OBJECTID_FILTER for the blocks needed, when the peer takes filters."""
-        blocks, takes = self.assembly.needed(track), self.session.peer_max_filter_ranges
-        if self._filters_refused or not takes or blocks == self.assembly.entry(track).blocks:
+        wanted, takes = self.assembly.wanted(track), self.session.peer_max_filter_ranges
+        if self._filters_refused or not takes or len(wanted) == self.assembly.entry(track).blocks:
             return ()
-        return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((0, blocks - 1),)),)
+        ranges = ((wanted.start, wanted.stop - 1),)
+        return (RangeFilter(ParameterType.OBJECTID_FILTER, ranges=ranges),)
 
     @property
     def _publication(self) -> str:
@@ -553,8 +554,8 @@ class Retrieval:
         return None
 
     def _give_up(self, state: TrackState, missing: Location) -> None:
-        if self.assembly.bad:
-            self.fail(VerificationFailed(self.assembly.describe_bad()))
+        if self.assembly.bad.reasons:
+            self.fail(VerificationFailed(str(self.assembly.bad)))
             return
         complete = self.assembly.entry(state.track).complete
         why = state.why_missing(complete, by_fetch=self._mode is Mode.FETCH)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from kvcs.names.errors import VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
 
 NOT_NEEDED: Final = "not-needed"
@@ -20,6 +21,26 @@ OTHER_PRODUCTION: Final = "other-production"
 
 RESUMED: Final = "resumed"
 """The source of what was there already, from an earlier retrieval."""
+
+
+class BadObjects:
+    """Bad Objects and manifests of one publication, by what is wrong with them."""
+
+    def __init__(self, publication: str, most: int) -> None:
+        """`most` are borne of `publication`, which is named so in words."""
+        self._publication = publication
+        self._most = most
+        self.reasons: Counter[str] = Counter()
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{name} {count}" for name, count in self.reasons.items())
+        return f"{self._publication}: {self.reasons.total()} bad Objects ({reasons})"
+
+    def count(self, reason: str) -> None:
+        """One more. Raises VerificationFailed for one too many."""
+        self.reasons[reason] += 1
+        if self.reasons.total() > self._most:
+            raise VerificationFailed(str(self))
 
 
 class Mode(StrEnum):

@@ -402,6 +402,18 @@ class Relay:
         )
 
 
+@contextlib.contextmanager
+def path_to(hub: Relay, directory: Path, *options: str) -> Iterator[Process]:
+    """From here on, whoever uses `hub` does it through a network; its statistics at the end."""
+    to = hub.url.removeprefix("moqt://")
+    command = [sys.executable, "-m", "tools.path", "--listen", "127.0.0.1:0", "--to", to, "--json"]
+    process = Process(directory, "path", *command, *options)
+    hub.url = "moqt://" + process.wait_for(r"ready on (\S+:\d+)\n")[1]
+    yield process
+    process.popen.terminate()
+    process.finish()
+
+
 def interrupt(process: Process) -> None:
     process.signal(signal.SIGINT)
 

@@ -5,32 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from moqt.quic.backend import native
-from tests.e2e.support import Process, Relay, eventually, make_cache, relay
+from tests.e2e.support import Process, eventually, make_cache, path_to, relay
 
 HERE = ["python"] if native() is None else ["python", "native"]
 """The backends for packets."""
 
 PHASES = {"bbr": "startup", "cubic": "slow_start", "reno": "slow_start"}
 """What a connection begins with, by its congestion control."""
-
-
-@contextmanager
-def path_to(hub: Relay, directory: Path, *options: str) -> Iterator[Process]:
-    """From here on, whoever uses `hub` does it through a network; its statistics at the end."""
-    to = hub.url.removeprefix("moqt://")
-    command = [sys.executable, "-m", "tools.path", "--listen", "127.0.0.1:0", "--to", to, "--json"]
-    process = Process(directory, "path", *command, *options)
-    hub.url = "moqt://" + process.wait_for(r"ready on (\S+:\d+)\n")[1]
-    yield process
-    process.popen.terminate()
-    process.finish()
 
 
 def test_a_cache_comes_whole_over_a_path_of_every_vice_with_an_address_that_changes(

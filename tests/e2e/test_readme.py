@@ -20,7 +20,7 @@ from kvcs.retrieving.stats import Stats
 from kvsp.blocks.kv_files import KvFile, load_descriptor, load_tokens
 from kvsp.names.identity import Scope
 from tests.e2e.kvsp_support import free_port
-from tests.e2e.support import BIN, ROOT, SAMPLE, Process, interrupt
+from tests.e2e.support import BIN, ROOT, SAMPLE, Process, eventually, interrupt
 
 README = (ROOT / "README.md").read_text()
 MAKE = {"make demo", "make test"}
@@ -125,8 +125,24 @@ def test_every_option_in_its_table_exists():
             assert re.search(rf"{option}\b", helps[program].decode()), (program, option)
 
 
+def run_engines(names, url, scope, descriptor, layers):
+    """What one engine needs not compute of another one's prompt, and the layers it has used."""
+    tokens, used = list(range(7, 167)), []
+
+    def use(index, k, v):
+        for came, sent in zip((k, v), layers[index], strict=True):
+            assert came.tobytes() == sent[:144].tobytes()
+        used.append(index)
+
+    settings = {"cafile": "tls/cert.pem", "scope_keys": scope, "descriptor": descriptor}
+    with names["Client"](url, **settings) as here, names["Client"](url, **settings) as there:
+        names["prefill"](here, tokens, iter(layers))
+        eventually(lambda: there.directory.longest(tokens), "it is found")
+        return names["decode"](there, tokens, use), used
+
+
 async def test_its_python_code_runs(folder, port, monkeypatch):
-    produce_and_consume, in_chunks, watching = blocks("python")
+    produce_and_consume, in_chunks, in_an_engine, watching = blocks("python")
     for command in commands():
         if command.startswith("kvcs-keygen"):
             start(folder, port, command).finish(0)
@@ -137,6 +153,7 @@ async def test_its_python_code_runs(folder, port, monkeypatch):
     names: dict = {}
     exec(compile(produce_and_consume, "README.md", "exec"), names)
     exec(compile(in_chunks, "README.md", "exec"), names)
+    exec(compile(in_an_engine, "README.md", "exec"), names)
     exec(compile(watching, "README.md", "exec"), names)
     identity = (
         Scope.load("scope.json"),
@@ -184,6 +201,9 @@ async def test_its_python_code_runs(folder, port, monkeypatch):
             for segment, (first, tokens) in enumerate([(0, 32), (32, 48), (80, 32), (112, 48)])
             for n in range(descriptor.layers)
         ]
+
+        reached = await asyncio.to_thread(run_engines, names, url, *identity[:2], layers)
+        assert reached == (144, list(range(descriptor.layers)))
 
         printed, shown = io.StringIO(), asyncio.Event()
 

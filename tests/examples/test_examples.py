@@ -79,6 +79,17 @@ def test_the_wire_shows_octets_and_what_they_mean():
     assert lines[-1].startswith("a malformed message closes the session: PROTOCOL_VIOLATION")
 
 
+def test_an_engine_uses_the_first_layers_while_others_are_computed():
+    lines = run("an_engine")
+    used = [
+        re.fullmatch(r"layer (\d+) is used: k \(160, 3, 64\), while (\d+) .*", line)
+        for line in lines[:-1]
+    ]
+    assert [int(each[1]) for each in used] == list(range(LAYERS))
+    assert int(used[0][2]) < LAYERS
+    assert lines[-1] == "160 of 163 tokens were not computed"
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example_says_how_to_run_it_and_is_listed(name: str):
     text = (EXAMPLES / f"{name}.py").read_text()

@@ -23,7 +23,7 @@ from kvcs.names.errors import (
 )
 from kvcs.programs.common import check_not_input, exit_code, explained
 from kvcs.programs.publish import app
-from kvcs.programs.serving import CountingPublisher
+from kvcs.publishing.standing import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
 from kvsp.holder.records.index import DEFAULT_TTL_MS

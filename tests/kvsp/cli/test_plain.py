@@ -18,6 +18,7 @@ PROGRAMS = {
     "kvcs-publish": "kvcs.programs.entry import publish as main",
     "kvcs-subscribe": "kvcs.programs.entry import subscribe as main",
     "kvcs-keygen": "kvcs.programs.entry import keygen as main",
+    "kvcs-describe": "kvcs.programs.entry import describe as main",
     "kvcs-inspect": "kvcs.programs.entry import inspect as main",
     "kvcs-doctor": "kvcs.programs.entry import doctor as main",
     "kvsp": "kvsp.cli.entry import main",

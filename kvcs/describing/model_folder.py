@@ -1,0 +1,148 @@
+"""The Compatibility Descriptor of a model folder as Hugging Face has them (KVSP 4.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvcs.describing.digests import weights_digest
+from kvsp.names.codes import DIGEST_PREFIX, LAYOUT_1
+from kvsp.names.errors import FileError
+from kvsp.names.identity import Descriptor
+
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct")
+_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+"""What holds the weights, the first kind that is there."""
+_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def describe(
+    folder: Path,
+    *,
+    block_tokens: int,
+    name: str | None = None,
+    kv_dtype: str | None = None,
+    positional: str | None = None,
+    kept: Path | None = None,
+) -> Descriptor:
+    """The descriptor of the model in `folder`.
+
+    `name` replaces the name that the folder says; `kv_dtype` the element type of its weights, when
+    the cache has another one; `positional` is needed where its configuration does not show a
+    rotary encoding, or the engine runs with other parameters than it says. `kept` is the file of
+    digests of weights. Raises FileError, with the reason, for what is no such folder and for a
+    model whose cache is no prefix that others can share; DecodeError for a value that there cannot
+    be.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{folder}: no folder with a model: config.json: {error}") from None
+    if not isinstance(config, dict):
+        raise FileError(f"{folder}: config.json holds no object")
+    text = _text(config)
+    refused = unshareable(text)
+    if refused is not None:
+        raise FileError(f"{folder}: {refused}")
+    heads = _number(folder, text, "num_attention_heads", "n_head")
+    layers = _number(folder, text, "num_hidden_layers", "n_layer")
+    kv_heads = text.get("num_key_value_heads") or heads
+    head_dim = text.get("head_dim") or _number(folder, text, "hidden_size", "n_embd") // heads
+    if kv_dtype is None:
+        said = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
+        kv_dtype = _DTYPES.get(said.removeprefix("torch."))
+        if kv_dtype is None:
+            raise FileError(
+                f"{folder}: config.json says {said!r} for its elements: name those of the cache "
+                "(--kv-dtype)"
+            )
+    if positional is None:
+        if not any(text.get(each) for each in _ROPE):
+            raise FileError(
+                f"{folder}: config.json shows no rotary encoding: name the positional encoding "
+                "(--positional)"
+            )
+        positional = "rope"
+    return Descriptor.parse(
+        {
+            "model": name or str(config.get("_name_or_path") or folder.resolve().name),
+            "model_digest": _weights(folder, kept),
+            "tokenizer_digest": _tokenizer(folder),
+            "layers": layers,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "kv_dtype": kv_dtype,
+            "positional": positional,
+            "block_tokens": block_tokens,
+            "layout": LAYOUT_1,
+        }
+    )
+
+
+def unshareable(config: Mapping[str, Any]) -> str | None:
+    """Why the cache of a prompt is no prefix of longer ones, or has another form than K and V of
+    equal heads in every layer; None when it is one. `config` is that of the text model."""
+    kinds = set(config.get("layer_types") or ()) - {"full_attention", "attention"}
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    if slides and (kinds or not config.get("layer_types")):
+        return (
+            f"its attention slides over {config['sliding_window']} tokens: what lies before is not "
+            "in the cache, so it is no prefix of a longer one"
+        )
+    if kinds:
+        return (
+            f"it has layers of the kinds {', '.join(sorted(kinds))}: only full attention keeps K "
+            "and V of every token"
+        )
+    if config.get("kv_lora_rank"):
+        return (
+            "it keeps a latent instead of K and V (MLA, 'kv_lora_rank'), which has no layout here"
+        )
+    for name in ("ssm_cfg", "mamba_d_state", "layers_block_type", "linear_num_key_heads"):
+        if config.get(name):
+            return f"it is hybrid ({name!r}): not every layer keeps K and V of every token"
+    if config.get("is_encoder_decoder"):
+        return "it is an encoder with a decoder: K and V are not of the prompt alone"
+    if not isinstance(config.get("num_key_value_heads", 1), int | None):
+        return "its layers have different numbers of KV heads"
+    return None
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model, where there are others beside it."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _number(folder: Path, config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise FileError(f"{folder}: config.json has no {names[0]!r}")
+
+
+def _weights(folder: Path, kept: Path | None) -> str:
+    for pattern in _WEIGHTS:
+        files = {path.name: path for path in folder.glob(pattern)}
+        if files:
+            try:
+                return weights_digest(files, kept)
+            except OSError as error:
+                raise FileError(f"{error.filename}: {error.strerror or error}") from None
+    raise FileError(f"{folder}: there are no weights ({', '.join(_WEIGHTS)})")
+
+
+def _tokenizer(folder: Path) -> str:
+    for name in _TOKENIZERS:
+        path = folder / name
+        if path.exists():
+            try:
+                return DIGEST_PREFIX + hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                raise FileError(f"{path}: {error.strerror or error}") from None
+    raise FileError(f"{folder}: there is no tokenizer ({', '.join(_TOKENIZERS)})")

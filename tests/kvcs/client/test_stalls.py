@@ -1,0 +1,61 @@
+"""When a load has stalled."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcs.client.stalls import Stall
+
+
+def test_the_first_object_is_waited_for_as_long_as_was_set():
+    stall = Stall(0.5, 100.0)
+    assert stall.until == 100.5
+    assert stall.silent
+
+
+def test_whatever_comes_is_a_reason_to_wait_on():
+    stall = Stall(0.5, 100.0)
+    stall.look(100.3, heard=1, layers=0)
+    assert stall.until == 100.8
+    assert not stall.silent
+    stall.look(100.6, heard=1, layers=0)
+    assert stall.until == 100.8
+
+
+def fed(gap: float, *, layers: int = 6) -> Stall:
+    stall = Stall(0.5, 0.0)
+    for number in range(layers):
+        stall.look(1.0 + number * gap, heard=number + 1, layers=number + 1)
+    return stall
+
+
+def test_layers_that_come_regularly_are_waited_for_five_median_gaps():
+    assert fed(0.3).limit == pytest.approx(1.5)
+
+
+def test_of_what_exists_already_nothing_comes_for_two_fifths_as_long_at_most():
+    stall = fed(0.001)
+    stall.producing = False
+    assert stall.limit == pytest.approx(0.2)
+
+
+def test_of_a_cache_in_production_each_layer_may_take_as_long_as_the_first():
+    """A burst of layers that were there already says nothing of how long the next one takes."""
+    assert fed(0.001).limit == pytest.approx(0.5)
+
+
+def test_one_long_gap_among_many_changes_nothing():
+    stall = Stall(0.5, 0.0)
+    now = 1.0
+    for number in range(9):
+        now += 0.9 if number == 4 else 0.1
+        stall.look(now, heard=number + 1, layers=number + 1)
+    assert stall.limit == pytest.approx(0.5)
+
+
+def test_a_process_that_stood_still_itself_waits_so_much_longer():
+    stall = Stall(0.5, 0.0)
+    stall.overslept(0.01)
+    assert stall.until == 0.5
+    stall.overslept(3.0)
+    assert stall.until == 3.5

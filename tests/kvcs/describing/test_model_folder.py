@@ -1,0 +1,112 @@
+"""The descriptor of a model folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from kvcs.describing.model_folder import describe, unshareable
+from kvsp.names.errors import DecodeError, FileError
+
+LLAMA = {
+    "_name_or_path": "somebody/tiny",
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def made(**changes):
+        config = {key: each for key, each in (LLAMA | changes).items() if each is not None}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "b.safetensors").write_bytes(b"second")
+        (tmp_path / "a.safetensors").write_bytes(b"first")
+        (tmp_path / "tokenizer.json").write_bytes(b"{}")
+        return tmp_path
+
+    return made
+
+
+def test_it_says_what_config_weights_and_tokenizer_say(folder):
+    descriptor = describe(folder(), block_tokens=64)
+    assert descriptor.to_dict() == {
+        "model": "somebody/tiny",
+        "model_digest": "sha-256:" + hashlib.sha256(b"firstsecond").hexdigest(),
+        "tokenizer_digest": "sha-256:" + hashlib.sha256(b"{}").hexdigest(),
+        "layers": 3,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "kv_dtype": "bf16",
+        "positional": "rope",
+        "block_tokens": 64,
+        "layout": "kvsp-layout-1",
+    }
+
+
+def test_older_and_newer_ways_to_say_the_same_are_understood(folder):
+    newer = folder(rope_theta=None, rope_parameters={"rope_theta": 1.0}, torch_dtype=None)
+    config = json.loads((newer / "config.json").read_text()) | {"dtype": "float16", "head_dim": 32}
+    (newer / "config.json").write_text(json.dumps({"text_config": config}))
+    descriptor = describe(newer, block_tokens=16, name="it")
+    assert (descriptor.kv_dtype, descriptor.head_dim, descriptor.model) == ("fp16", 32, "it")
+
+
+def test_without_heads_of_its_own_k_has_those_of_the_queries(folder):
+    assert describe(folder(num_key_value_heads=None), block_tokens=16).kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sliding_window": 4096}, "slides over 4096 tokens"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128},
+            "slides over 128",
+        ),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"mamba_d_state": 16}, "hybrid"),
+        ({"is_encoder_decoder": True}, "encoder"),
+        ({"num_key_value_heads": [2, 4]}, "different numbers"),
+    ],
+)
+def test_a_model_whose_cache_is_no_prefix_of_others_is_refused_with_the_reason(
+    changes, why, folder
+):
+    with pytest.raises(FileError, match=why):
+        describe(folder(**changes), block_tokens=16)
+
+
+def test_a_window_that_is_switched_off_is_full_attention():
+    assert unshareable({"sliding_window": 4096, "use_sliding_window": False}) is None
+    assert unshareable({"sliding_window": 4096, "layer_types": ["full_attention"]}) is None
+
+
+def test_what_config_does_not_show_has_to_be_said(folder):
+    silent = folder(rope_theta=None, torch_dtype=None)
+    with pytest.raises(FileError, match="--kv-dtype"):
+        describe(silent, block_tokens=16)
+    with pytest.raises(FileError, match="--positional"):
+        describe(silent, block_tokens=16, kv_dtype="fp32")
+    said = describe(silent, block_tokens=16, kv_dtype="fp32", positional="rope;factor=4")
+    assert str(said.positional) == "rope;factor=4"
+    with pytest.raises(DecodeError):
+        describe(silent, block_tokens=16, kv_dtype="fp32", positional="Rope !")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "*.safetensors"])
+def test_a_folder_that_lacks_a_part_is_named_with_it(name, folder):
+    made = folder()
+    for path in made.glob(name):
+        path.unlink()
+    with pytest.raises(FileError, match=name.split(".")[0].strip("*") or "weights"):
+        describe(made, block_tokens=16)
