@@ -122,6 +122,10 @@ class Scopes(SessionHandler):
         self.clock = Clock()
         self.relays: dict[str, Relay] = {}
         self.threshold = Threshold(self)
+        self.made: list[Callable[[str, Relay], None]] = []
+        """Told of every scope that is made."""
+        self.gone: list[Callable[[str], None]] = []
+        """Told of every scope that is forgotten."""
         self._kept: set[str] = set()
         self._counted = Numbers()
         """Of the scopes that are gone."""
@@ -142,6 +146,8 @@ class Scopes(SessionHandler):
                 counters=self.counters,
                 clock=self.clock,
             )
+            for made in self.made:
+                made(scope, relay)
         return relay
 
     # -- sessions ----------------------------------------------------------------------------
@@ -211,6 +217,8 @@ class Scopes(SessionHandler):
         relay = self.relays.pop(scope)
         relay.forget_all()
         self._counted = Numbers.total([self._counted, relay.numbers()])
+        for gone in self.gone:
+            gone(scope)
 
     # -- time and numbers --------------------------------------------------------------------
 

@@ -252,7 +252,7 @@ def command(
             replicas = None
             if client is not None:
                 from kvcs.publishing.replicas import Replicas
-                from kvsp.holder.records.publishing import DEFAULT_TTL_MS
+                from kvsp.holder.records.index import DEFAULT_TTL_MS
 
                 with inputs():
                     replicas = Replicas(

@@ -27,6 +27,8 @@ from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 
 PROGRAM: Final = "kvcs-publish"
+MOST_SECONDS: Final = 5.0
+"""Between two tries to connect: a relay that is back has the publication again within that."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -105,7 +107,7 @@ class Serving(ABC):
         for number in stopping_signals():
             loop.add_signal_handler(number, self._stop.set)
         forget_holds()  # those of reading the inputs
-        backoff = Backoff()
+        backoff = Backoff(most=MOST_SECONDS)
         try:
             while not self._stop.is_set():
                 began = loop.time()

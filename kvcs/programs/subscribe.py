@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, Protocol
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, DEFAULT_AGAIN, Fallback
@@ -470,12 +468,15 @@ def _progress(layers: range, show: bool) -> Iterator[_Shown]:
     if not show:
         yield lambda layer: None
         return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
+    from rich import console  # they take long, and few uses have a terminal
+    from rich import progress as bars
+
+    with bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        console=console.Console(stderr=True),
         transient=True,
     ) as progress:
         task = progress.add_task("layers", total=len(layers))

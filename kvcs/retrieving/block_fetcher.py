@@ -35,7 +35,7 @@ from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import block_section
 from kvsp.client import Client, ClientError
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
-from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
+from kvsp.instance.loading.fetchers import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
 from kvsp.names import uris
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError

@@ -157,7 +157,7 @@ class TrackStore:
         if end_of_group:
             self.set_end_of_group(Location(group, object_id + 1))
         for part in parts:
-            self._extend(stored, part)
+            self.octets += stored.extend(part)
         self._finish(stored)
         return stored
 
@@ -185,12 +185,12 @@ class TrackStore:
             location, subgroup, priority, properties, length, follows=follows, now=now, live=live
         )
         if payload is not None and stored is not None:
-            self._extend(stored, bytes(payload))
+            self.octets += stored.hold(bytes(payload))
             self._finish(stored)
         return stored
 
     def grow(self, stored: StoredObject, part: Buffer) -> None:
-        self._extend(stored, part)
+        self.octets += stored.extend(part)
         self.changed(self._log_of(stored))
 
     def complete(self, stored: StoredObject) -> None:
@@ -559,13 +559,6 @@ class TrackStore:
                     f"an Object that exists"
                 )
             self.knowledge.learn_gap(start, end)
-
-    def _extend(self, stored: StoredObject, part: Buffer) -> None:
-        if size := buffer_length(part):
-            stored.parts.append(part)
-            stored.received += size
-            stored.ends.append(stored.received)
-            self.octets += size
 
     def _finish(self, stored: StoredObject) -> None:
         if not self.authoritative:

@@ -17,6 +17,7 @@ GAUGES = {
     "scopes": "Paths in use, or with something cached.",
     "sessions": "Established sessions.",
     "upstream_sessions": "Established sessions to upstream relays.",
+    "mesh_sessions": "Established sessions to relays that the directory named.",
     "namespaces": "Published namespaces, each publisher counted.",
     "tracks": "Tracks known, cached ones included.",
     "pending_requests": "Requests waiting for a publisher.",
@@ -39,7 +40,13 @@ COUNTERS = {
     "sessions": "Sessions established.",
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "requests_over_limit": "Of these, those beyond a limit of the relay.",
+    "requests_unreachable": "Of the refused, those that an upstream relay might have served that "
+    "could not be asked.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
+    "directory_lookups": "Namespaces that the directory of the mesh was asked for.",
+    "directory_failures": "Times that the directory did not answer.",
+    "namespaces_unregistered": "Namespaces the directory was not told of (max_registered).",
+    "mesh_sessions_refused": "Sessions to other relays not made (max_mesh_sessions).",
     "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
     "scopes_refused": "Sessions closed, and requests refused, because of one path too many.",
@@ -175,6 +182,7 @@ def _numbers(relay: Relay) -> dict[str, int]:
     """The gauges of one scope."""
     return {
         "upstream_sessions": len(relay.upstreams),
+        "mesh_sessions": 0 if relay.askable.finder is None else len(relay.askable.finder.sessions),
         "namespaces": relay.namespaces.publications,
         "tracks": len(relay.tracks),
         "pending_requests": len(relay.waiting),

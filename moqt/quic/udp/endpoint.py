@@ -21,6 +21,7 @@ from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, show_address
 from moqt.quic.packets.retry import parse_long_header
+from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.refusals import Refusals
 from moqt.quic.udp.socket import MAX_BATCH, RECEIVE_OCTETS, UdpSocket
@@ -44,7 +45,7 @@ MAX_BACKLOG = 16 << 20
 DRAIN_TIMEOUT = 2.0
 """How long `close` waits for the closing periods of its connections."""
 
-WINDOW_MEMORY, PATHS = WindowMemory(), PathMemory()
+WINDOW_MEMORY, PATHS, TICKETS = WindowMemory(), PathMemory(), HeldTickets()
 """What the connections of all endpoints of this process share."""
 
 
@@ -117,6 +118,11 @@ class Endpoint:
         return len(self._admission.half_open)
 
     @property
+    def session_tickets(self) -> int:
+        """Session tickets that were given out and not used."""
+        return self._context.session_tickets
+
+    @property
     def log_events_dropped(self) -> int:
         return self._context.log_events_dropped
 
@@ -133,6 +139,10 @@ class Endpoint:
     @property
     def refused_connections(self) -> int:
         return self.counters.connections_refused
+
+    def refuse_new(self, why: str) -> None:
+        """Take no connection from now on: clients are refused at once, and told `why`."""
+        self._admission.closed = why
 
     @property
     def transports(self) -> list[AioquicTransport]:
@@ -201,7 +211,9 @@ class Endpoint:
             return
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
-        answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
+        answer = self._context.unsolicited(
+            data, now=now, full=full, addr=addr, prove=prove, why=self._admission.closed
+        )
         if answer is None:
             self.counters.datagrams_ignored += 1
             return
@@ -548,7 +560,9 @@ async def connect(
         remaining = deadline - loop.time()
         if remaining <= 0:
             break
-        context = QuicContext(config, is_client=True, memory=WINDOW_MEMORY, paths=PATHS)
+        context = QuicContext(
+            config, is_client=True, memory=WINDOW_MEMORY, paths=PATHS, tickets=TICKETS
+        )
         try:
             udp = UdpSocket(family, remote=addr, buffer_size=config.socket_buffer)
         except OSError as exc:

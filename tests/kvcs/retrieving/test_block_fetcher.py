@@ -11,7 +11,7 @@ from kvcs.names.namespace import publication_uri
 from kvcs.retrieving.block_fetcher import MoqtFetcher, fetcher
 from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.instance.engines.engine import KvBlock
-from kvsp.instance.loading import LoadError
+from kvsp.instance.loading.fetchers import LoadError
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from kvsp.names.uris import BlockId
@@ -21,7 +21,6 @@ from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
     DESCRIPTOR,
-    LAYERS,
     SCOPE,
     Link,
     altered,
@@ -88,7 +87,7 @@ async def test_a_publication_is_retrieved_once_for_all_its_blocks():
         for number in range(BLOCKS):
             made = KvBlock(DESCRIPTOR)
             await way.fetch(source, block_of(client, number), DESCRIPTOR, 1000, made.write)
-            assert made.written == LAYERS
+            assert made.complete
     assert connected == [URL]
     assert way.octets == sum(k.nbytes + v.nbytes for k, v in CACHE)
 
