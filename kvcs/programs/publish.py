@@ -75,6 +75,8 @@ EXAMPLE: Final = (
     "Example:  kvcs-publish moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
     "--compat compat.json --tokens tokens.json --kv cache.safetensors"
 )
+LEFT_OUT_EVERY: Final = 0.02
+"""Seconds in which no more Objects are put than a collection looks at in some milliseconds."""
 MAX_CACHE_S: Final = 10 * 366 * 86_400
 """Longer than that nobody means it."""
 
@@ -332,7 +334,18 @@ class _Program(Serving):
 
     async def _produce(self) -> None:
         """Put every layer of every chunk, and let the sessions send in between."""
-        publication, cache = self._produced, self._cache
+        leaving_out = asyncio.create_task(_leave_out())
+        try:
+            await self._put()
+        finally:
+            leaving_out.cancel()
+        if self._replicas is not None:
+            every = range(self._produced.descriptor.layers)
+            layers = [(self._cache.k(layer), self._cache.v(layer)) for layer in every]
+            await self._replicas.run(layers)
+
+    async def _put(self) -> None:
+        publication = self._produced
         last = len(self._chunks) - 1
         for number, chunk in enumerate(self._chunks):
             if number and not await aextend(publication, chunk):
@@ -342,9 +355,6 @@ class _Program(Serving):
             await self._produce_segment(more=number < last)
         if len(self._chunks) > 1:
             publication.finish()
-        if self._replicas is not None:
-            every = range(publication.descriptor.layers)
-            await self._replicas.run([(cache.k(layer), cache.v(layer)) for layer in every])
 
     async def _produce_segment(self, *, more: bool) -> None:
         publication, cache = self._produced, self._cache
@@ -354,8 +364,6 @@ class _Program(Serving):
                 await self._pause()
             k, v = cache.k(layer)[first:], cache.v(layer)[first:]
             await aput_layer(publication, layer, k, v, more=more)
-            # its Objects stay: a full collection would look at every one, seconds for a million
-            gc.freeze()
 
     def _ended(self) -> dict[str, Any]:
         octets = self._produced.manifest_octets
@@ -364,6 +372,14 @@ class _Program(Serving):
     async def _pause(self) -> None:
         if self._settings.live_delay:
             await asyncio.sleep(self._settings.live_delay)
+
+
+async def _leave_out() -> None:
+    """Leave the Objects that were put out of garbage collections: they stay, and a full one would
+    look at each, seconds for a million."""
+    while True:
+        gc.freeze()
+        await asyncio.sleep(LEFT_OUT_EVERY)
 
 
 def _encodings(names: list[str]) -> list[Encoding]:

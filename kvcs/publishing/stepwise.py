@@ -25,7 +25,9 @@ async def aput_layer(
     They can go out before the next are encoded and hashed, which is done in a thread where that
     is worth it, and the event loop is held for some milliseconds at most. Nothing else may be put
     meanwhile. `more`: after the last layer of a segment the publication is extended at once; one
-    version of the manifest then says both, and all versions together have half the octets.
+    version of the manifest then says both, and all versions together have half the octets. Who
+    puts hundreds of thousands of Objects should call `gc.freeze()` from time to time meanwhile: a
+    full garbage collection looks at each of them.
     Raises MisuseError as `put_block`, also when the publication was abandoned in between: then
     the blocks before are published.
     """

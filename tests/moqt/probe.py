@@ -344,7 +344,7 @@ def send_with(endpoint: Endpoint, send: Callable[[Any], int]) -> None:
 def arrive(endpoint: Endpoint, datagrams: list[bytes], addr: Address) -> None:
     """Datagrams come from `addr` that the kernel hands over in one call."""
     udp: Any = endpoint._udp
-    receive, udp.receive = udp.receive, lambda: ([(datagrams, addr)], False)
+    receive, udp.receive = udp.receive, lambda *_: ([(datagrams, addr)], False)
     try:
         endpoint._on_readable()
     finally:

@@ -32,7 +32,7 @@ from moqt.values.errors import ConnectError, escaped
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.005
-"""Seconds of CPU that what is received in one turn may take; if it does, there is less of it."""
+"""Seconds of CPU that receiving, and sending, may take in one turn: then there is less of it."""
 TRANSMIT_ROUNDS = 4
 """Bursts (of 256 KiB at most) before other work has its turn."""
 
@@ -373,8 +373,8 @@ class Endpoint:
             self._starved.add(transport)
             transport.deliver()
         else:
+            began, rounds = time.thread_time(), 1
             datagrams = transport.datagrams_to_send(self._clock())
-            rounds = 1
             while datagrams:
                 self._send(datagrams)
                 if not transport.more:
@@ -382,7 +382,7 @@ class Endpoint:
                 if self._backlog:
                     self._starved.add(transport)
                     break
-                if rounds == TRANSMIT_ROUNDS:
+                if rounds == TRANSMIT_ROUNDS or time.thread_time() - began > TURN_SECONDS:
                     self._wake(transport)
                     break
                 datagrams = transport.datagrams_to_send(self._clock(), again=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcs.names import manifest_text
-from kvcs.names.codes import MAX_MANIFEST_FRAME_OCTETS
+from kvcs.names.codes import MAX_MANIFEST_FRAME_OCTETS, MAX_SEGMENTS
 from kvcs.names.manifest_text import ManifestReader, group_text, with_strings
 from kvsp.names import ijson
 from kvsp.names.errors import DecodeError
@@ -144,3 +144,15 @@ def test_what_is_no_digest_is_kept_up_to_a_limit(text: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
         reader.tree()
     assert caught.value.name == "bad-manifest"
+
+
+def test_who_reads_more_segments_reads_the_text_that_they_need() -> None:
+    text = json.dumps({"padding": "x" * (MAX_MANIFEST_FRAME_OCTETS + (256 << 10))}).encode()
+    for segments, fits in ((MAX_SEGMENTS, False), (MAX_SEGMENTS + 300, True)):
+        reader = ManifestReader(max_segments=segments)
+        reader.feed(text)
+        if fits:
+            assert reader.tree() == json.loads(text)
+        else:
+            with pytest.raises(DecodeError, match="beside its digests"):
+                reader.tree()

@@ -267,3 +267,16 @@ def test_a_publisher_that_is_gone_is_not_kept():
     gc.collect()
     assert gone() is None
     publication.extend(TOKENS[BLOCK:])
+
+
+def test_a_publisher_says_how_large_its_manifest_may_be() -> None:
+    for octets, fits in ((10_000, True), (1_000, False)):
+        try:
+            publication = Publication(SCOPE, DESCRIPTOR, TOKENS, max_manifest_octets=octets)
+        except KvcsError as error:
+            assert not fits and "--max-manifest" in str(error) and "1000 are allowed" in str(error)
+            continue
+        put_segment(publication, CACHE)
+        assert fits and publication.complete
+    with pytest.raises(ValueError, match="the limits are at least 1"):
+        Publication(SCOPE, DESCRIPTOR, TOKENS, max_manifest_octets=0)

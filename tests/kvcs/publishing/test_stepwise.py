@@ -19,7 +19,17 @@ from kvcs.trust.producers import ProducerKey
 from kvsp.names.codes import Codec
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
-from tests.kvcs.support import BLOCK, DESCRIPTOR, LAYERS, SCOPE, TOKENS, kv, manifests, produced
+from tests.kvcs.support import (
+    BLOCK,
+    DESCRIPTOR,
+    LAYERS,
+    SCOPE,
+    TOKENS,
+    descriptor,
+    kv,
+    manifests,
+    produced,
+)
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -198,3 +208,33 @@ def test_a_version_is_made_of_pieces_that_the_versions_before_it_have(signed) ->
     assert sum(len(part) for part in last if id(part) in shared) >= digests
     # of a whole segment one for each track, and what stands between them
     assert len(last) <= 4 * 2 * 2 + 3
+
+
+def test_all_versions_of_equal_segments_have_half_as_many_times_the_octets_of_the_last() -> None:
+    """64 chunks of a long context: 32.5 times, where two versions for each would have 64 times."""
+    described = descriptor(layers=80, block_tokens=16)
+    blocks = 131_072 // 16 // 64
+    last = manifests_octets(described, [64 * blocks])
+    assert last == 1_310_720 * 67
+    assert manifests_octets(described, [blocks] * 64) == 32.5 * last
+    begun_and_ended = sum((2 * n - 1) * last // 64 for n in range(1, 65))
+    assert begun_and_ended == 64 * last
+
+
+async def test_the_octets_of_all_versions_are_counted_and_are_those_that_were_told_before() -> None:
+    described = descriptor(layers=LAYERS)
+    tokens = list(range(32 * BLOCK))
+    publication = Publication(SCOPE, described, tokens[: 4 * BLOCK], growing=True)
+    cache = kv(described, len(tokens))
+    for at in range(0, 32, 4):
+        if at:
+            await aextend(publication, tokens[at * BLOCK : (at + 4) * BLOCK])
+        first = publication.first_token
+        for layer, (k, v) in enumerate(cache):
+            await aput_layer(publication, layer, k[first:], v[first:], more=at < 28)
+    publication.finish()
+    versions = [each.length for each in publication.tracks[0].objects()]
+    assert publication.manifest_octets == sum(versions) and len(versions) == 9
+    told = manifests_octets(described, [4] * 8)
+    frames = sum(versions) - told
+    assert 0 < frames < 9 * (1000 + 8 * 400)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
+from kvcs.names.limits import REACHED
 from kvcs.retrieving.manifest_track import BESIDE_OCTETS, MANIFEST_FETCHES, ManifestVersions
 from kvcs.trust.producers import ProducerKey, Producers
 from kvcs.trust.terms import ENVELOPE_OCTETS, Terms
@@ -236,6 +237,17 @@ def test_a_manifest_may_be_as_large_as_listing_the_blocks_of_the_tokens_needs() 
     assert asked.versions.max_octets == 256 << 20
     asked.assembly.keys = [bytes(32)] * 10  # of a longer one, as an index service says
     assert asked.versions.max_octets == 256 << 20
+
+
+def test_a_consumer_says_how_large_a_manifest_may_be_and_counts_those_that_are_larger() -> None:
+    asked = Asked()
+    asked.assembly.terms = NotingTerms(max_manifest_octets=1000)
+    asked.assembly.keys = [NAMESPACE.anchor_key] * 2000
+    assert asked.versions.max_octets == 1000
+    before = REACHED["max_manifest_octets"]
+    asked.receivers[0].object_too_large(IncomingStream(0, Via.FILL), SimpleNamespace(length=1001))
+    assert "1001 octets is more than the 1000" in str(asked.error)
+    assert REACHED["max_manifest_octets"] == before + 1
 
 
 def test_cancelling_ends_every_request() -> None:
