@@ -159,12 +159,12 @@ class DiskTier:
                 if os.path.islink(os.path.join(folder, name)):
                     self._remove(Path(folder, name))
             for name in files:
-                path = os.path.join(folder, name)
-                block = block_of(path[below:])
-                if block is None or os.path.islink(path):
-                    self._remove(Path(path))
+                place = os.path.join(folder, name)
+                block = block_of(place[below:])
+                if block is None or os.path.islink(place):
+                    self._remove(Path(place))
                 else:
-                    found.append((_modified(path), path, block))
+                    found.append((_modified(place), place, block))
         for _, name, block in sorted(found):
             path = Path(name)
             try:
