@@ -3,20 +3,22 @@
     python -m tools.bench_eviction
     python -m tools.bench_eviction --requests 20000 --rooms 2000 8000
 
-The trace is synthetic and has the shape of published ones of chat services: conversations of a
-few turns that begin with one of some system prompts, those popular by Zipf's law; each turn sends
-all that was said before and a little more, and many conversations go on side by side. Hits are
-the leading blocks of a prompt that are held: a block whose beginning is gone is of no use.
+The traces are synthetic. "talks" has the shape of published ones of chat services: conversations
+of a few turns that begin with one of some system prompts, those popular by Zipf's law; each turn
+sends all that was said before and a little more, and many conversations go on side by side.
+"documents" are short questions about long documents, a few of them popular. Hits are the leading
+blocks of a prompt that are held: a block whose beginning is gone is of no use.
 
-Prints a JSON object for each room, in blocks: the share of blocks hit when whoever stores a block
-tells which one it follows, and when nobody does, which is plain LRU; and how many blocks were
-visited to make room for one.
+Prints a JSON object for each trace and room, in blocks: the share of blocks hit when whoever
+stores a block tells which one it follows, and when nobody does, which is plain LRU; and how many
+blocks were visited to make room for one and to use one.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -34,6 +36,8 @@ PART = Part(HEADER, DIGEST)
 SYSTEM_PROMPTS = 40
 LIVE = 400
 """Conversations that go on side by side."""
+
+DOCUMENTS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,18 @@ class Result:
         return self.visits / max(1, self.stored)
 
 
-def trace(requests: int, seed: int = 1) -> Iterator[Sequence[bytes]]:
-    """The block keys of each request's prompt."""
+def documents(requests: int, seed: int = 1) -> Iterator[Sequence[bytes]]:
+    """The block keys of each question with its document."""
+    numbers = random.Random(seed)
+    texts = [_keys(f"document {each}", numbers.randint(64, 512)) for each in range(DOCUMENTS)]
+    weights = [1 / (rank + 1) for rank in range(DOCUMENTS)]
+    for number in range(requests // 4):  # they are as much longer
+        text = numbers.choices(texts, weights)[0]
+        yield (*text, *_keys(f"question {number}", numbers.randint(1, 4), text[-1]))
+
+
+def talks(requests: int, seed: int = 1) -> Iterator[Sequence[bytes]]:
+    """The block keys of each request of a conversation."""
     numbers = random.Random(seed)
     prompts = [_keys(f"system {each}", numbers.randint(4, 64)) for each in range(SYSTEM_PROMPTS)]
     weights = [1 / (rank + 1) for rank in range(SYSTEM_PROMPTS)]
@@ -116,14 +130,15 @@ def _read(store: Store, block: BlockId) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=6000)
-    parser.add_argument("--rooms", type=int, nargs="+", default=[1000, 4000, 16_000])
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--rooms", type=int, nargs="+", default=[500, 1500, 5000])
     options = parser.parse_args()
-    requests = list(trace(options.requests))
-    for room in options.rooms:
+    for trace, room in itertools.product((talks, documents), options.rooms):
+        requests = list(trace(options.requests))
         with_chain = replay(requests, room, chained=True)
         without = replay(requests, room, chained=False)
         row = {
+            "trace": trace.__name__,
             "room_blocks": room,
             "requests": len(requests),
             "blocks_asked": with_chain.asked,

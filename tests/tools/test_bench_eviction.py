@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tools.bench_eviction import replay, trace
+import pytest
+
+from tools.bench_eviction import documents, replay, talks
 
 
 def test_each_turn_of_a_conversation_sends_all_that_was_said_before() -> None:
-    requests = list(trace(500))
-    assert list(trace(500)) == requests
+    requests = list(talks(500))
+    assert list(talks(500)) == requests
     before = {request[:length] for request in requests for length in range(1, len(request))}
     assert sum(request in before for request in requests) > 50
     # system prompts are shared by conversations, the popular ones by many
@@ -15,10 +17,11 @@ def test_each_turn_of_a_conversation_sends_all_that_was_said_before() -> None:
     assert len(set(firsts)) <= 40 and max(map(firsts.count, firsts)) > 50
 
 
-def test_a_holder_that_knows_the_chain_hits_more_and_visits_few_blocks_for_one() -> None:
-    requests = list(trace(1500))
-    chained = replay(requests, 1000, chained=True)
-    plain = replay(requests, 1000, chained=False)
+@pytest.mark.parametrize("trace", [talks, documents])
+def test_a_holder_that_knows_the_chain_hits_more_and_visits_few_blocks_for_one(trace) -> None:
+    requests = list(trace(300))
+    chained = replay(requests, 600, chained=True)
+    plain = replay(requests, 600, chained=False)
     assert chained.asked == plain.asked
     assert chained.ratio > plain.ratio
     assert chained.visits_per_block < 12

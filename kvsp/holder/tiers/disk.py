@@ -151,14 +151,22 @@ class DiskTier:
             self._files.unlink(path)
 
     def _scan(self) -> Iterator[tuple[BlockId, BlockInfo, Part]]:
-        found: list[tuple[float, Path, BlockId]] = []
-        for path in (self.root / "blocks").rglob("*"):
-            block = block_of(path.relative_to(self.root).as_posix())
-            if path.is_symlink() or (block is None and not path.is_dir()):
-                self._remove(path)
-            elif block is not None:
-                found.append((_modified(path), path, block))
-        for _, path, block in sorted(found):
+        found: list[tuple[float, str, BlockId]] = []
+        # names alone, without a Path for each: a start sees all of them
+        below = len(os.path.join(self.root, ""))
+        for folder, folders, files in os.walk(self.root / "blocks"):
+            for name in folders:
+                if os.path.islink(os.path.join(folder, name)):
+                    self._remove(Path(folder, name))
+            for name in files:
+                place = os.path.join(folder, name)
+                block = block_of(place[below:])
+                if block is None or os.path.islink(place):
+                    self._remove(Path(place))
+                else:
+                    found.append((_modified(place), place, block))
+        for _, name, block in sorted(found):
+            path = Path(name)
             try:
                 info, part = self._inspect(path)
             except (PartLostError, OSError) as error:
@@ -364,10 +372,10 @@ def _unreadable(error: OSError) -> PartLostError | TierUnavailableError:
     return PartLostError(f"the file cannot be read: {text}")
 
 
-def _modified(path: Path) -> float:
+def _modified(path: str | os.PathLike[str]) -> float:
     """When a file was written; long ago for one that does not say."""
     try:
-        return path.stat().st_mtime
+        return os.stat(path).st_mtime
     except OSError:
         return 0.0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from kvsp.blocks.container import ENTRY, ContainerHeader
 from kvsp.blocks.layout import Octets
@@ -173,31 +175,46 @@ def parse_trailer(text: bytes, tail: bytes, octets: int) -> tuple[BlockInfo, Par
     if len(text) != length or hashlib.sha256(text).digest() != digest:
         raise PartLostError("the trailer is damaged")
     try:
-        info, part = _from_json(ijson.loads(text))
-    except (DecodeError, KeyError, TypeError, ValueError):
+        info, part = _read_trailer(_decoder.decode(text))
+    except (msgspec.MsgspecError, ValueError):
         raise PartLostError("the trailer is not of this version") from None
     if octets != part.octets + length + TAIL_OCTETS:
         raise PartLostError("the file has another length than its trailer says")
     return info, part
 
 
-def _from_json(tree: Mapping[str, Any]) -> tuple[BlockInfo, Part]:
-    digests = parse_hex(tree["layer_digests"])
+class _Trailer(msgspec.Struct):
+    """The text of a trailer, which its digest vouches for; a start reads very many."""
+
+    codec: int
+    size: int
+    layer_digests: str
+    first_layer: int
+    token_count: int
+    table: str
+    container_digest: str
+    prior: str | None = None
+    position: int = 0
+
+
+_decoder = msgspec.json.Decoder(_Trailer)
+
+
+def _read_trailer(text: _Trailer) -> tuple[BlockInfo, Part]:
+    digests = bytes.fromhex(text.layer_digests)
     layer_digests = tuple(
         digests[at : at + HASH_OCTETS] for at in range(0, len(digests), HASH_OCTETS)
     )
     info = BlockInfo(
-        codec=Codec(tree["codec"]),
-        size=tree["size"],
+        codec=Codec(text.codec),
+        size=text.size,
         digest=hashlib.sha256(digests).digest(),
         layer_digests=layer_digests,
-        prior=parse_hex(tree["prior"], HASH_OCTETS) if "prior" in tree else None,
-        position=tree.get("position", 0),
+        prior=None if text.prior is None else bytes.fromhex(text.prior),
+        position=text.position,
     )
-    header = header_of(
-        info.codec, tree["first_layer"], tree["token_count"], parse_hex(tree["table"])
-    )
-    return info, Part(header, parse_hex(tree["container_digest"], HASH_OCTETS))
+    header = header_of(info.codec, text.first_layer, text.token_count, bytes.fromhex(text.table))
+    return info, Part(header, bytes.fromhex(text.container_digest))
 
 
 def header_of(codec: Codec, first_layer: int, token_count: int, table: bytes) -> ContainerHeader:

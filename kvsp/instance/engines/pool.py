@@ -26,9 +26,12 @@ class BlockPool:
         """`evicted`, `rejected`."""
         self.watch: Callable[[BlockId, int], None] = lambda block, by: None
         """Called with each block that has come, and 1, or has gone, and -1."""
-        self._blocks: OrderedDict[BlockId, KvBlock] = OrderedDict()
+        self._blocks: dict[BlockId, KvBlock] = {}
+        self._free: OrderedDict[BlockId, None] = OrderedDict()
+        """Those that nobody pins, the one used longest ago first."""
+
         self._pins: dict[BlockId, set[str]] = {}
-        self._pinned_by: dict[str, set[BlockId]] = {}
+        self._pinned_by: dict[str, dict[BlockId, None]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -47,20 +50,19 @@ class BlockPool:
     def get(self, block: BlockId) -> KvBlock | None:
         """The block, which counts as used now."""
         found = self._blocks.get(block)
-        if found is not None:
-            self._blocks.move_to_end(block)
+        if block in self._free:
+            self._free.move_to_end(block)
         return found
 
     def reserve(self, octets: int) -> None:
         """Set room aside for a block that is about to come. Raises CapacityError."""
         victims: list[BlockId] = []
         free = self.budget - self.used - self.reserved
-        for block, held in self._blocks.items():
+        for block in self._free:
             if free >= octets:
                 break
-            if block not in self._pins:
-                victims.append(block)
-                free += held.octets
+            victims.append(block)
+            free += self._blocks[block].octets
         if free < octets:
             self.counters["rejected"] += 1
             raise CapacityError("every block in the engine's memory is in use")
@@ -80,6 +82,7 @@ class BlockPool:
         known = self._blocks.get(block)
         if known is None:
             self._blocks[block] = known = held
+            self._free[block] = None
             self.used += held.octets
             self.watch(block, 1)
         return known
@@ -88,8 +91,9 @@ class BlockPool:
         """Keep a block until `user` lets go. Raises KeyError for one that is not here."""
         if block not in self._blocks:
             raise KeyError(block)
+        self._free.pop(block, None)
         self._pins.setdefault(block, set()).add(user)
-        self._pinned_by.setdefault(user, set()).add(block)
+        self._pinned_by.setdefault(user, {})[block] = None
 
     def unpin(self, block: BlockId, user: str) -> None:
         """`user` lets go of a block; harmless when it does not hold it."""
@@ -99,13 +103,15 @@ class BlockPool:
         users.discard(user)
         if not users:
             del self._pins[block]
-        self._pinned_by[user].discard(block)
+            self._free[block] = None
+        del self._pinned_by[user][block]
         if not self._pinned_by[user]:
             del self._pinned_by[user]
 
     def unpin_all(self, user: str) -> None:
-        """`user` lets go of everything."""
-        for block in list(self._pinned_by.get(user, ())):
+        """`user` lets go of everything: the end of its prompt goes before the beginning, which
+        is of use without it."""
+        for block in reversed(list(self._pinned_by.get(user, ()))):
             self.unpin(block, user)
 
     def discard(self, block: BlockId) -> bool:
@@ -117,5 +123,6 @@ class BlockPool:
         return True
 
     def _remove(self, block: BlockId) -> None:
+        del self._free[block]
         self.used -= self._blocks.pop(block).octets
         self.watch(block, -1)

@@ -12,11 +12,12 @@ from kvsp.http.app import App
 from kvsp.index.app import IndexApp
 from kvsp.index.service import IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.index.store import StoreError, StoreLimits
+from kvsp.index.store import Entry, StoreError, StoreLimits
+from kvsp.index.stored import stored_form
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import compat_path, instance_id, replicas_path
 from kvsp.principals import Principal
-from kvsp.records.records import LookupResponse
+from kvsp.records.records import LookupRequest, LookupResponse
 from tests.kvsp.index.support import DESCRIPTOR, H1, II7, NOW, SCOPE, record, request, status
 from tests.kvsp.support_http import BASE, Client, Principals, running
 
@@ -242,3 +243,32 @@ async def test_a_descriptor_has_a_bounded_size(service: Service) -> None:
         "PUT", compat_path(large.compat_id), text, {"content-type": "application/json"}
     )
     assert (answer.status, answer.problem) == (413, "kvsp-too-large")
+
+
+async def test_others_have_their_turn_while_many_keys_are_looked_up(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = service.core.store, list[int]()
+    data = stored_form(record(), DESCRIPTOR)
+    keys = [number.to_bytes(32) for number in range(3000)]
+    block = record().block
+    store.put(
+        [Entry(block._replace(block_key=key), "r", H1, NOW + 1000, data) for key in keys], NOW
+    )
+    get = store.get
+
+    def noted(scope: bytes, compat: bytes, keys: Any, now_ms: int) -> Any:
+        asked.append(len(keys))
+        return get(scope, compat, keys, now_ms)
+
+    monkeypatch.setattr(store, "get", noted)
+
+    async def look_up(*keys: bytes) -> LookupResponse:
+        body = LookupRequest(block.scope_id, block.compat_id, keys).to_dict()
+        answer = await service.client().request("POST", "lookup", json_body=body)
+        return LookupResponse.from_json(answer.body)
+
+    many, one = await asyncio.gather(look_up(*keys), look_up(keys[7]))
+    assert (many.matched, one.matched) == (3000, 1)
+    assert sorted(asked) == [1, 440, 512, 512, 512, 512, 512]
+    assert asked.index(1) < 4
