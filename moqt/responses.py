@@ -105,7 +105,13 @@ class _Iterated(Generic[_T]):
 
 
 class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
-    """Objects between the session and a task that iterates; bounded by flow control."""
+    """Objects between the session and a task that iterates.
+
+    Beyond `max_octets` its streams get no more credit, so that it holds what their windows let
+    come; more than `max_unread_objects`, as of empty ones, end the request with EXCESSIVE_LOAD.
+    """
+
+    max_unread_objects = 1 << 19
 
     def __init__(self, max_octets: int) -> None:
         super().__init__()
@@ -119,17 +125,14 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
     # called by the session
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
-        self.request.cancel()
-        self.request_failed(
-            RequestError(
-                RequestErrorCode.EXCESSIVE_LOAD,
-                f"an Object of {header.length} octets is more than {self.max_object_octets}",
-            )
-        )
+        self._refuse(f"an Object of {header.length} octets is more than {self.max_object_octets}")
 
     def object_received(self, received: ReceivedObject) -> None:
         if received.via is Via.DATAGRAM and self._octets > self._max_octets:
             self.datagrams_dropped += 1  # nothing holds them back, and they may be lost
+            return
+        if len(self._objects) >= self.max_unread_objects:
+            self._refuse(f"more than {self.max_unread_objects} Objects wait to be read")
             return
         self._objects.append(received)
         self._octets += _size(received)
@@ -145,6 +148,10 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
     def object_ended(self, stream: IncomingStream, header: ObjectHeader) -> None:
         super().object_ended(stream, header)
         self._hold_back(stream)
+
+    def _refuse(self, reason: str) -> None:
+        self.request.cancel()
+        self.request_failed(RequestError(RequestErrorCode.EXCESSIVE_LOAD, reason))
 
     def _hold_back(self, stream: IncomingStream) -> None:
         if self._octets > self._max_octets and stream.via is not Via.DATAGRAM:

@@ -541,9 +541,9 @@ class Session:
         for observer in tuple(self.observers):
             observer(None)
         for stream_id, data, fin in self._early.take_all():
+            self.transport.resume_receiving(stream_id)  # also if it was reset meanwhile
             stream = self._streams.get(stream_id)
             if stream is not None and self.closed is None:
-                self.transport.resume_receiving(stream_id)
                 stream.data(data, fin)
 
     def _new_stream(self, stream_id: int) -> RequestIn | DataIn:

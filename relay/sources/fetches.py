@@ -142,12 +142,13 @@ class UpstreamFetch(UpstreamReceiver):
         streams, self.streams = self.streams, {}
         for state in streams.values():
             self._cut(state)
-        self._paused = None
+        self._let_flow()
         self._forget_gaps()
         self.attempt.proven = False
 
     def let_go(self) -> None:
         """It is over. The request still refers to it: no payload may wait for that."""
+        self._let_flow()
         self._forget_gaps()
         self._ahead.clear()
         self._ahead_octets = 0
@@ -336,9 +337,14 @@ class UpstreamFetch(UpstreamReceiver):
 
     def _resume(self) -> None:
         if self._paused is not None:
-            paused, self._paused = self._paused, None
             self.attempt.stalled = False
             self.progress = self.track.clock.now
+            self._let_flow()
+
+    def _let_flow(self) -> None:
+        """What was held back is not any more, also after its end: the cache has what came."""
+        if self._paused is not None:
+            paused, self._paused = self._paused, None
             self.session.transport.resume_receiving(paused)
             self.session.transport.wake()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -51,6 +52,19 @@ def heard_on_requests(session) -> list[bytes]:
     return heard
 
 
+def deafened(session) -> Callable[[], None]:
+    """It is told nothing that comes on its streams, until what is returned is called."""
+    missed, stream_data = [], session.stream_data
+
+    def tell() -> None:
+        session.stream_data = stream_data
+        for each in missed:
+            stream_data(*each)
+
+    session.stream_data = lambda *each: missed.append(each)
+    return tell
+
+
 async def cross(hub, change: str, first: str) -> None:
     """One is on its way when the other is said, whichever is `first`."""
     async with (
@@ -68,9 +82,11 @@ async def cross(hub, change: str, first: str) -> None:
             await sent()
             end(store, 0)
         else:
+            tell = deafened(subscriber.session)
             end(store, 0)
             await sent()
             subscriptions[0].request.update(CHANGES[change], answers.append)
+            tell()
         for subscription in subscriptions:
             came = [each async for each in subscription if each.payload]
             assert [bytes(each.payload) for each in came] == [b"0/%d" % n for n in range(OBJECTS)]

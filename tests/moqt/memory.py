@@ -95,6 +95,7 @@ class MemoryTransport:
     def stop_receiving(self, stream_id, code) -> None:
         if stream_id not in self.refused:
             self.refused.add(stream_id)
+            self.paused.discard(stream_id)
             self.events.append(("stop", stream_id, code))
 
     def send_datagram(self, data: bytes) -> bool:

@@ -264,6 +264,23 @@ async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch)
         assert_clean(link.pair.server)
 
 
+async def test_more_objects_than_may_wait_give_the_request_up(monkeypatch):
+    monkeypatch.setattr(aio.ObjectQueue, "max_unread_objects", 50)
+    handler, store = stocked(groups=0, ended=False)
+    async with Link(handler) as link:
+        it = await link.client.subscribe(NAMESPACE, TRACK)
+        stock(store, groups=1, objects=200, size=0)
+        await link.settle()
+        assert len(queued(it)) == 50
+        with pytest.raises(moqt.RequestError, match="more than 50 Objects wait") as error:
+            async for _ in it:
+                pass
+        assert error.value.code == RequestErrorCode.EXCESSIVE_LOAD
+        await link.settle()
+        assert_clean(link.pair.client)
+        assert_clean(link.pair.server)
+
+
 async def test_a_listing_nobody_reads_stays_bounded():
     handler = Accepting()
     async with Link(handler) as link:

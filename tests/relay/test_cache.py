@@ -162,6 +162,27 @@ def test_a_fetch_that_waits_for_nobody_any_more_is_given_up():
     assert not star.relay.tracks[NAME].ranges.fetches
 
 
+@pytest.mark.parametrize("end", ["FIN", "reset", "nobody reads"])
+def test_a_stream_that_was_held_back_has_its_credit_again_however_its_fetch_ends(end):
+    star, store = Star(cache_octets=200_000, stall_timeout=3), track(50, size=10_000)
+    publisher = star.publisher(store, stream_window=10_000_000 if end == "FIN" else 20_000)
+    slow = star.connect(stream_window=15_000)
+    for stream in range(8):
+        slow.client_transport.paused.add(4 * stream + 3)
+    collector = star.fetch(slow)
+    upstream, fetches = publisher.server_transport, star.relay.tracks[NAME].ranges.fetches
+    if end != "FIN":
+        assert fetches[0].paused and upstream.paused
+        if end == "reset":
+            for stream in tuple(upstream.paused):
+                publisher.client_transport.reset(stream, 1)
+        else:
+            collector.request.cancel()
+        star.run()
+        star.pass_time(5)
+    assert not upstream.paused and not fetches
+
+
 def test_a_faster_reader_is_not_held_up_by_a_slow_one_of_the_same_fetch():
     star, store = Star(cache_octets=200_000), track(50, size=10_000)
     star.publisher(store, stream_window=20_000)

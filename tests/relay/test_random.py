@@ -229,6 +229,8 @@ class Scenario(RuleBasedStateMachine):
         assert last.done == PublishDoneCode.TRACK_ENDED
         self.what_arrives_was_published_and_comes_once()
         for pair in tuple(self.star.pairs):
+            waiting = pair.server.data_streams.waiting
+            assert pair.server_transport.paused <= waiting.keys()
             self.star.kill(pair)
         self.star.pass_time(4)
         relay = self.star.relay

@@ -251,9 +251,10 @@ class StreamTable(QuicConnection):
         self.finish(stream_id)
 
     def finish(self, stream_id: int) -> None:
-        """Forget the stream if both of its directions are over."""
+        """Forget the stream if both of its directions are over, and what it brought is read: it is
+        one of those that the peer has open until then, as short ones take little of the window."""
         stream = self.stream(stream_id)
-        if stream is None or not stream.settled or not stream.is_finished:
+        if stream is None or not stream.settled or not stream.is_finished or stream.paused:
             return
         del self._streams[stream_id]
         self._release(stream)
@@ -262,6 +263,13 @@ class StreamTable(QuicConnection):
         self.without_credit.discard(stream_id)
         if stream_is_client_initiated(stream_id) != self._is_client:
             self._grants[stream_id >> 1 & 1].closed_one()
+
+    def cut_off(self, stream: Stream) -> None:
+        """A reset ends the stream: what it skipped will never be consumed. What the handler has
+        of a paused one still will."""
+        held = stream.delivered - stream.credited if stream.paused else 0
+        stream.delivered = stream.receiver.highest_offset
+        self.consume(stream, stream.delivered - held)
 
     def settle(self, stream: Stream) -> None:
         """The handler has been told how the receiving direction ended."""
@@ -341,6 +349,7 @@ class StreamTable(QuicConnection):
         self.consume(stream, stream.delivered)
         if stream.settled:
             stream.lent = self.window.keep(stream.lent, 0)
+            self.finish(stream.id)
         else:
             self.grant(stream)
 
@@ -425,6 +434,7 @@ class StreamTable(QuicConnection):
         if stream.settled:
             # Its end was delivered (or it never was ours to read): only the account is open.
             self.consume(stream, stream.delivered)
+            self.finish(stream.id)
             return
         stream.stopped = True
         self._credit_queue.pop(stream.id, None)

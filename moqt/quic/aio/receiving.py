@@ -434,16 +434,10 @@ class ReceivingConnection(StreamTable):
         start = buf.tell()
         stream_id = buf.pull_uint_var()
         buf.seek(start)
-        stream = self.stream(stream_id)
-        whole = stream is not None and stream.receiver.is_finished
         super()._handle_reset_stream_frame(context, frame_type, buf)
         stream = self.stream(stream_id)
-        if stream is not None and not whole:  # else all has come: the application has it
-            # What the reset skipped, and what was waiting for a gap to close, will never be
-            # consumed: it goes back to the session's window here.
-            self._release(stream)
-            stream.paused = False
-            self.consume(stream, stream.receiver.highest_offset)
+        if stream is not None:
+            self._release(stream)  # what waits for a gap to close
 
     def _handle_stop_sending_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer

@@ -66,9 +66,9 @@ def _nothing() -> None:
 class AioquicTransport:
     """One connection: `Transport` for the session, datagrams and timers for the endpoint.
 
-    A stream paused when its FIN arrives keeps its octets on the session's account until
-    `resume_receiving` or `stop_receiving`: they are the application's to consume. A reset before
-    the end releases them at once.
+    A stream that is paused when it ends, by FIN or reset, keeps the octets that came on the
+    session's account, and its place among the open streams, until `resume_receiving` or
+    `stop_receiving`: they are the application's to consume.
     """
 
     def __init__(self, connection: Connection, config: QuicConfig, *, now: float) -> None:
@@ -482,12 +482,11 @@ class AioquicTransport:
         elif self._closing_locally:
             return
         elif isinstance(event, events.StreamReset):
-            self._paused.pop(event.stream_id, None)
             stream = self._connection.stream(event.stream_id)
             if stream is not None:
+                self._connection.cut_off(stream)
                 if not stream.stopped:
                     self._handler.stream_reset(event.stream_id, event.error_code)
-                stream.paused = False
                 self._connection.settle(stream)
         elif isinstance(event, events.StopSendingReceived):
             self._handler.stop_sending(event.stream_id, event.error_code)

@@ -219,14 +219,72 @@ def test_what_a_paused_stream_was_lent_comes_back_however_it_ends(end: str) -> N
         client.send(stream, bytes(100_000), end == "resume")
         pair.run(limit=1.0)
         assert server.probe.lent >= 100_000
-        if end == "resume":
-            server.live.resume_receiving(stream)
-        elif end == "stop":
+        if end == "reset":
+            client.reset(stream, 1)
+            pair.run(limit=1.0)
+            assert server.probe.lent == 100_000
+        if end == "stop":
             server.live.stop_receiving(stream, 1)
         else:
-            client.reset(stream, 1)
+            server.live.resume_receiving(stream)
         pair.run(limit=1.0)
         assert server.probe.lent == 0
+        assert not server.probe.streams
+
+
+def test_what_a_paused_stream_brought_before_its_reset_is_billed_until_it_is_read() -> None:
+    config = quic_config(stream_window=64 << 10, session_window=256 << 10)
+    pair = Pair(config, config)
+    client, server = pair.client.live, pair.server
+    server.record.on_data = lambda stream, data, fin: server.live.pause_receiving(stream)
+    streams = []
+    for _ in range(40):
+        stream = client.open_stream(bidirectional=False)
+        assert stream is not None
+        streams.append(stream)
+        client.send(stream, bytes(30_000))
+        pair.run(limit=0.5)
+        client.reset(stream, 7)
+        pair.run(limit=0.5)
+    assert server.record.received <= 256 << 10
+    assert server.record.resets[streams[0]] == 7, "the handler is told at once"
+    server.record.on_data = None
+    for stream in streams:
+        server.live.resume_receiving(stream)
+    pair.run(limit=1.0)
+    read = client.open_stream(bidirectional=False)
+    assert read is not None
+    client.send(read, bytes(MIB), True)
+    assert pair.run(lambda: read in server.record.finished)
+    assert server.probe.lent == 0
+    credit = server.probe.credit
+    assert credit.value - credit.used >= 256 << 9, "what the resets skipped has come back, too"
+
+
+@pytest.mark.parametrize("end", ["FIN", "reset"])
+def test_streams_that_ended_and_were_not_read_are_among_those_a_peer_may_have_open(
+    end: str,
+) -> None:
+    config = quic_config(max_streams_uni=16, max_open_streams_uni=16)
+    pair = Pair(config, config)
+    client, server = pair.client.live, pair.server
+    server.record.on_data = lambda stream, data, fin: server.live.pause_receiving(stream)
+    opened = []
+    for _ in range(100):
+        stream = client.open_stream(bidirectional=False)
+        if stream is not None:
+            opened.append(stream)
+            client.send(stream, b"x", end == "FIN")
+            pair.run(limit=0.2)
+            if end == "reset":
+                client.reset(stream, 1)
+        pair.run(limit=0.2)
+    assert len(opened) == 16
+    for stream in opened:
+        server.live.resume_receiving(stream)
+    pair.run(limit=1.0)
+    assert client.open_stream(bidirectional=False) is not None
+    assert not server.probe.streams
 
 
 @pytest.mark.parametrize("stream", [0, 2], ids=["bidirectional", "unidirectional"])

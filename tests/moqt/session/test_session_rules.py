@@ -114,6 +114,16 @@ def test_the_control_stream_gets_its_credit_back_when_much_overtook_setup():
     assert control not in raw.transport.paused
 
 
+def test_a_stream_that_was_reset_before_setup_came_gives_its_credit_back():
+    raw = Server(setup=None, config=SessionConfig(max_held_octets=1 << 20))
+    streams = [raw.send_uni(subgroup(1, n, b"x" * 70000)) for n in range(3)]
+    assert raw.transport.paused == set(streams)
+    raw.session.stream_reset(streams[1], StreamErrorCode.CANCELLED)
+    raw.send_uni(SETUP)
+    assert streams[1] not in raw.transport.paused
+    assert raw.transport.paused == set(raw.session.data_streams.waiting)
+
+
 def test_what_comes_before_the_handshake_is_reported_is_held():
     transport = MemoryTransport(False)
     transport.peer = MemoryTransport(True)

@@ -490,8 +490,15 @@ def test_a_publisher_that_said_goaway_is_asked_only_when_there_is_no_other():
     leaving, staying = star.publisher(track(1)), star.publisher(track(1))
     leaving.client.send_goaway()
     star.run()
+    asked = leaving.server_transport.opened[True]
     star.subscriber(JOIN)
-    assert not leaving.handler.subscribes and staying.handler.subscribes
+    assert leaving.server_transport.opened[True] == asked and staying.handler.subscribes
+    star.kill(staying)
+    star.pass_time(10)
+    asked, other = leaving.server_transport.opened[True], FullTrackName(NAMESPACE, b"other")
+    _, collector = star.subscriber(JOIN, other)
+    assert leaving.server_transport.opened[True] == asked + 1
+    assert collector.failed.reason == "the publisher said GOING_AWAY"
 
 
 def test_a_relay_that_drains_refuses_new_requests():

@@ -254,3 +254,28 @@ def test_a_track_that_is_complete_has_ended_when_the_first_publisher_says_so():
     star.run()
     assert collector.payloads == everything(1)
     assert collector.done == PublishDoneCode.TRACK_ENDED
+
+
+def test_an_object_that_a_lost_publisher_had_begun_before_the_other_was_asked_is_fetched():
+    """The other's subscription begins behind it, and what is lost was the largest."""
+    star, stores = Star(), [track(), track()]
+    first = star.publisher(stores[0])
+    _, collector = star.subscriber(LIVE)
+    for object_ in range(2):
+        for store in stores:
+            publish(store, 0, object_)
+    begun = stores[0].begin(Location(0, 2), subgroup=0, priority=None, properties=b"", length=100)
+    stores[0].grow(begun, payload(0, 2)[:50])
+    publish(stores[1], 0, 2)
+    star.run()
+    star.publisher(stores[1])
+    star.run()
+    star.kill(first)
+    star.run()
+    assert Location(0, 2) in collector.payloads, "without a word of what comes later"
+    publish(stores[1], 0, 3)
+    end_track(stores[1], 1)
+    star.run()
+    star.pass_time(5)
+    assert collector.payloads == everything(1) and not collector.repeated
+    assert collector.done == PublishDoneCode.TRACK_ENDED

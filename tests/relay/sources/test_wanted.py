@@ -246,6 +246,7 @@ def test_the_end_of_a_track_that_was_left_out_in_part_is_not_taken_for_its_large
     store.finish(0x2)
     star.run()
     assert narrow.done == 0x2 and narrow.payloads == chosen(1, 0)
+    assert star.relay.tracks[NAME].store.end_of_track is None
     fetched = star.fetch(star.connect())
     assert fetched.payloads == chosen(1, 0, 1, 2)
 

@@ -224,7 +224,7 @@ def test_data_that_nobody_reads_leaves_the_credit_that_messages_need() -> None:
     control = client.open_stream(bidirectional=False, urgent=True)
     request = client.open_stream(bidirectional=True)
     assert control is not None and request is not None
-    bulk = [open_uni(pair) for _ in range(4)]
+    bulk = [open_uni(pair) for _ in range(16)]
     server.record.on_data = lambda stream, data, fin: (
         server.live.pause_receiving(stream) if stream in bulk else None
     )
