@@ -10,11 +10,9 @@ from typing import Self
 
 from moqt.aio import MoqtSession
 from moqt.client import keep_ticking
-from moqt.quic.accept import by_alpn
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import H3_ALPN, QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
-from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import for_transport
 from moqt.values.codes import SessionErrorCode
@@ -126,6 +124,8 @@ class serve:
         return accepted
 
     async def _serve(self) -> Server:
+        from moqt.quic.accept import by_alpn  # HTTP/3, which clients have no use for
+
         quic = self._quic
         protocols = tuple(name for name in quic.alpn if name != H3_ALPN)
         for name in protocols:

@@ -92,9 +92,9 @@ class Askable:
         here = [each for each in here if each not in self._upstreams]
         here = list(dict.fromkeys([*self._namespaces.publishers(namespace), *here]))
         if track.read_above and above:
-            readers = {session_of(each) for each in track.downstream.readers()}
-            goes_up = any(map(self.goes_up, readers))
-            above = [each for each in above if goes_up and each not in readers]
+            readers = track.downstream
+            goes_up = readers.some(self.goes_up)
+            above = [each for each in above if goes_up and not readers.reads(each)]
         return [*([here] if here else []), *([each] for each in above)]
 
     def note(self, track: UpstreamTrack, request: TrackRequest) -> None:

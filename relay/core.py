@@ -363,7 +363,7 @@ class Relay(SessionHandler):
             self.counters.downstream_subscriptions += 1
         else:
             self.counters.downstream_fetches += 1
-        track.requests[request] = None
+        track.requests.add(request)
         track.idle_since = None
         request.when_ended(lambda: self._released(track, request))
         self.track_busy(track)
@@ -371,7 +371,7 @@ class Relay(SessionHandler):
             track.demand.listened()
 
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
-        track.requests.pop(request, None)
+        track.requests.discard(request)
 
     def _looks(self, request: TrackRequest) -> bool:
         """Whether `request` waits, or is refused, until the directory has said who has it."""

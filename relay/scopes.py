@@ -220,10 +220,11 @@ class Scopes(SessionHandler):
 
     # -- time and numbers --------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Time has passed. Twice a second is enough."""
+    def tick(self, now: float, most: int | None = None) -> None:
+        """Time has passed. Twice a second is enough. With `most` no more Objects expire at once,
+        and the others by `expire_more` of the cache."""
         self.clock.now = now
-        self.cache.expire(now)
+        self.cache.expire(now, most)
         for scope, relay in tuple(self.relays.items()):
             relay.tick(now)
             if not relay.sessions and not relay.tracks and scope not in self._kept:

@@ -523,7 +523,7 @@ class UpstreamTrack:
 
     def offered(self, publication: OutgoingPublish) -> None:
         """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
-        self.offers[publication] = None
+        self.offers.add(publication)
         self.read_above |= publication.session in self.home.upstreams
         publication.updates.gate = partial(self.demand.update_received, publication)
         self.idle_since = None

@@ -13,6 +13,7 @@ from moqt.values.errors import MoqtError
 from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.downstream import TrackRequest
 from relay.audience.prefixes import PrefixMap
+from relay.audience.readers import Readers
 from relay.rights.policy import Action
 from relay.rights.refusals import Refusals
 
@@ -24,8 +25,8 @@ class Offered(Protocol):
     store: TrackStore
     published_here: bool
     """It is here in full and has no publisher."""
-    waiting: dict[TrackRequest, None]
-    offers: dict[OutgoingPublish, None]
+    waiting: Readers[TrackRequest]
+    offers: Readers[OutgoingPublish]
 
     @property
     def established(self) -> bool:
@@ -106,7 +107,7 @@ class Offers:
         if (
             track.publishes(session)
             # a SUBSCRIBE that waits is answered instead
-            or any(waiting.session is session for waiting in track.waiting)
+            or session in track.waiting.sessions
             or not self._refusals.may(request, Action.SUBSCRIBE, track.name.namespace)
         ):
             return
@@ -114,7 +115,7 @@ class Offers:
 
         def ended(error: MoqtError | None) -> None:
             for publication in made:
-                track.offers.pop(publication, None)
+                track.offers.discard(publication)
 
         publication = request.offer(track.store, on_ended=ended)
         if publication is None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar, cast
 
@@ -112,9 +111,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def _version(distribution: str) -> str:
+    from importlib import metadata  # it takes long, and few ask
+
     try:
-        return version(distribution)
-    except PackageNotFoundError:  # run from a checkout
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # run from a checkout
         return "(not installed)"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import moqt
-from moqt.loop_hold import longest_hold
+from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
 from moqt.session import Session
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relay")
 
 TICK_SECONDS = 0.5
+LOOKS = 5
+"""Times in each tick that it is looked how many Objects have come."""
+EXPIRED_AT_ONCE = 1024
+"""Objects that expire before the sockets have a turn, some milliseconds' worth."""
 
 UPSTREAM_IDLE = 8.0
 """Seconds without a word after which an upstream relay is taken for dead; one that lives is heard
@@ -129,6 +134,8 @@ async def run(
             for task in tasks:
                 # without its clock the relay would keep what it should forget: rather stop
                 task.add_done_callback(lambda _: stopping.set())
+            gc.freeze()  # what was imported is no garbage: a look at it takes 40 ms
+            forget_holds()  # those of the start
             if ready is not None:
                 ready(server.port, None if listener is None else listener.port)
             if listener is not None:
@@ -236,7 +243,9 @@ async def _tick(
     policy, certificate = config.policy, config.certificate
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
-        scopes.tick(loop.time())
+        scopes.tick(loop.time(), EXPIRED_AT_ONCE)
+        while scopes.cache.expire_more(EXPIRED_AT_ONCE):  # noqa: ASYNC110  (it is not waited for)
+            await asyncio.sleep(0)
         counters = scopes.counters
         ended = counters.sessions - len(scopes.sessions())
         garbage.tick(counters.objects_in, ended, counters.requests)
@@ -247,9 +256,11 @@ async def _tick(
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
-        numbers.update(longest_hold() or 0.0)
+        numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
         transport.update()
-        await asyncio.sleep(TICK_SECONDS)
+        for _ in range(LOOKS):
+            await asyncio.sleep(TICK_SECONDS / LOOKS)
+            garbage.grown(counters.objects_in)
 
 
 async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> None:

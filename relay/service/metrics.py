@@ -33,7 +33,8 @@ GAUGES = {
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
-    "loop_hold_seconds": "Longest time, since the start, in which no socket was looked at.",
+    "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
+    "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
@@ -122,10 +123,11 @@ class RelayMetrics(Collector):
         self.update()
         self.registry.register(self)
 
-    def update(self, loop_hold: float = 0.0) -> None:
+    def update(self, loop_hold: float = 0.0, loop_work: float = 0.0) -> None:
         """Take the relay's numbers of now. Call it from the thread that runs the relay.
 
-        `loop_hold` is the longest hold of its event loop, in seconds.
+        `loop_hold` is the longest hold of its event loop, in seconds, `loop_work` the most CPU time
+        that its thread took in a turn.
         """
         cache, counters = self.scopes.cache, self.scopes.counters
         self._gauges = dict.fromkeys(GAUGES, 0) | {
@@ -139,6 +141,7 @@ class RelayMetrics(Collector):
             "cache_statuses": cache.statuses,
             "cache_intervals": cache.intervals,
             "loop_hold_seconds": loop_hold,
+            "loop_work_seconds": loop_work,
         }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():

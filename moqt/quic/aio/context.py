@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.crypto import CryptoPair
@@ -30,6 +31,7 @@ from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.packets.layout import CID_LENGTH, Address, origin_of
 from moqt.quic.packets.reset import KEY_LENGTH, Resets, load_key
 from moqt.quic.packets.retry import Retries, parse_long_header
+from moqt.quic.packets.tickets import GivenTickets, HeldTickets
 from moqt.quic.windows import INITIAL_STREAM_WINDOW, WindowMemory
 
 log = logging.getLogger(__name__)
@@ -56,8 +58,10 @@ class QuicContext:
         is_client: bool,
         memory: WindowMemory | None = None,
         paths: PathMemory | None = None,
+        tickets: HeldTickets | None = None,
     ) -> None:
-        """`memory` and `paths` are the process's; without them the endpoint has its own."""
+        """`memory`, `paths` and `tickets` are the process's; without them the endpoint has its
+        own."""
         self.config = config
         self.memory = memory or WindowMemory()
         self.paths = PathMemory() if paths is None else paths
@@ -67,6 +71,8 @@ class QuicContext:
         self._secrets: TextIO | None = None
         self._qlog: StreamingLogger | None = None
         self._retry = Retries()
+        self._given = GivenTickets(config.max_session_tickets)
+        self._tickets = HeldTickets() if tickets is None else tickets
         if not is_client and (config.certfile is None or config.keyfile is None):
             raise ValueError("a QUIC server needs certfile and keyfile")
         key = os.urandom(KEY_LENGTH)
@@ -98,6 +104,7 @@ class QuicContext:
         configuration = self._configure(self.config.server_name)
         configuration.load_cert_chain(certfile, keyfile)
         self._configuration = configuration
+        self._given.clear()  # they stand for the certificate that there was
         fault = validity_fault(configuration.certificate, datetime.now(UTC))
         if fault is not None:
             log.warning("clients will refuse the certificate in %s: it %s", certfile, fault)
@@ -121,6 +128,11 @@ class QuicContext:
         )
 
     @property
+    def session_tickets(self) -> int:
+        """Those that a server has given out and that were not used."""
+        return len(self._given)
+
+    @property
     def log_events_dropped(self) -> int:
         """Events that could not be written to the logs of connections that are over."""
         return 0 if self._qlog is None else self._qlog.dropped
@@ -138,17 +150,38 @@ class QuicContext:
     ) -> AioquicTransport:
         """A client's transport whose first flight waits in `datagrams_to_send`."""
         self._start_log(now)
+        configuration = self._configure(self.config.server_name or server_name)
+        judged = self._judged(addr, configuration)
+        held = self._tickets.take(judged) if self.config.max_session_tickets else None
+        if held is not None:
+            configuration.session_ticket = held.ticket
         connection = Connection(
-            configuration=self._configure(self.config.server_name or server_name),
+            configuration=configuration,
             config=self.config,
             memory=self.memory,
             paths=self.paths,
             origin=origin_of(addr),
         )
+        if self.config.max_session_tickets:
+            connection._session_ticket_handler = lambda ticket: self._tickets.keep(
+                judged, ticket, connection.tls._peer_certificate
+            )
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
         connection.connect(addr, now)
+        if held is not None:
+            connection.tls._peer_certificate = held.certificate  # which is not shown again
         return transport
+
+    def _judged(self, addr: Address, configuration: QuicConfiguration) -> tuple[Any, ...]:
+        """Whom a ticket is of, and all that its certificate has been judged by."""
+        config, cafile = self.config, None
+        if config.cafile is not None:
+            with contextlib.suppress(OSError):
+                found = os.stat(config.cafile)
+                cafile = str(config.cafile), found.st_ino, found.st_mtime_ns, found.st_size
+        verified = config.verify, config.cafile is None, cafile
+        return addr[:2], configuration.server_name, config.alpn, verified
 
     def _start_log(self, now: float) -> None:
         if self._qlog is not None:
@@ -207,6 +240,9 @@ class QuicContext:
             paths=self.paths,
             origin="" if addr is None else origin_of(addr),
         )
+        if self.config.max_session_tickets:
+            connection._session_ticket_fetcher = self._given.take
+            connection._session_ticket_handler = self._given.keep
         return AioquicTransport(connection, self.config, now=now)
 
 
