@@ -308,13 +308,7 @@ class Relay(SessionHandler):
             track.open(*circling)
         else:
             track.demand.catch_up(request)
-            self.askable.chase(track, request, lambda: self._circles(request))
-
-    def _circles(self, request: TrackRequest) -> None:
-        """Who could have the track waits for who makes `request`."""
-        if request in self.waiting.pending:
-            self.waiting.done(request)
-            self._absent(request)
+            self.askable.chase(track, request, lambda: self.looked(request, circles=True))
 
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
         return self.askable.publishers(namespace)
@@ -365,16 +359,20 @@ class Relay(SessionHandler):
 
     def _looks(self, request: TrackRequest) -> bool:
         """Whether `request` waits, or is refused, until the directory has said who has it."""
-        if not self.askable.looks(request, lambda: self._looked(request)):
+        if not self.askable.looks(request, lambda: self.looked(request)):
             return False
         if self._may_wait(request):
             self.waiting.for_publisher(request, self.clock.now + self.config.upstream_timeout)
         return True
 
-    def _looked(self, request: TrackRequest) -> None:
+    def looked(self, request: TrackRequest, *, circles: bool = False) -> None:
+        """It is known who may have what `request` waits for, or that those wait for it in turn."""
         if request in self.waiting.pending:
             self.waiting.done(request)
-            self._wanted(request, None)
+            if circles:
+                self._absent(request)
+            else:
+                self._wanted(request, None)
 
     def source_found(self, namespace: TrackNamespace, session: Session) -> None:
         """Another relay has tracks of `namespace`: readers may wait for such a one."""

@@ -49,7 +49,8 @@ R = TypeVar("R", bound=IncomingRequest)
 
 
 class Threshold(SessionHandler):
-    """Sessions of paths that are no scope yet: their first request that is allowed makes it one."""
+    """Sessions that have had no request allowed yet: the first one enters the scope of their path,
+    and makes it if need be."""
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
@@ -210,12 +211,9 @@ class Scopes(SessionHandler):
 
     def session_established(self, session: Session) -> None:
         self.counters.sessions += 1
-        scope = scope_of(session.path)
-        if scope in self.relays:
-            self.enter(session, scope)
-        else:
-            session.handler = self.threshold
-            self.threshold.sessions.add(session)
+        # who may nothing there would keep a scope that all others have left
+        session.handler = self.threshold
+        self.threshold.sessions.add(session)
 
     def _unused(self) -> str | None:
         """A scope that nobody is in, which makes room for another."""

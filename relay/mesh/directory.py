@@ -205,6 +205,13 @@ class Finder:
             self._ask(self, namespace)
         return waiting
 
+    def look_for_waiting(self) -> None:
+        """Somebody may have come for whom requests wait (RENDEZVOUS_TIMEOUT)."""
+        waiting = self.relay.waiting.rendezvous.namespaces_under(())
+        for namespace in waiting[:BATCH]:
+            if not self.known(namespace):
+                self._look_up(namespace)
+
     @property
     def waited_for(self) -> list[TrackNamespace]:
         """What the directory has been asked for."""
@@ -241,6 +248,8 @@ class Finder:
             then()
         for session in self._connected(answer):
             self.relay.source_found(namespace, session)
+            for request in self.relay.waiting.under(namespace):
+                self.relay.looked(request)
 
     def lost(self, name: str) -> None:
         """The session to that relay has ended."""

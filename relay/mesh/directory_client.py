@@ -221,6 +221,8 @@ class DirectoryClient:
                     self._registrations.tell_all()
                 first = False
             self._close_idle()
+            for finder in self._finders.values():
+                finder.look_for_waiting()
             await asyncio.sleep(STAY_SECONDS)
 
     async def _tell(self) -> None:

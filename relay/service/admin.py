@@ -19,7 +19,7 @@ from moqt.session import Session
 from moqt.values.names import FullTrackName, namespace_of, printable_name, printable_namespace
 from relay.core import Relay
 from relay.disk.tier import Shelf
-from relay.scopes import Scopes
+from relay.scopes import Scopes, scope_of
 
 logger = logging.getLogger("relay")
 _http_logger = logging.getLogger("relay.admin")
@@ -212,10 +212,16 @@ class Admin:
 
     async def _sessions(self, request: web.Request) -> dict[str, Any]:
         limit, skip = _limit(request), _number(request, "after", 0)
-        every = [
+        every: list[tuple[str, Relay | None, Session]] = [
             (scope, relay, session)
             for scope, relay in self._relays(request)
             for session in relay.sessions
+        ]
+        wanted = request.query.get("scope")
+        every += [
+            (scope, None, session)
+            for session in self._scopes.threshold.sessions
+            if wanted in (None, scope := scope_of(session.path))
         ]
         chosen = every[skip : skip + limit]
         entries = []
@@ -226,7 +232,7 @@ class Admin:
                 {
                     "scope": scope,
                     "peer": session.transport.peer_address,
-                    "upstream": session in relay.upstreams,
+                    "upstream": relay is not None and session in relay.upstreams,
                     "leaving": session.goaway is not None,
                     "remembered": {
                         table: value

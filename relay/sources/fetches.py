@@ -25,6 +25,9 @@ MAX_RANGES = 256
 """Ranges that one FETCH could not tell, or that were not stored, each kind: beyond, the last one
 grows over what lies between. That is more than need be asked again, and never wrong."""
 
+_DENIALS = frozenset({RequestErrorCode.DOES_NOT_EXIST, RequestErrorCode.INVALID_RANGE})
+"""Refusals that say that there is nothing of the range."""
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
@@ -85,6 +88,8 @@ class UpstreamFetch(UpstreamReceiver):
         self.request: OutgoingFetch | None = None
         self.tried = frozenset(tried)
         self.progress = track.clock.now
+        self.denied = False
+        """Whoever was asked has said that some of the range does not exist."""
         self._start = start
         self._gaps = IntervalSet()
         """What was left out so far; each is billed to the cache."""
@@ -188,6 +193,7 @@ class UpstreamFetch(UpstreamReceiver):
         return True
 
     def request_failed(self, error: MoqtError) -> None:
+        self.denied |= isinstance(error, RequestError) and error.code in _DENIALS
         self.cancel()
         if isinstance(error, RequestError) and error.code == RequestErrorCode.MALFORMED_TRACK:
             self.track.malformed(error.reason)
@@ -229,6 +235,7 @@ class UpstreamFetch(UpstreamReceiver):
 
     def _leave_out(self, start: Location, end: Location) -> None:
         cache = self.track.cache
+        self.denied |= start <= end
         before, room = len(self._gaps), cache.room(INTERVAL_OCTETS)
         if start <= end and not self._gaps.add(start, end, None if room else 0):
             cache.count_refused(0)
@@ -269,6 +276,7 @@ class UpstreamFetch(UpstreamReceiver):
         until = min(marker.location, self.end)
         if self.next <= until:
             if marker.kind is EndOfRange.NON_EXISTENT:
+                self.denied = True
                 if not self.track.store.mark_nonexistent(self.next, until):
                     self._reject(self.next, until)
             else:

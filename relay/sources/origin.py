@@ -141,4 +141,6 @@ class Origin:
         fetch.let_go()
         if fetch is self._probe:
             self._probe = None
+            if fetch.denied:
+                self.contradicted("its publisher has not got what is cached of it")
             self._track.confirmed()

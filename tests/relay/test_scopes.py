@@ -163,6 +163,21 @@ def test_sessions_without_a_right_displace_no_scope_that_is_only_cached():
     assert set(star.relay.relays) == {"/other"} and star.relay.cache.objects == 0
 
 
+def test_a_session_without_a_right_does_not_keep_the_scope_that_it_dials():
+    star = Paths(Owners(), max_scopes=1, linger=0)
+    owner = star.publisher(track(1), **owned("/mine"))
+    strangers = [star.connect(**star.at("/mine")) for _ in range(3)]
+    for pair in strangers:
+        assert star.subscribe(pair).failed.code == RequestErrorCode.UNAUTHORIZED
+    assert number(RelayMetrics(star.relay), "sessions") == 4
+    star.kill(owner)
+    star.pass_time(2)
+    assert star.relay.relays == {}
+    star.publisher(track(1), **owned("/other"))
+    assert set(star.relay.relays) == {"/other"}
+    assert all(pair.client.closed is None for pair in strangers)
+
+
 def test_a_session_that_waits_with_a_path_is_told_when_there_is_no_scope_left(caplog):
     star = Paths(max_scopes=1)
     late = star.connect(**star.at("/late"))

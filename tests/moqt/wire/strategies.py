@@ -112,6 +112,7 @@ SCALARS: dict[ParameterType, tuple[str, st.SearchStrategy[Any]]] = {
     P.NEW_GROUP_REQUEST: ("new_group_request", vi64),
     P.TRACK_NAMESPACE_PREFIX: ("track_namespace_prefix", namespaces),
     P.INCLUDE_PROPERTIES: ("include_properties", st.integers(0, 1)),
+    P.RELAY_PATH: ("relay_path", st.lists(vi64, min_size=1, max_size=4).map(tuple)),
 }
 RANGE_FILTERS = [type_ for type_ in P if 0x25 <= type_ <= 0x29]
 IN_FILL = frozenset({P.FILL_TIMEOUT, P.SUBSCRIBER_PRIORITY, P.LOCATION_FILTER, P.GROUP_ORDER})

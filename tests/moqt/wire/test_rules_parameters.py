@@ -56,6 +56,7 @@ VALUES = {
     P.NEW_GROUP_REQUEST: {"new_group_request": 5},
     P.TRACK_NAMESPACE_PREFIX: {"track_namespace_prefix": (b"a",)},
     P.INCLUDE_PROPERTIES: {"include_properties": 0},
+    P.RELAY_PATH: {"relay_path": (7, 300)},
 }
 OF_OBJECTS = {
     P.SUBGROUP_FILTER,
@@ -76,9 +77,10 @@ OF_SUBSCRIBE = OF_OBJECTS | {
     P.NEW_GROUP_REQUEST,
     P.INCLUDE_PROPERTIES,
 }
+OF_RELAYS = {P.RELAY_PATH}
 NAMED = (0, (b"n",), b"t")
 CARRIERS = {
-    MessageType.SUBSCRIBE: (lambda p: Subscribe(*NAMED, p), OF_SUBSCRIBE),
+    MessageType.SUBSCRIBE: (lambda p: Subscribe(*NAMED, p), OF_SUBSCRIBE | OF_RELAYS),
     MessageType.PUBLISH: (
         lambda p: Publish(*NAMED, 7, p),
         {
@@ -96,6 +98,7 @@ CARRIERS = {
     MessageType.FETCH: (
         lambda p: Fetch(*NAMED, p),
         OF_OBJECTS
+        | OF_RELAYS
         | {
             P.AUTHORIZATION_TOKEN,
             P.FILL_TIMEOUT,
@@ -107,7 +110,7 @@ CARRIERS = {
     ),
     MessageType.TRACK_STATUS: (
         lambda p: TrackStatus(*NAMED, p),
-        {P.AUTHORIZATION_TOKEN, P.INCLUDE_PROPERTIES},
+        {P.AUTHORIZATION_TOKEN, P.INCLUDE_PROPERTIES, *OF_RELAYS},
     ),
     MessageType.PUBLISH_NAMESPACE: (
         lambda p: PublishNamespace(0, (b"n",), p),
@@ -178,14 +181,14 @@ def test_only_tokens_and_range_filters_may_be_repeated():
             make, allowed = CARRIERS[MessageType.PUBLISH]
         elif type_ is P.TRACK_NAMESPACE_PREFIX:
             make, allowed = (lambda p: RequestUpdate(0, p)), {type_}
-        elif type_ is P.FILL_TIMEOUT:
+        elif type_ in (P.FILL_TIMEOUT, P.RELAY_PATH):
             make, allowed = CARRIERS[MessageType.FETCH]
         else:
             make, allowed = CARRIERS[MessageType.SUBSCRIBE_TRACKS]
         assert type_ in allowed
         one = b"\x34\x01\x01a" if type_ is P.TRACK_NAMESPACE_PREFIX else value_octets(type_)
         empty = CODEC.encode_message(make(Parameters()))
-        body = empty[3:-1] + b"\x02" + one + b"\x00" + one[1:]
+        body = empty[3:-1] + b"\x02" + one + b"\x00" + one[len(encode_vi64(type_)) :]
         octets = empty[:1] + len(body).to_bytes(2, "big") + body
         if type_ is P.AUTHORIZATION_TOKEN or 0x25 <= type_ <= 0x29:
             assert len(CODEC.message_decoder().feed(octets)) == 1
@@ -205,3 +208,23 @@ def test_a_delta_that_goes_beyond_64_bits_names_no_parameter():
     body = empty[3:-1] + b"\x02" + bytes((P.FORWARD, 1)) + around + b"\x05"
     with pytest.raises(SessionError, match="above"):
         CODEC.message_decoder().feed(empty[:1] + len(body).to_bytes(2, "big") + body)
+
+
+def test_a_relay_path_names_one_relay_after_the_other_at_most_256():
+    message = TrackStatus(0, (b"n",), b"t", Parameters(relay_path=(7, 300)))
+    octets = CODEC.encode_message(message)
+    # Type 0x4B5705, Length 3, then the relays 7 and 300
+    assert octets.endswith(bytes.fromhex("e04b570503 07 812c"))
+    for count in (0, 257):
+        path = tuple(range(count))
+        with pytest.raises(MisuseError):
+            CODEC.encode_message(TrackStatus(0, (b"n",), b"t", Parameters(relay_path=path)))
+
+
+@pytest.mark.parametrize("value", [b"\x00", encode_vi64(257) + bytes(257), b"\x01\xff"])
+def test_a_relay_path_of_no_relay_or_too_many_or_half_a_one_is_a_violation(value):
+    octets = CODEC.encode_message(TrackStatus(0, (b"n",), b"t", Parameters(relay_path=(7,))))
+    kind, body = octets[:1], octets[3:-2] + value
+    with pytest.raises(SessionError) as refused:
+        CODEC.message_decoder().feed(kind + len(body).to_bytes(2, "big") + body)
+    assert refused.value.code == SessionErrorCode.PROTOCOL_VIOLATION

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moqt.values.codes import RequestErrorCode
 from relay.config import Counters, RelayConfig
 from relay.mesh.directory import (
@@ -205,3 +207,22 @@ def test_readers_who_lost_their_source_get_the_one_that_the_directory_finds():
     mesh.answer("other")
     mesh.star.pass_time(1)
     assert collector.done is None and mesh.other.relay.downstream_subscriptions == 1
+
+
+def test_who_waits_for_a_publisher_gets_one_that_comes_elsewhere():
+    mesh = Mesh()
+    patient = replace(JOIN, rendezvous_timeout=20_000)
+    _, collector = mesh.star.subscriber(patient)
+    mesh.answer()
+    assert collector.failed is None
+    mesh.star.pass_time(NOT_FOUND_SECONDS)
+    mesh.finder.look_for_waiting()
+    assert mesh.asked == [NAMESPACE]
+    mesh.answer()
+    assert collector.failed is None
+    mesh.other.publisher(track(1))
+    mesh.connect()
+    mesh.star.pass_time(NOT_FOUND_SECONDS)
+    mesh.finder.look_for_waiting()
+    mesh.answer("other")
+    assert collector.payloads == everything(1)

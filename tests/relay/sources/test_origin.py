@@ -94,6 +94,41 @@ def test_a_publisher_that_says_nothing_else_costs_one_object_and_the_cache_serve
     assert star.relay.counters.tracks_renewed == 0
 
 
+class Without(CountingPublisher):
+    """Has not got what a FETCH asks for."""
+
+    def fetch_received(self, request):
+        request.reject(RequestErrorCode.DOES_NOT_EXIST, "there is no such Object")
+
+
+def skipping(groups):
+    """A track with every second group, each with other octets than the first publisher's."""
+    store = track()
+    for g in range(0, groups, 2):
+        for o in range(4):
+            store.append(g, o, other(g, o))
+        store.finish_subgroup(g, 0)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("handler", "store"), [(Without, republished(2)), (CountingPublisher, skipping(3))]
+)
+def test_a_publisher_that_has_not_got_what_is_cached_is_believed(handler, store):
+    star = Star()
+    publisher = star.publisher(track(2))
+    pair, _ = star.subscriber(LIVE)
+    star.fetch(pair)
+    star.kill(publisher)
+    star.publisher(store, handler=handler())
+    late = star.subscribe(pair, LIVE)
+    star.pass_time(1)
+    assert star.relay.counters.tracks_renewed == 1
+    store.append(4, 0, other(4, 0))
+    star.run()
+    assert late.payloads == {Location(4, 0): other(4, 0)} and late.done is None
+
+
 def test_a_publisher_that_has_not_got_the_track_takes_nothing_from_the_cache():
     star = Star()
     pair = cached(star)
