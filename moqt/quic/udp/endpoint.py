@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.005
 """Seconds of CPU that receiving, and sending, may take in one turn: then there is less of it."""
-TRANSMIT_ROUNDS = 4
-"""Bursts (of 256 KiB at most) before other work has its turn."""
-
 STARVED = 0.01
 """Seconds between two looks at what is due while the socket takes nothing."""
 
@@ -373,7 +370,7 @@ class Endpoint:
             self._starved.add(transport)
             transport.deliver()
         else:
-            began, rounds = time.thread_time(), 1
+            began = time.thread_time()
             datagrams = transport.datagrams_to_send(self._clock())
             while datagrams:
                 self._send(datagrams)
@@ -382,11 +379,10 @@ class Endpoint:
                 if self._backlog:
                     self._starved.add(transport)
                     break
-                if rounds == TRANSMIT_ROUNDS or time.thread_time() - began > TURN_SECONDS:
+                if time.thread_time() - began > TURN_SECONDS:
                     self._wake(transport)
                     break
                 datagrams = transport.datagrams_to_send(self._clock(), again=True)
-                rounds += 1
         self._settle(transport)
         if transport.terminated:
             self._forget(transport)

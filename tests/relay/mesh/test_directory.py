@@ -7,6 +7,7 @@ from dataclasses import replace
 from moqt.values.codes import RequestErrorCode
 from relay.config import Counters, RelayConfig
 from relay.mesh.directory import (
+from relay.service.metrics import subscriptions
     BATCH,
     FOUND_SECONDS,
     MAX_FAILURES,
@@ -206,7 +207,7 @@ def test_readers_who_lost_their_source_get_the_one_that_the_directory_finds():
     assert mesh.asked == [NAMESPACE]
     mesh.answer("other")
     mesh.star.pass_time(1)
-    assert collector.done is None and mesh.other.relay.downstream_subscriptions == 1
+    assert collector.done is None and subscriptions(mesh.other.relay) == 1
 
 
 def test_who_waits_for_a_publisher_gets_one_that_comes_elsewhere():
