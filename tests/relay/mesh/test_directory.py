@@ -7,7 +7,6 @@ from dataclasses import replace
 from moqt.values.codes import RequestErrorCode
 from relay.config import Counters, RelayConfig
 from relay.mesh.directory import (
-from relay.service.metrics import subscriptions
     BATCH,
     FOUND_SECONDS,
     MAX_FAILURES,
@@ -19,6 +18,7 @@ from relay.service.metrics import subscriptions
     Has,
     Registrations,
 )
+from relay.service.metrics import subscriptions
 from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
 
 OTHER = (b"other",)
