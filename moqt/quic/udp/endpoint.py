@@ -24,15 +24,17 @@ from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.refusals import Refusals
-from moqt.quic.udp.socket import MAX_BATCH, RECEIVE_OCTETS, UdpSocket
+from moqt.quic.udp.socket import UdpSocket
+from moqt.quic.udp.turns import TURN_SECONDS, Receiving
 from moqt.quic.windows import WindowMemory
 from moqt.values.codes import SessionErrorCode
 from moqt.values.errors import ConnectError, escaped
 
 log = logging.getLogger(__name__)
 
-TURN_SECONDS = 0.005
-"""Seconds of CPU that receiving, and sending, may take in one turn: then there is less of it."""
+TRANSMIT_ROUNDS = 4
+"""Bursts (of 256 KiB at most) before other work has its turn."""
+
 STARVED = 0.01
 """Seconds between two looks at what is due while the socket takes nothing."""
 
@@ -74,8 +76,7 @@ class Endpoint:
         self._handler_factory = handler_factory
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._at_once = MAX_BATCH
-        """Octets that are received in one turn of the loop: fewer where they take long."""
+        self._receiving = Receiving()
         self._routes: dict[bytes, AioquicTransport] = {}
         self._cids: dict[AioquicTransport, set[bytes]] = {}
         self._timers: dict[AioquicTransport, tuple[float, asyncio.TimerHandle]] = {}
@@ -301,7 +302,7 @@ class Endpoint:
 
     def _on_readable(self) -> None:
         began = time.thread_time()
-        batches, _ = self._udp.receive(self._at_once)
+        batches, _ = self._udp.receive(self._receiving.octets)
         if self._udp.refused:
             self._on_refused()
         routes = self._routes
@@ -334,12 +335,7 @@ class Endpoint:
                 if answer:
                     self._send(answer)
             self._pump(transport)
-        # small Objects take a hundred times as long as large ones of as many octets
-        took = time.thread_time() - began
-        if took > TURN_SECONDS:
-            self._at_once = max(1, self._at_once // 2)
-        elif took < TURN_SECONDS / 4:
-            self._at_once = min(RECEIVE_OCTETS, 2 * self._at_once)
+        self._receiving.took(time.thread_time() - began)
 
     def _on_refused(self) -> None:
         """An ICMP answer on a client's socket: nobody listens there."""
@@ -370,7 +366,7 @@ class Endpoint:
             self._starved.add(transport)
             transport.deliver()
         else:
-            began = time.thread_time()
+            began, rounds = time.thread_time(), 1
             datagrams = transport.datagrams_to_send(self._clock())
             while datagrams:
                 self._send(datagrams)
@@ -379,10 +375,11 @@ class Endpoint:
                 if self._backlog:
                     self._starved.add(transport)
                     break
-                if time.thread_time() - began > TURN_SECONDS:
+                if rounds == TRANSMIT_ROUNDS or time.thread_time() - began > TURN_SECONDS:
                     self._wake(transport)
                     break
                 datagrams = transport.datagrams_to_send(self._clock(), again=True)
+                rounds += 1
         self._settle(transport)
         if transport.terminated:
             self._forget(transport)
