@@ -15,7 +15,7 @@ from kvcs.publishing.standing import CountingPublisher, Standing
 from kvsp.cli.common import ExitCode, note, print_json, stopping_signals
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold
+from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.quic.config import QuicConfig
 from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
@@ -76,7 +76,8 @@ class Serving(Standing):
             await asyncio.gather(*tasks, return_exceptions=True)
             self._publication.abandon("the publisher is going away")
             if self._announced and self._settings.json:
-                print_json({"event": "ended", "loop_hold_seconds": longest_hold()})
+                holds = {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
+                print_json({"event": "ended", **holds, **self._ended()})
         if self._failure is not None:
             raise self._failure
 
@@ -124,6 +125,10 @@ class Serving(Standing):
     @abstractmethod
     def _told(self) -> tuple[str, dict[str, Any]]:
         """What is published: in words, and as members of a JSON object."""
+
+    def _ended(self) -> dict[str, Any]:
+        """What is to be said at the end, as members of a JSON object."""
+        return {}
 
     @abstractmethod
     async def _produce(self) -> None:
