@@ -29,6 +29,8 @@ from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 from moqt.values.names import TrackNamespace
 
+MOST_SECONDS: Final = 5.0
+"""Between two tries to connect: a relay that is back has everything again within that."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 ANNOUNCE_SECONDS: Final = 10.0
@@ -140,7 +142,7 @@ class Standing(ABC):
 
     async def stand(self) -> None:
         """Open sessions, one after another. Raises what `gives_up` does not bear with."""
-        loop, backoff = asyncio.get_running_loop(), Backoff()
+        loop, backoff = asyncio.get_running_loop(), Backoff(most=MOST_SECONDS)
         while True:
             began = loop.time()
             try:

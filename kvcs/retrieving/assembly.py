@@ -18,7 +18,7 @@ from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
-from kvcs.names.tracks import DataTrack, raw_octets
+from kvcs.names.tracks import DataTrack
 from kvcs.retrieving.destinations import Destination
 from kvcs.retrieving.layers import Kept, LayerBuffer, Verdict
 from kvcs.retrieving.open_layer import OpenLayer
@@ -568,26 +568,10 @@ class Assembly(LayerBuffer):
             )
         for number in wrong:
             assert held is not None
-            self._take_back(track, facts, layer, number, held)
-
-    def _take_back(
-        self, track: DataTrack, facts: TrackDigests, layer: int, number: int, held: OpenLayer
-    ) -> None:
-        """An Object that came is not what the manifest lists: it is to come again."""
-        stats, block = self._stats, facts.first + number
-        held.take_back(track.component, number)
-        self._taken_back.append((track, Location(layer, number)))
-        if self._resumed_no_more(track, layer, block, self.segments[track.segment]):
-            stats.discarded[OTHER_PRODUCTION] += 1
-            return
-        stats.octets -= raw_octets(self.descriptor, track.component)
-        if (block, layer) in stats.over_http:
-            stats.discarded[OTHER_PRODUCTION] += 1
-            self.foreign.add(block)
-            return
-        stats.objects_verified -= 1
-        stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-        self.bad.count(DecodeErrorName.DIGEST_MISMATCH)
+            self._taken_back.append((track, Location(layer, number)))
+            if self._void(track, layer, number, held, self.segments[track.segment]):
+                stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
+                self.bad.count(DecodeErrorName.DIGEST_MISMATCH)
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(

@@ -17,10 +17,10 @@ from typing import Final
 from kvcs.keeping.resume_file import Origin, key_of
 from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests
-from kvcs.names.tracks import DataTrack
+from kvcs.names.tracks import DataTrack, raw_octets
 from kvcs.retrieving.destinations import Destination, Resumable
 from kvcs.retrieving.open_layer import OpenLayer
-from kvcs.retrieving.stats import Stats
+from kvcs.retrieving.stats import OTHER_PRODUCTION, Stats
 from kvsp.blocks.layout import Octets, Tensor
 from kvsp.names.identity import Descriptor
 
@@ -329,6 +329,29 @@ class LayerBuffer:
         self._stats.objects_resumed -= 1
         if not any(block in unlisted.get((each, layer), ()) for each in tracks):
             self._stats.resumed.discard((block, layer))
+        return True
+
+    def _void(
+        self,
+        track: DataTrack,
+        layer: int,
+        number: int,
+        held: OpenLayer,
+        tracks: Sequence[DataTrack],
+    ) -> bool:
+        """An Object that is there is not the one it has to be, and is to come again: whether it
+        came here and is bad. `tracks` are those of its segment."""
+        stats, block = self._stats, self._spans[track.segment].start + number
+        held.take_back(track.component, number)
+        if self._resumed_no_more(track, layer, block, tracks):
+            stats.discarded[OTHER_PRODUCTION] += 1
+            return False
+        stats.octets -= raw_octets(self.descriptor, track.component)
+        if (block, layer) in stats.over_http:
+            stats.discarded[OTHER_PRODUCTION] += 1
+            self.foreign.add(block)
+            return False
+        stats.objects_verified -= 1
         return True
 
     def _check_bound(self, layer: int, block: int, held: OpenLayer, number: int) -> None:
