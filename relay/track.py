@@ -270,7 +270,7 @@ class UpstreamTrack:
         self.home.upstream_subscriptions += 1
         self._lost = None
         self.counters.publishers_returned += self.candidates.settle()
-        self.origin.accepted(subscription.session, request.largest, alone=alone)
+        self.origin.accepted(subscription, request.largest, alone=alone)
         store = self.store
         if store.ended and not (self.track_ended and store.end_of_track is not None):
             # A subscription that is still draining would have a hole it does not know of.

@@ -34,6 +34,14 @@ class Inherited(Filled, Protocol):
         """What is cached has been compared, or cannot be: those who wait may be served."""
 
 
+class Bringing(Protocol):
+    """A subscription that brings the track."""
+
+    session: Session
+    published: bool
+    """Its publisher offered it (PUBLISH), and need not answer a FETCH."""
+
+
 class Origin:
     """Who vouches for what one track's cache holds."""
 
@@ -47,15 +55,18 @@ class Origin:
         self._probe: UpstreamFetch | None = None
         self._brought: object | None = None
         """Of an Object that is being read from the disk, to be compared."""
+        self._offered = False
+        """Who is asked for that Object has offered the track, and may take no FETCH."""
 
     @property
     def probing(self) -> bool:
         """An Object is being compared."""
         return self._probe is not None or self._brought is not None
 
-    def accepted(self, session: Session, largest: Location | None, *, alone: bool) -> None:
-        """`session` brings the track, whose Largest Object it says is `largest`; `alone`: nobody
-        else does."""
+    def accepted(self, by: Bringing, largest: Location | None, *, alone: bool) -> None:
+        """`by` brings the track, whose Largest Object it says is `largest`; `alone`: nobody else
+        does."""
+        session = by.session
         self.unasked = False
         # who brings a track again that has ended says something new
         vouched = session in self._vouched and not self._track.track_ended
@@ -71,6 +82,7 @@ class Origin:
         if end is not None and (largest is None or ours is None or not ours <= largest < end):
             self.contradicted("a track that had ended goes on, or begins anew")
         elif largest is not None and ours is not None:
+            self._offered = by.published
             self._bring(session, min(largest, ours))
 
     def contradicted(self, reason: str) -> bool:
@@ -130,6 +142,7 @@ class Origin:
         """It says nothing of what is compared."""
 
     def fetch_failed(self, fetch: UpstreamFetch) -> None:
+        fetch.denied &= not self._offered
         self.fetch_over(fetch)
 
     def fetch_over(
