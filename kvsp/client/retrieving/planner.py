@@ -209,6 +209,9 @@ class Planner:
             return
         self.counters[fault] += 1
         self._blame(flight, fault, now, retry_after, available)
+        for other in self._flights.values():
+            if other.fetch.block == flight.fetch.block:
+                other.hedged = False  # this one was no help
         source = flight.fetch.candidate.source
         if source.fault is not None:
             for task in source.take_all():
@@ -386,7 +389,7 @@ class Planner:
         for flight in list(self._flights.values()):
             if flight.hedged or self._late_at(flight) > now or not (left := self._left(flight)):
                 continue
-            if flight.fetch.candidate.source is helper:
+            if self._is_asked(helper, flight.fetch.block):
                 continue
             run = range(left[0], left[-1] + 1)
             candidate = self._at(helper, flight.fetch.block, run)
@@ -394,10 +397,17 @@ class Planner:
                 continue
             fetch = self._start(self._task(flight.fetch.block, run, candidate), now)
             if fetch is not None:
-                flight.hedged = self._flights[fetch.number].hedged = True
+                # the helper may be late in its turn
+                flight.hedged = True
                 self.counters["hedges"] += 1
             return fetch
         return None
+
+    def _is_asked(self, source: Source, block: int) -> bool:
+        return any(
+            each.fetch.block == block and each.fetch.candidate.source is source
+            for each in self._flights.values()
+        )
 
     def _at(self, source: Source, block: int, run: range) -> Candidate | None:
         """A replica of the block at a source that holds the whole run."""
