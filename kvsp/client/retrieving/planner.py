@@ -77,6 +77,9 @@ class Planner:
         self._flights: dict[int, Flight] = {}
         self._cancels: list[Cancel] = []
         self._octets = 0
+        self._late = 0
+        """Requests that are late; they count for no limit but that of their source."""
+
         self.sources: dict[str, Source] = {}
         self.counters: Counter[str] = Counter()
         """`requests`, `hedges`, `stolen`, and every fault by its name."""
@@ -113,16 +116,33 @@ class Planner:
         """What to do now; to be called again after every event and at `next_time`."""
         actions: list[Fetch | Cancel] = []
         most = 1 if self._ordered else self._limits.requests
-        while len(self._flights) < most and (fetch := self._next(now)) is not None:
+        if not self._ordered:
+            self._discount_late(now)
+        while (
+            len(self._flights) - self._late < most
+            and len(self._flights) < 2 * most
+            and (fetch := self._next(now)) is not None
+        ):
             actions.append(fetch)
         cancels, self._cancels = self._cancels, []
         return cancels + actions
+
+    def _discount_late(self, now: float) -> None:
+        """What hangs holds up no other: at most as many requests again may go beside it."""
+        for flight in self._flights.values():
+            if not flight.late and self._late_at(flight) <= now:
+                flight.late = True
+                self._late += 1
+                self._octets -= flight.octets
 
     def next_time(self, now: float) -> float | None:
         """When `poll` has something to do although nothing happened; None for never."""
         waiting = [source for source in self.sources.values() if len(source)]
         times = [source.ready_at for source in waiting]
-        times += [self._late_at(flight) for flight in self._flights.values() if not flight.hedged]
+        unaided = [self._late_at(flight) for flight in self._flights.values() if not flight.hedged]
+        times += unaided
+        if any(time <= now for time in unaided):
+            times += [source.ready_at for source in self.sources.values() if source.fault is None]
         if waiting and any(s.free(self._limits, now) and not len(s) for s in self.sources.values()):
             times.append(now + self._limits.hedge_s)
         return min((time for time in times if time > now), default=None)
@@ -457,7 +477,10 @@ class Planner:
             source = flight.fetch.candidate.source
             source.active -= 1
             source.outstanding -= flight.octets
-            self._octets -= flight.octets
+            if flight.late:
+                self._late -= 1
+            else:
+                self._octets -= flight.octets
         return flight
 
     def _abandon(self, number: int) -> None:

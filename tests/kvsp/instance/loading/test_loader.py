@@ -239,3 +239,14 @@ def test_whatever_sources_do_each_block_that_one_of_them_gives_comes_once(seed: 
         await site.loader.stop()
 
     story(seed, tell, hung=hung, lacking=lacking, most=numbers.choice([1, 3, 1000]))
+
+
+def test_more_sources_that_hang_than_requests_may_be_made_at_once_hold_up_no_block() -> None:
+    hung = [f"https://hung{number}.example/kvsp/" for number in range(5)]
+
+    async def tell(site: Site) -> None:
+        took = await site.load(KEYS, *hung, GOOD, seconds=100.0)
+        assert sorted(site.whole) == sorted(KEYS)
+        assert took < 10.0
+
+    story(1, tell, hung=set(hung))
