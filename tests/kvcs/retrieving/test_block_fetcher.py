@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import pytest
@@ -122,6 +123,32 @@ async def test_octets_that_are_not_those_of_the_record_are_a_digest_mismatch():
     wrong = Index(blocks=0).knows(publication, CACHE[::-1], URL)
     async with Link(publisher(publication)) as link:
         assert await reason(wrong, link, publication, block) == "digest-mismatch"
+
+
+async def test_no_block_is_had_for_two_keys_nor_another_than_the_last_for_the_anchor_key():
+    """Whatever the records of an index service say."""
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    keys = [block_of(client, number) for number in range(BLOCKS)]
+    lies = [replica[0] for replica in client.held]
+    for number, of in ((1, 0), (BLOCKS - 1, 2), (3, BLOCKS - 1)):
+        wrong = replace(lies[of], block_key=lies[number].block_key)
+        client.held[number] = [wrong]
+    async with Link(publisher(publication)) as link:
+
+        async def connecting(url):
+            return link.session
+
+        way = MoqtFetcher(client, connecting)
+        source = publication_uri(URL, publication.namespace)
+        had = []
+        for number in range(BLOCKS):
+            try:
+                await way.fetch(source, keys[number], DESCRIPTOR, 1000, KvBlock(DESCRIPTOR).write)
+                had.append(number)
+            except LoadError as error:
+                assert error.reason == "digest-mismatch" and "another one" in str(error)
+    assert had == [0, 2]
 
 
 @pytest.mark.parametrize("signed", [False, True])
