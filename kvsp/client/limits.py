@@ -51,7 +51,7 @@ class ClientLimits:
     """Block Keys of one lease of a retrieval; fewer where a holder grants no more."""
 
     requests: Count = 16
-    """Requests of blocks at once, of one retrieval."""
+    """Requests of blocks at once, of one retrieval; as many again beside those that are late."""
 
     requests_per_source: Count = 4
     """The same at one source."""

@@ -184,13 +184,18 @@ class Model:
             context.prefill(text[-1:])
         return text
 
-    def store(self, index: Server, holder: Server, tokens: list[int]) -> list[bytes]:
-        """Put the blocks of a prompt into a holder; their keys."""
+    def store(
+        self, index: Server, holder: Server, tokens: list[int], *, chained: bool = False
+    ) -> list[bytes]:
+        """Put the blocks of a prompt into a holder; their keys. When they are `chained` each
+        names the one before it."""
         compat = compat_path(self.descriptor.compat_id)
         assert index.ask("PUT", compat, json.loads(self.descriptor.jcs))[0] in (200, 201)
         keys = self.keys(tokens)
         fields = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
-        for key, container in zip(keys, self.containers(tokens), strict=True):
+        for place, (key, container) in enumerate(zip(keys, self.containers(tokens), strict=True)):
+            if chained and place:
+                fields["Kvsp-Prior-Block"] = keys[place - 1].hex()
             status, _ = holder.ask("PUT", block_path(self.block_id(key)), container, headers=fields)
             assert status == 201
         return keys

@@ -402,3 +402,22 @@ def test_a_directive_is_carried_out_although_one_of_its_sources_hangs(tmp_path):
     assert status["loaded"] == [key.hex() for key in keys]
     assert instance.metric('kvsp_instance_blocks_events_total{event="fetched"}') == len(keys)
     hung.process.signal(signal.SIGCONT)
+
+
+def test_a_prompt_larger_than_its_holder_is_found_from_its_beginning_when_its_order_is_told(
+    tmp_path,
+):
+    server = Server(tmp_path, "server", "index,holder", holder={"disk_mib": 1}).begin().ready()
+    engine = ToyEngine(layers=8, kv_heads=4, head_dim=64, block_tokens=8)
+    model = Model(tmp_path / "model", engine)
+    plain, told = ([(step * number + 1) % 256 for number in range(320)] for step in (5, 7))
+    plain_keys = model.store(server, server, plain)
+    keys = model.store(server, server, told, chained=True)
+    evicted = 'kvsp_holder_evictions_total{tier="disk"}'
+    assert server.metric(evicted) > len(plain_keys)
+    eventually(lambda: model.lookup(server, keys) > 8, "the beginning of the prompt")
+    # another one pushes out its end; of one whose order nobody told it would be the beginning
+    found = model.lookup(server, keys)
+    model.store(server, server, [(11 * number + 3) % 256 for number in range(32)])
+    eventually(lambda: 0 < model.lookup(server, keys) < found, "less of its end")
+    assert model.lookup(server, plain_keys) == 0

@@ -68,6 +68,8 @@ class Flight:
     """Seconds it was estimated to take."""
     octets: int
     hedged: bool = False
+    late: bool = False
+    """Whether it has taken so long that it holds up no other any more."""
     brought: bool = False
     """Whether a layer came of it."""
 

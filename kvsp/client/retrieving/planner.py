@@ -77,6 +77,9 @@ class Planner:
         self._flights: dict[int, Flight] = {}
         self._cancels: list[Cancel] = []
         self._octets = 0
+        self._late = 0
+        """Requests that are late; they count for no limit but that of their source."""
+
         self.sources: dict[str, Source] = {}
         self.counters: Counter[str] = Counter()
         """`requests`, `hedges`, `stolen`, and every fault by its name."""
@@ -113,16 +116,33 @@ class Planner:
         """What to do now; to be called again after every event and at `next_time`."""
         actions: list[Fetch | Cancel] = []
         most = 1 if self._ordered else self._limits.requests
-        while len(self._flights) < most and (fetch := self._next(now)) is not None:
+        if not self._ordered:
+            self._discount_late(now)
+        while (
+            len(self._flights) - self._late < most
+            and len(self._flights) < 2 * most
+            and (fetch := self._next(now)) is not None
+        ):
             actions.append(fetch)
         cancels, self._cancels = self._cancels, []
         return cancels + actions
+
+    def _discount_late(self, now: float) -> None:
+        """What hangs holds up no other: at most as many requests again may go beside it."""
+        for flight in self._flights.values():
+            if not flight.late and self._late_at(flight) <= now:
+                flight.late = True
+                self._late += 1
+                self._octets -= flight.octets
 
     def next_time(self, now: float) -> float | None:
         """When `poll` has something to do although nothing happened; None for never."""
         waiting = [source for source in self.sources.values() if len(source)]
         times = [source.ready_at for source in waiting]
-        times += [self._late_at(flight) for flight in self._flights.values() if not flight.hedged]
+        unaided = [self._late_at(flight) for flight in self._flights.values() if not flight.hedged]
+        times += unaided
+        if any(time <= now for time in unaided):
+            times += [source.ready_at for source in self.sources.values() if source.fault is None]
         if waiting and any(s.free(self._limits, now) and not len(s) for s in self.sources.values()):
             times.append(now + self._limits.hedge_s)
         return min((time for time in times if time > now), default=None)
@@ -209,6 +229,9 @@ class Planner:
             return
         self.counters[fault] += 1
         self._blame(flight, fault, now, retry_after, available)
+        for other in self._flights.values():
+            if other.fetch.block == flight.fetch.block:
+                other.hedged = False  # this one was no help
         source = flight.fetch.candidate.source
         if source.fault is not None:
             for task in source.take_all():
@@ -386,7 +409,7 @@ class Planner:
         for flight in list(self._flights.values()):
             if flight.hedged or self._late_at(flight) > now or not (left := self._left(flight)):
                 continue
-            if flight.fetch.candidate.source is helper:
+            if self._is_asked(helper, flight.fetch.block):
                 continue
             run = range(left[0], left[-1] + 1)
             candidate = self._at(helper, flight.fetch.block, run)
@@ -394,10 +417,17 @@ class Planner:
                 continue
             fetch = self._start(self._task(flight.fetch.block, run, candidate), now)
             if fetch is not None:
-                flight.hedged = self._flights[fetch.number].hedged = True
+                # the helper may be late in its turn
+                flight.hedged = True
                 self.counters["hedges"] += 1
             return fetch
         return None
+
+    def _is_asked(self, source: Source, block: int) -> bool:
+        return any(
+            each.fetch.block == block and each.fetch.candidate.source is source
+            for each in self._flights.values()
+        )
 
     def _at(self, source: Source, block: int, run: range) -> Candidate | None:
         """A replica of the block at a source that holds the whole run."""
@@ -447,7 +477,10 @@ class Planner:
             source = flight.fetch.candidate.source
             source.active -= 1
             source.outstanding -= flight.octets
-            self._octets -= flight.octets
+            if flight.late:
+                self._late -= 1
+            else:
+                self._octets -= flight.octets
         return flight
 
     def _abandon(self, number: int) -> None:

@@ -92,7 +92,8 @@ def test_every_needed_layer_arrives_exactly_once_or_is_missing_with_its_reason(d
             assert all(any(layer in held for held in offered) for layer in action.layers)
             assert action.candidate.by_layer or action.layers == range(LAYERS)
             open_[action.number] = [action, list(action.layers)]
-        assert len(open_) <= LIMITS.requests
+        assert len(open_) <= 2 * LIMITS.requests
+        assert now or len(open_) <= LIMITS.requests
         assert planner.octets_in_flight <= LIMITS.octets_in_flight
         per_source = Counter(fetch.record.holder for fetch, _ in open_.values())
         assert all(number <= LIMITS.requests_per_source for number in per_source.values())

@@ -4,6 +4,7 @@ time)."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,3 +198,55 @@ def test_a_load_that_is_cancelled_gives_its_memory_back_and_the_next_one_goes_on
         assert len(site.whole) == len(KEYS)
 
     story(1, tell, hung={HUNG})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_sources_do_each_block_that_one_of_them_gives_comes_once(seed: int) -> None:
+    numbers = random.Random(seed)
+    names = [GOOD, OTHER, HUNG]
+    hung = {name for name in names if numbers.random() < 0.35}
+    lacking = {
+        name: {key for key in KEYS if numbers.random() < share}
+        for name, share in zip(names, numbers.choices([0.0, 0.3, 0.9], k=3), strict=True)
+    }
+    of = {key: numbers.sample(names, numbers.randint(1, 3)) for key in KEYS}
+    given = [
+        key
+        for key, sources in of.items()
+        if any(name not in hung and key not in lacking[name] for name in sources)
+    ]
+
+    async def tell(site: Site) -> None:
+        told: list[BlockId] = []
+        now = asyncio.get_running_loop().time
+
+        def came(block: BlockId, outcome: KvBlock | LoadError) -> None:
+            told.append(block)
+            site.came[block] = outcome
+
+        began = now()
+        wanted = [Wanted(block_id(key), of[key]) for key in KEYS]
+        await site.loader.load(wanted, "user", came, seconds=20.0, publish=seed % 2 == 0)
+        assert now() - began <= 20.0 + 1e-9
+        assert sorted(told) == sorted(block_id(key) for key in KEYS)
+        assert sorted(site.whole) == sorted(given)
+        # what hangs and nobody else has is waited for to the end, the rest is not
+        only_hung = any(
+            key not in given and any(name in hung for name in sources)
+            for key, sources in of.items()
+        )
+        assert only_hung or now() - began < 10.0
+        await site.loader.stop()
+
+    story(seed, tell, hung=hung, lacking=lacking, most=numbers.choice([1, 3, 1000]))
+
+
+def test_more_sources_that_hang_than_requests_may_be_made_at_once_hold_up_no_block() -> None:
+    hung = [f"https://hung{number}.example/kvsp/" for number in range(5)]
+
+    async def tell(site: Site) -> None:
+        took = await site.load(KEYS, *hung, GOOD, seconds=100.0)
+        assert sorted(site.whole) == sorted(KEYS)
+        assert took < 10.0
+
+    story(1, tell, hung=set(hung))
