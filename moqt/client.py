@@ -12,11 +12,9 @@ from types import TracebackType
 from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.quic.aio.transport import AioquicTransport
-from moqt.quic.config import NO_ANSWER, QuicConfig
+from moqt.quic.config import H3_ALPN, NO_ANSWER, QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
-from moqt.quic.webtransport.client import WebTransportClient
-from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import parse_uri
 from moqt.values.codes import SessionErrorCode
@@ -93,6 +91,8 @@ class connect:
         def make(transport: AioquicTransport) -> TransportHandler:
             if not self._uri.webtransport:
                 return make_session(transport)
+            from moqt.quic.webtransport.client import WebTransportClient  # HTTP/3, for few
+
             return WebTransportClient(
                 transport,
                 make_session,

@@ -10,11 +10,9 @@ from typing import Self
 
 from moqt.aio import MoqtSession
 from moqt.client import keep_ticking
-from moqt.quic.accept import by_alpn
-from moqt.quic.config import QuicConfig
+from moqt.quic.config import H3_ALPN, QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
-from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import for_transport
 from moqt.values.codes import SessionErrorCode
@@ -41,6 +39,10 @@ class Server:
         for each in tuple(self.sessions):
             webtransport = each.session.transport.path is not None
             each.session.send_goaway(for_transport(uri, webtransport=webtransport), timeout_ms)
+
+    def refuse_new(self, why: str) -> None:
+        """Take no connection from now on; clients are refused at once, and told `why`."""
+        self.endpoint.refuse_new(why)
 
     async def close(
         self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = ""
@@ -122,6 +124,8 @@ class serve:
         return accepted
 
     async def _serve(self) -> Server:
+        from moqt.quic.accept import by_alpn  # HTTP/3, which clients have no use for
+
         quic = self._quic
         protocols = tuple(name for name in quic.alpn if name != H3_ALPN)
         for name in protocols:

@@ -132,6 +132,10 @@ class Scopes(SessionHandler):
         self.disk = disk
         self.relays: dict[str, Relay] = {}
         self.threshold = Threshold(self)
+        self.made: list[Callable[[str, Relay], None]] = []
+        """Told of every scope that is made."""
+        self.gone: list[Callable[[str], None]] = []
+        """Told of every scope that is forgotten."""
         self._kept: set[str] = set()
         self._counted = Numbers()
         """Of the scopes that are gone."""
@@ -153,6 +157,8 @@ class Scopes(SessionHandler):
                 clock=self.clock,
                 shelf=None if self.disk is None else self.disk.shelf(scope),
             )
+            for made in self.made:
+                made(scope, relay)
         return relay
 
     # -- sessions ----------------------------------------------------------------------------
@@ -224,13 +230,16 @@ class Scopes(SessionHandler):
         if self.disk is not None:
             self.disk.leave(scope)
         self._counted = Numbers.total([self._counted, relay.numbers()])
+        for gone in self.gone:
+            gone(scope)
 
     # -- time and numbers --------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Time has passed. Twice a second is enough."""
+    def tick(self, now: float, most: int | None = None) -> None:
+        """Time has passed. Twice a second is enough. With `most` no more Objects expire at once,
+        and the others by `expire_more` of the cache."""
         self.clock.now = now
-        self.cache.expire(now)
+        self.cache.expire(now, most)
         if self.disk is not None:
             self.disk.tick(now)
         for scope, relay in tuple(self.relays.items()):

@@ -113,7 +113,7 @@ ROWS = (
         "`requests_incoming`, `requests_outgoing`, `streams_read`", REFUSED,
         "OpenRequests.incoming OpenRequests.outgoing Session._streams RequestOctets._of "
         "IncomingPublishNamespace._when_ended Deadlines._heap UpstreamTrack.subscriptions "
-        "UpstreamTrack.denied Downstream.requests",
+        "UpstreamTrack.denied Readers._requests Readers.sessions",
     ),
     _row(
         "names, filters, tokens, properties of requests", "session", "`max_request_octets`",
@@ -196,7 +196,7 @@ ROWS = (
     ),
     _row(
         "requests that wait for a publisher", "scope", "`max_pending`", "", "`pending_requests`",
-        REFUSED, "Waiting.pending Downstream.waiting",
+        REFUSED, "Waiting.pending Readers._requests",
     ),
     _row(
         "malformed tracks", "session, scope", "1,024 (`MAX_MALFORMED`)", "", "`malformed_tracks`",

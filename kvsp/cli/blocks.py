@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from kvsp.blocks.codecs import encode_section
 from kvsp.blocks.container import Container
@@ -234,7 +232,8 @@ def put(
                             _container, file, descriptor, number, stored_as
                         )
                         block = BlockId(descriptor.compat_id, prompt.scope.scope_id, key)
-                        created += (await client.put(to, block, made)).created
+                        prior = prompt.keys[number - 1] if number else None
+                        created += (await client.put(to, block, made, prior=prior)).created
                         advance(octets // count)
         if not json:
             there = f", {count - created} were there already" if created < count else ""
@@ -388,12 +387,15 @@ def _progress(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     if not show:
         yield lambda octets: None
         return
-    with Progress(
-        TextColumn("blocks"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
+    from rich import console  # they take long, and few uses have a terminal
+    from rich import progress as bars
+
+    with bars.Progress(
+        bars.TextColumn("blocks"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        console=console.Console(stderr=True),
         transient=True,
     ) as progress:
         task = progress.add_task("blocks", total=total)

@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
@@ -76,9 +75,11 @@ def versions(program: str, *more: str) -> str:
 
 
 def _version(distribution: str) -> str:
+    from importlib import metadata  # it takes long, and few ask
+
     try:
-        return version(distribution)
-    except PackageNotFoundError:  # run from a checkout
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # run from a checkout
         return "(not installed)"
 
 

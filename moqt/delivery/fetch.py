@@ -53,6 +53,9 @@ class FetchDelivery(StreamDelivery):
         group = end.group if self._descending else start.group
         self._next_location, self._stop = self._span(group)
         self._priority = store.default_priority
+        """That of the next Object, and ..."""
+        self._ranked = self._next_location.group
+        """... the group, by which it was ranked last."""
         self.opened = False
         self._assumed: list[tuple[Assumption, Location, Location]] = []
         """Gaps skipped because a fetch on its way left them out; proven when it ends."""
@@ -107,10 +110,10 @@ class FetchDelivery(StreamDelivery):
             following = self.store.next_object(self._next_location, self._stop)
             if following is not None:
                 self._priority = following.priority
-        group = self._next_location.group
+        group = self._ranked = self._next_location.group
         return (self._priority, int(self._behind), -group if self._descending else group, 0, 0)
 
-    def write(self, limit: int) -> Progress:
+    def write_object(self) -> Progress:
         if self.over:
             return Progress.DONE
         if not self.opened:
@@ -126,11 +129,13 @@ class FetchDelivery(StreamDelivery):
         if self.current is not None:
             if self.current.gone and not self.current.complete:
                 return self._fail(StreamErrorCode.INTERNAL_ERROR)
-            return self.send_current(limit)
+            return self.send_current()
         stored = self._advance()
         if isinstance(stored, Progress):
             return stored
-        self._priority = stored.priority
+        if stored.priority != self._priority:  # others may go before it
+            self._next_location, self.left = stored.location, 0
+            return Progress.MORE
         self._written = stored.location
         self._reach = 1
         head = self._encoder.object(
@@ -144,7 +149,10 @@ class FetchDelivery(StreamDelivery):
                 status=ObjectStatus.NORMAL,
             )
         )
-        return self.send_object(stored, head, limit)
+        progress = self.send_object(stored, head)
+        if self.flow.heap and stored.location.group != self._ranked:
+            self.left = 0  # others of the flow may go before the next one
+        return progress
 
     def _advance(self) -> StoredObject | Progress:
         """The next Object to send, or why there is none."""
@@ -246,9 +254,9 @@ class FetchDelivery(StreamDelivery):
 
     def _write_marker(self, kind: EndOfRange, location: Location) -> None:
         assert self.stream_id is not None
-        self.outlet.transport.send(
-            self.stream_id, self._encoder.marker(RangeMarker(kind, location))
-        )
+        octets = self._encoder.marker(RangeMarker(kind, location))
+        self.outlet.transport.send(self.stream_id, octets)
+        self.left -= len(octets)
         self._written = location
 
     def _prove(self) -> Progress | None:

@@ -10,6 +10,7 @@ Between equal ones of different requests it takes turns, so that none starves.
 from __future__ import annotations
 
 import heapq
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Delivery(ABC):
 
     stream_id: int | None = None
     """The open stream it writes on."""
+    wrote = False
+    """The last `write` has handed octets to the transport, whatever kept it from handing more."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -106,7 +109,8 @@ class Delivery(ABC):
 
     @abstractmethod
     def write(self, limit: int) -> Progress:
-        """Hand about `limit` octets of at most one Object to the transport."""
+        """Hand about `limit` octets to the transport, of as many Objects as that is: while it runs
+        nothing comes that would go first."""
 
 
 class Flow:
@@ -165,7 +169,7 @@ class Scheduler:
         """Fills that are not over, of all subscriptions."""
         self._ticked = 0.0
         self._flows: list[Entry] = []
-        self._number = 0
+        self._next_number: Callable[[], int] = itertools.count(1).__next__
         self._unflushed: dict[Delivery, None] = {}
         self._blocked: dict[int, Delivery] = {}
         """By stream: those that wait for credit on it."""
@@ -246,10 +250,6 @@ class Scheduler:
             heapq.heapify(self._streamless)
             self._compact_streamless_at = max(256, 2 * len(self._streamless))
 
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
     @property
     def idle(self) -> bool:
         return not self._flows
@@ -290,7 +290,7 @@ class Scheduler:
                 continue
             flow.entry, flow.turn = None, self._next_number()
             _, _, delivery = heapq.heappop(flow.heap)
-            delivery.queued = False
+            delivery.queued = delivery.wrote = False
             progress = delivery.write(limit)
             tried = delivery is self._trying
             if tried:
@@ -306,7 +306,6 @@ class Scheduler:
                 self._try_stream()
             if progress is Progress.MORE:
                 self.ready(delivery)
-                self.offer(flow)
                 return True
             if progress is Progress.UNFLUSHED:
                 self._unflushed[delivery] = None
@@ -314,6 +313,8 @@ class Scheduler:
                 assert delivery.stream_id is not None
                 self._blocked[delivery.stream_id] = delivery
             self.offer(flow)
+            if delivery.wrote:
+                return True
         return False
 
     def stream_over(self, stream_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 from moqt.delivery.scheduler import Delivery, Flow, Progress, Scheduler
@@ -60,6 +61,22 @@ class StreamDelivery(Delivery):
         self.current: StoredObject | None = None
         self.offset = 0
         self.over = False
+        self.left = 0
+        """Octets that the `write` under way may hand over still; a subclass that has to be ranked
+        anew before its next Object sets it to 0."""
+
+    def write(self, limit: int) -> Progress:
+        self.left = limit
+        while True:
+            progress = self.write_object()
+            if progress is not Progress.MORE or self.left <= 0:
+                break
+        self.wrote = self.left < limit
+        return progress
+
+    @abstractmethod
+    def write_object(self) -> Progress:
+        """Go on with the Object in hand, or begin the next one, by `send_object`."""
 
     def wake(self) -> None:
         if not self.over and not self.queued:
@@ -88,7 +105,7 @@ class StreamDelivery(Delivery):
             self.outlet.scheduler.stream_over(stream_id)
             self.outlet.data_stream_closed(stream_id)
 
-    def send_object(self, stored: StoredObject, head: bytes, limit: int) -> Progress:
+    def send_object(self, stored: StoredObject, head: bytes) -> Progress:
         """Begin an Object: its header on the stream is `head`.
 
         A short first part of the payload goes along: each piece the transport is given
@@ -101,24 +118,28 @@ class StreamDelivery(Delivery):
             self.offset = stored.ends[0]
         assert self.stream_id is not None
         self.outlet.transport.send(self.stream_id, head)
-        return self.send_current(limit)
+        self.left -= len(head)
+        return self.send_current()
 
-    def send_current(self, limit: int) -> Progress:
+    def send_current(self) -> Progress:
         """Send some of the Object in hand; WAITING when it has not grown that far yet."""
         stored, stream_id = self.current, self.stream_id
         assert stored is not None and stream_id is not None
         transport = self.outlet.transport
-        room = min(limit, transport.send_room(stream_id))
-        while self.offset < stored.length:
-            if room <= 0:
-                return Progress.BLOCKED if limit > 0 else Progress.MORE
-            part = stored.read(self.offset, room)
-            if not part:
-                return Progress.WAITING
-            size = len(part)
-            transport.send(stream_id, part)
-            self.offset += size
-            room -= size
-            limit -= size
+        if self.offset < stored.length:
+            room = transport.send_room(stream_id)
+            while self.offset < stored.length:
+                if self.left <= 0:
+                    return Progress.MORE
+                if room <= 0:
+                    return Progress.BLOCKED
+                part = stored.read(self.offset, min(self.left, room))
+                if not part:
+                    return Progress.WAITING
+                size = len(part)
+                transport.send(stream_id, part)
+                self.offset += size
+                room -= size
+                self.left -= size
         self.current = None
         return Progress.MORE

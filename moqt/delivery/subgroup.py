@@ -60,7 +60,7 @@ class SubgroupDelivery(StreamDelivery):
         ascending = self.selection.group_order is GroupOrder.ASCENDING
         return (self.log.priority, 0, group if ascending else -group, 2, self.log.subgroup)
 
-    def write(self, limit: int) -> Progress:
+    def write_object(self) -> Progress:
         if self.over or self.selection.paused:
             return Progress.WAITING
         if self._yields and self.stream_id is not None:
@@ -75,7 +75,7 @@ class SubgroupDelivery(StreamDelivery):
                 self.position = self.current.location.object - 1
                 self.reset(StreamErrorCode.INTERNAL_ERROR)
             else:
-                return self.send_current(limit)
+                return self.send_current()
         self._blocked_by = None
         stored = self._next()
         if stored is None:
@@ -113,7 +113,7 @@ class SubgroupDelivery(StreamDelivery):
         self.previous = self.passed = object_id
         if not stored.status:
             self._real = object_id
-        progress = self.send_object(stored, head, limit)
+        progress = self.send_object(stored, head)
         if self.timed:
             self._arm()
         return progress

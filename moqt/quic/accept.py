@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from moqt.quic.aio.transport import AioquicTransport, HandlerFactory
+from moqt.quic.config import H3_ALPN
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.webtransport.server import WebTransportServer
-from moqt.quic.webtransport.session import H3_ALPN
 
 MakeSession = Callable[[Transport], TransportHandler]
 

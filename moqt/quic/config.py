@@ -26,6 +26,8 @@ STREAM_WINDOW = 32 << 20
 SESSION_WINDOW = 64 << 20
 
 DEFAULT_ALPN = ("moqt-22",)
+H3_ALPN = "h3"
+"""HTTP/3, under which WebTransport is spoken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,10 @@ class QuicConfig:
     max_resets: int = 50
     """Stateless resets a server sends in a second to peers whose addresses share one of 64
     buckets; 0 sends none."""
+    max_session_tickets: int = 4096
+    """Session tickets that a server keeps, about a kilobyte each, for clients that come again and
+    shake hands without a certificate. Each is good for one handshake within a day, none for early
+    data; beyond, the oldest are forgotten. 0 gives out none, and has a client use none."""
     max_reassembly: int | None = None
     """Octets held over all streams because something before them is missing, 128 more for each
     piece: a connection with more is closed. None is one and a half times the session's window as
@@ -177,6 +183,7 @@ class QuicConfig:
             "max_reassembly must be positive",
         )
         check(self.max_resets >= 0, "max_resets must not be negative")
+        check(self.max_session_tickets >= 0, "max_session_tickets must not be negative")
         check(self.max_pieces > 0, "max_pieces must be positive")
         check(self.remember_paths >= 0, "remember_paths must not be negative")
         check(self.qlog_max_octets > 0, "qlog_max_octets must be positive")

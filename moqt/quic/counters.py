@@ -15,6 +15,8 @@ class TransportCounters:
     """For want of room, over all and per address."""
     handshakes_failed: int = 0
     """Begun, and ended by one of the two or by time."""
+    handshakes_resumed: int = 0
+    """Completed with a session ticket, without a certificate."""
     versions_refused: int = 0
     """Answered with Version Negotiation."""
     datagrams_ignored: int = 0

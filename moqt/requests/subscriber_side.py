@@ -66,6 +66,8 @@ class SubscriberSide(OpenRequest):
         self._range = Location(0, 0), MAX_LOCATION
         self._forwards = True
         self.streams_ended = 0
+        self._heard_at = 0.0
+        """When its last stream that is over ended."""
         self.done: PublishDone | None = None
         self.publisher_state = Parameters()
         """What the publisher said last in PUBLISH_STATE_NOTIFY."""
@@ -162,8 +164,9 @@ class SubscriberSide(OpenRequest):
         self.check_done()
 
     def _out_of_patience(self) -> None:
-        """Not while a stream still brings something: a slow path is no reason to give up."""
-        heard_at = self.session.data_streams.last_heard(self)
+        """Not while its streams still bring something, one after the other: a slow path is no
+        reason to give up."""
+        heard_at = max(self._heard_at, self.session.data_streams.last_heard(self))
         left = heard_at + self.session.config.done_timeout - self.session.clock.now
         if left > 0:
             self._done_timer = self.session.clock.after(left, self._out_of_patience)
@@ -207,6 +210,7 @@ class SubscriberSide(OpenRequest):
 
     def stream_ended(self) -> None:
         self.streams_ended += 1
+        self._heard_at = self.session.clock.now
         self.check_done()
 
     def check_done(self, *, expired: bool = False) -> None:

@@ -6,7 +6,7 @@ Records that the store writes and cursors read; what may be added to them is the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from moqt.track.gaps import immutable_properties
@@ -28,7 +28,8 @@ def buffer_length(buffer: Buffer) -> int:
 class StoredObject:
     """An Object, possibly still growing. `subgroup` None means Delivery Mode Datagram.
 
-    `parts` are buffers whose lengths add up to `received`; `ends` their running sums.
+    `parts` are buffers whose lengths add up to `received`; `ends` their running sums: lists while
+    more may come, and smaller once it is whole and in one piece.
     `follows` is the Object ID that came directly before on the stream that brought it; for the
     first on a stream, the one before all that the stream brings of its Subgroup (-1: it begins
     with the Subgroup's first). None where neither is known.
@@ -42,8 +43,8 @@ class StoredObject:
     length: int
     follows: int | None = None
     arrived: float = 0.0
-    parts: list[Buffer] = field(default_factory=list, repr=False)
-    ends: list[int] = field(default_factory=list, repr=False)
+    parts: Sequence[Buffer] = field(default_factory=list, repr=False)
+    ends: Sequence[int] = field(default_factory=list, repr=False)
     received: int = 0
     gone: bool = False
     """Aborted or evicted: no longer in the store."""
@@ -85,8 +86,24 @@ class StoredObject:
             # A view would keep the whole datagram or chunk it was cut from.
             or any(isinstance(part, memoryview) for part in self.parts)
         ):
-            self.parts = [b"".join(self.parts)]
-            self.ends = [self.length]
+            self.hold(b"".join(self.parts))
+
+    def hold(self, payload: bytes) -> int:
+        """`payload` is all of it; returns its length."""
+        self.received = self.length
+        if payload:
+            self.parts, self.ends = (payload,), (self.length,)
+        return self.length
+
+    def extend(self, part: Buffer) -> int:
+        """`part` follows what is there of it; returns its length."""
+        if size := buffer_length(part):
+            parts, ends = self.parts, self.ends
+            assert isinstance(parts, list) and isinstance(ends, list)  # it is not whole
+            self.received += size
+            parts.append(part)
+            ends.append(self.received)
+        return size
 
     def is_alike(
         self,

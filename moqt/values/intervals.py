@@ -38,16 +38,25 @@ class IntervalSet:
     def add(self, start: Location, end: Location, limit: int | None = None) -> bool:
         """Add [start, end]. False, and nothing has changed, when it would be one more interval
         and there are `limit` already: what touches another one costs nothing."""
-        low, high = self._key(start), self._key(end)
-        first = bisect_left(self._ends, low - 1)
-        last = bisect_right(self._starts, high + 1)
-        if limit is not None and first == last and len(self._starts) >= limit:
+        low = start.group << 64 | start.object
+        high = end.group << 64 | end.object
+        starts, ends = self._starts, self._ends
+        first = bisect_left(ends, low - 1)
+        if (
+            first < len(ends)
+            and ends[first] == low - 1
+            and (first + 1 == len(ends) or starts[first + 1] > high + 1)
+        ):  # nearly always: it goes on where one ends
+            ends[first] = high
+            return True
+        last = bisect_right(starts, high + 1)
+        if limit is not None and first == last and len(starts) >= limit:
             return False
         if first < last:
-            low = min(low, self._starts[first])
-            high = max(high, self._ends[last - 1])
-        self._starts[first:last] = [low]
-        self._ends[first:last] = [high]
+            low = min(low, starts[first])
+            high = max(high, ends[last - 1])
+        starts[first:last] = [low]
+        ends[first:last] = [high]
         return True
 
     def remove(self, start: Location, end: Location) -> None:
@@ -117,6 +126,6 @@ class IntervalSet:
             del self._ends[:extra]
 
     def __contains__(self, location: Location) -> bool:
-        key = self._key(location)
+        key = location.group << 64 | location.object
         index = bisect_left(self._ends, key)
         return index < len(self._starts) and self._starts[index] <= key

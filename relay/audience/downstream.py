@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TypeGuard
 
 from moqt.requests import (
@@ -13,9 +14,11 @@ from moqt.requests import (
     PublisherSide,
     RequestState,
 )
+from moqt.session import Session
 from moqt.track.filters import RangeFilters, merge_update
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
 from moqt.values.messages import LocationFilter, RequestUpdate
+from relay.audience.readers import Readers
 
 TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
 """What a downstream session may ask about a track."""
@@ -25,10 +28,10 @@ class Downstream:
     """The downstream side of one track."""
 
     def __init__(self) -> None:
-        self.waiting: dict[TrackRequest, None] = {}
-        self.requests: dict[TrackRequest, None] = {}
+        self.waiting: Readers[TrackRequest] = Readers()
+        self.requests: Readers[TrackRequest] = Readers()
         """Accepted downstream requests; `prune` finds the finished ones."""
-        self.offers: dict[OutgoingPublish, None] = {}
+        self.offers: Readers[OutgoingPublish] = Readers()
         """Publications of it that were made downstream (SUBSCRIBE_TRACKS)."""
         self.deferred: dict[PublisherSide, RequestUpdate] = {}
         """Subscriptions whose update waits until upstream has resumed, or brings more."""
@@ -38,11 +41,22 @@ class Downstream:
         """Nobody needs the track."""
         return not self.requests and not self.waiting and not self.offers
 
-    def readers(self) -> Iterator[TrackRequest | OutgoingPublish]:
-        """Who waits for the track, or is served."""
-        yield from self.waiting
-        yield from self.requests
-        yield from self.offers
+    def reads(self, session: Session) -> bool:
+        """Whether `session` waits for the track, or is served."""
+        return any(session in kind.sessions for kind in self._kinds)
+
+    def some(self, test: Callable[[Session], bool]) -> bool:
+        """Whether `test` holds for a session that waits, or is served; the first will do."""
+        return any(test(each) for kind in self._kinds for each in kind.sessions)
+
+    @property
+    def relays(self) -> frozenset[int]:
+        """The relays among them, and those that wait behind these."""
+        return frozenset(chain.from_iterable(kind.relays for kind in self._kinds))
+
+    @property
+    def _kinds(self) -> tuple[Readers[TrackRequest] | Readers[OutgoingPublish], ...]:
+        return self.waiting, self.requests, self.offers
 
     @property
     def listens(self) -> bool:
@@ -78,7 +92,7 @@ class Downstream:
     def subscribes(self) -> bool:
         """Whether there is any subscription, paused or not."""
         return bool(self.offers) or any(
-            isinstance(request, IncomingSubscribe) for request in (*self.waiting, *self.requests)
+            isinstance(each, IncomingSubscribe) for each in chain(self.waiting, self.requests)
         )
 
     @property
@@ -98,7 +112,7 @@ class Downstream:
 
     def _open(self) -> Iterator[PublisherSide]:
         """The subscriptions that are not over, those of ours that are not answered yet, too."""
-        for request in (*self.requests, *self.offers):
+        for request in chain(self.requests, self.offers):
             if isinstance(request, PublisherSide) and request.state is not RequestState.CLOSED:
                 yield request
 
@@ -111,9 +125,9 @@ class Downstream:
     def prune(self) -> None:
         """Forget what is over."""
         for request in [r for r in self.requests if r.state is not RequestState.ESTABLISHED]:
-            del self.requests[request]
+            self.requests.discard(request)
         for offer in [o for o in self.offers if o.state is RequestState.CLOSED]:
-            del self.offers[offer]
+            self.offers.discard(offer)
         for closed in [r for r in self.deferred if r.state is RequestState.CLOSED]:
             del self.deferred[closed]
 

@@ -13,6 +13,7 @@ from moqt.values.errors import MoqtError
 from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.downstream import TrackRequest
 from relay.audience.prefixes import PrefixMap
+from relay.audience.readers import Readers
 from relay.rights.policy import Action
 from relay.rights.refusals import Refusals
 
@@ -24,8 +25,8 @@ class Offered(Protocol):
     store: TrackStore
     published_here: bool
     """It is here in full and has no publisher."""
-    waiting: dict[TrackRequest, None]
-    offers: dict[OutgoingPublish, None]
+    waiting: Readers[TrackRequest]
+    offers: Readers[OutgoingPublish]
 
     @property
     def established(self) -> bool:
@@ -53,7 +54,7 @@ class Offers:
         self.wanted: dict[IncomingSubscribeTracks, TrackNamespace] = {}
         """SUBSCRIBE_TRACKS, with the prefix each is filed under."""
         self.by_prefix: PrefixMap[IncomingSubscribeTracks] = PrefixMap()
-        self.on_wanted: Callable[[Session, TrackNamespace, object, bool], None] | None = None
+        self.on_wanted: list[Callable[[Session, TrackNamespace, object, bool], None]] = []
         """Told when a SUBSCRIBE_TRACKS for a prefix has come (True) or gone."""
 
     def subscribe(self, request: IncomingSubscribeTracks) -> None:
@@ -76,15 +77,15 @@ class Offers:
     def _file(self, request: IncomingSubscribeTracks) -> None:
         self.wanted[request] = request.prefix
         self.by_prefix.add(request.prefix, request)
-        if self.on_wanted is not None:
-            self.on_wanted(session_of(request), request.prefix, request, True)
+        for wanted in self.on_wanted:
+            wanted(session_of(request), request.prefix, request, True)
 
     def _forget(self, request: IncomingSubscribeTracks) -> None:
         prefix = self.wanted.pop(request, None)
         if prefix is not None:
             self.by_prefix.remove(prefix, request)
-            if self.on_wanted is not None:
-                self.on_wanted(session_of(request), prefix, request, False)
+            for wanted in self.on_wanted:
+                wanted(session_of(request), prefix, request, False)
 
     def _offer_all(self, request: IncomingSubscribeTracks) -> None:
         for track in self._tracks_under(request.prefix):
@@ -106,7 +107,7 @@ class Offers:
         if (
             track.publishes(session)
             # a SUBSCRIBE that waits is answered instead
-            or any(waiting.session is session for waiting in track.waiting)
+            or session in track.waiting.sessions
             or not self._refusals.may(request, Action.SUBSCRIBE, track.name.namespace)
         ):
             return
@@ -114,7 +115,7 @@ class Offers:
 
         def ended(error: MoqtError | None) -> None:
             for publication in made:
-                track.offers.pop(publication, None)
+                track.offers.discard(publication)
 
         publication = request.offer(track.store, on_ended=ended)
         if publication is None:

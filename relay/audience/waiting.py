@@ -40,7 +40,7 @@ class Waiting:
         self, request: TrackRequest, downstream: Downstream, deadline: float | None = None
     ) -> None:
         self.pending[request] = Pending(request, downstream, deadline)
-        downstream.waiting[request] = None
+        downstream.waiting.add(request)
         request.when_ended(lambda: self.done(request))
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
@@ -54,7 +54,7 @@ class Waiting:
         if pending is None:
             return
         if pending.downstream is not None:
-            pending.downstream.waiting.pop(request, None)
+            pending.downstream.waiting.discard(request)
         else:
             self.rendezvous.remove(request.name.namespace, pending)
 

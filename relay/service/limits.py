@@ -34,6 +34,7 @@ QUIC = (
     "max_connections_per_address",
     "retry_threshold",
     "max_resets",
+    "max_session_tickets",
     "max_streams_bidi",
     "max_streams_uni",
     "max_open_streams_bidi",

@@ -18,6 +18,7 @@ from moqt.quic.udp.endpoint import Endpoint
 GAUGES = {
     "connections": "QUIC connections, closing ones included.",
     "handshakes": "Handshakes under way.",
+    "session_tickets": "Session tickets given out that nobody has used.",
     "reassembly_octets": "Octets held out of order, over all connections.",
     "in_flight_octets": "Octets sent and not yet acknowledged, over all connections.",
     "window_octets": "What may be under way, over all connections.",
@@ -29,6 +30,7 @@ COUNTERS = {
     "connections_accepted": "Handshakes begun.",
     "connections_refused": "Connections refused for want of room, in all or per address.",
     "handshakes_failed": "Handshakes that were not completed.",
+    "handshakes_resumed": "Handshakes completed with a session ticket, without a certificate.",
     "versions_refused": "Clients of a QUIC version that is not spoken.",
     "datagrams_ignored": "Datagrams of no connection, which began none.",
     "retries_sent": "Clients asked to prove their address.",
@@ -89,6 +91,7 @@ class TransportMetrics(Collector):
             "bandwidth_octets": bandwidth,
             "connections": endpoint.connections,
             "handshakes": endpoint.half_open,
+            "session_tickets": endpoint.session_tickets,
             "reassembly_octets": sum(transport.held for transport in endpoint.transports),
         }
         self._packets = Counter(

@@ -44,6 +44,23 @@ def test_a_relay_serves_a_new_certificate_without_a_restart_and_keeps_its_sessio
         asyncio.run(scenario(hub, first))
 
 
+def test_who_connects_again_needs_no_certificate_unless_the_relay_gives_out_no_tickets(tmp_path):
+    async def resumed(hub):
+        shown = []
+        for _ in range(3):
+            async with moqt.connect(hub.url, cafile=hub.cafile) as session:
+                await session.publish_namespace((b"again",))
+                shown.append(session.peer_certificate)
+        assert None not in shown and len(set(shown)) == 1
+        return await asyncio.to_thread(hub.metric, "quic_handshakes_resumed_total")
+
+    with relay(tmp_path / "gives") as hub:
+        assert asyncio.run(resumed(hub)) == 2
+    (tmp_path / "relay.toml").write_text("[limits]\nmax_session_tickets = 0\n")
+    with relay(tmp_path / "gives none", "--config", tmp_path / "relay.toml") as hub:
+        assert asyncio.run(resumed(hub)) == 0
+
+
 @pytest.mark.parametrize(("years", "words"), [(-3, "it was valid until"), (3, "it is valid from")])
 def test_a_certificate_out_of_its_time_is_one_sentence_with_the_clock(
     tmp_path, cache, years, words

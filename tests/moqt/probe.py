@@ -6,8 +6,9 @@ logs and WebTransport. Some spoil on purpose what they see, to stand for a peer 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicPreferredAddress
 from aioquic.quic.packet_builder import QuicDeliveryState
 
+import moqt.quic.udp.endpoint as endpoints
 from moqt.quic.aio.reassembly import PIECE_OVERHEAD, StreamReceiver
 from moqt.quic.aio.sending import Connection
 from moqt.quic.aio.streams import StreamSender
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.packets.layout import Address, Datagram
+from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.qlog import QlogWriter
 from moqt.quic.transport import Transport
 from moqt.quic.udp.endpoint import Endpoint
@@ -419,3 +422,43 @@ def kept(session: WebTransport) -> int:
         + len(session._requests)
         + sum(len(reader._buffer) for reader in readers)
     )
+
+
+# ---- session tickets
+
+
+def tickets_of_process(monkeypatch: pytest.MonkeyPatch) -> HeldTickets:
+    """What clients use from now on, with nothing in it."""
+    held = HeldTickets()
+    monkeypatch.setattr(endpoints, "TICKETS", held)
+    return held
+
+
+def early_data(transport: AioquicTransport) -> tuple[bool, bool]:
+    """Whether a connection says that it takes early data, and whether it could read it."""
+    connection: Any = transport._connection
+    return connection.tls.early_data_accepted, connection._cryptos[
+        tls.Epoch.ZERO_RTT
+    ].recv.is_valid()
+
+
+@contextlib.contextmanager
+def offering_early_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Clients of another make, which offer early data with every ticket: what their servers have
+    been offered."""
+    offered: list[bool] = []
+    push, pull = tls.push_client_hello, tls.pull_client_hello
+
+    def pushed(buf: Any, hello: Any) -> None:
+        hello.early_data = hello.pre_shared_key is not None
+        push(buf, hello)
+
+    def pulled(buf: Any) -> Any:
+        hello = pull(buf)
+        offered.append(hello.early_data)
+        return hello
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "push_client_hello", pushed)
+        patched.setattr(tls, "pull_client_hello", pulled)
+        yield offered

@@ -26,12 +26,11 @@ from cryptography.x509.oid import NameOID
 
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport
-from moqt.quic.config import DEFAULT_ALPN, QuicConfig
+from moqt.quic.config import DEFAULT_ALPN, H3_ALPN, QuicConfig
 from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.webtransport.client import WebTransportClient
 from moqt.quic.webtransport.server import WebTransportServer
-from moqt.quic.webtransport.session import H3_ALPN
 from moqt.session import Session, SessionConfig, SessionHandler, SessionState
 from tests.certificates import identified
 from tools.path.link import Fate, Link, Path

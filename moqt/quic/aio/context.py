@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.crypto import CryptoPair
@@ -30,6 +31,7 @@ from moqt.quic.congestion.careful_resume import PathMemory
 from moqt.quic.packets.layout import CID_LENGTH, Address, origin_of
 from moqt.quic.packets.reset import KEY_LENGTH, Resets, load_key
 from moqt.quic.packets.retry import Retries, parse_long_header
+from moqt.quic.packets.tickets import GivenTickets, HeldTickets
 from moqt.quic.windows import INITIAL_STREAM_WINDOW, WindowMemory
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,10 @@ MIN_INITIAL_CID = 8
 """Octets of the connection id a client makes up (RFC 9000 section 7.2)."""
 
 SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersion.VERSION_2)]
+
+NO_ROOM = "the server has no room for more connections"
+MAX_REASON = 256
+"""Octets of the reason that a refused client is told."""
 
 
 class QuicContext:
@@ -52,8 +58,10 @@ class QuicContext:
         is_client: bool,
         memory: WindowMemory | None = None,
         paths: PathMemory | None = None,
+        tickets: HeldTickets | None = None,
     ) -> None:
-        """`memory` and `paths` are the process's; without them the endpoint has its own."""
+        """`memory`, `paths` and `tickets` are the process's; without them the endpoint has its
+        own."""
         self.config = config
         self.memory = memory or WindowMemory()
         self.paths = PathMemory() if paths is None else paths
@@ -63,6 +71,8 @@ class QuicContext:
         self._secrets: TextIO | None = None
         self._qlog: StreamingLogger | None = None
         self._retry = Retries()
+        self._given = GivenTickets(config.max_session_tickets)
+        self._tickets = HeldTickets() if tickets is None else tickets
         if not is_client and (config.certfile is None or config.keyfile is None):
             raise ValueError("a QUIC server needs certfile and keyfile")
         key = os.urandom(KEY_LENGTH)
@@ -94,6 +104,7 @@ class QuicContext:
         configuration = self._configure(self.config.server_name)
         configuration.load_cert_chain(certfile, keyfile)
         self._configuration = configuration
+        self._given.clear()  # they stand for the certificate that there was
         fault = validity_fault(configuration.certificate, datetime.now(UTC))
         if fault is not None:
             log.warning("clients will refuse the certificate in %s: it %s", certfile, fault)
@@ -117,6 +128,11 @@ class QuicContext:
         )
 
     @property
+    def session_tickets(self) -> int:
+        """Those that a server has given out and that were not used."""
+        return len(self._given)
+
+    @property
     def log_events_dropped(self) -> int:
         """Events that could not be written to the logs of connections that are over."""
         return 0 if self._qlog is None else self._qlog.dropped
@@ -134,17 +150,38 @@ class QuicContext:
     ) -> AioquicTransport:
         """A client's transport whose first flight waits in `datagrams_to_send`."""
         self._start_log(now)
+        configuration = self._configure(self.config.server_name or server_name)
+        judged = self._judged(addr, configuration)
+        held = self._tickets.take(judged) if self.config.max_session_tickets else None
+        if held is not None:
+            configuration.session_ticket = held.ticket
         connection = Connection(
-            configuration=self._configure(self.config.server_name or server_name),
+            configuration=configuration,
             config=self.config,
             memory=self.memory,
             paths=self.paths,
             origin=origin_of(addr),
         )
+        if self.config.max_session_tickets:
+            connection._session_ticket_handler = lambda ticket: self._tickets.keep(
+                judged, ticket, connection.tls._peer_certificate
+            )
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
         connection.connect(addr, now)
+        if held is not None:
+            connection.tls._peer_certificate = held.certificate  # which is not shown again
         return transport
+
+    def _judged(self, addr: Address, configuration: QuicConfiguration) -> tuple[Any, ...]:
+        """Whom a ticket is of, and all that its certificate has been judged by."""
+        config, cafile = self.config, None
+        if config.cafile is not None:
+            with contextlib.suppress(OSError):
+                found = os.stat(config.cafile)
+                cafile = str(config.cafile), found.st_ino, found.st_mtime_ns, found.st_size
+        verified = config.verify, config.cafile is None, cafile
+        return addr[:2], configuration.server_name, config.alpn, verified
 
     def _start_log(self, now: float) -> None:
         if self._qlog is not None:
@@ -158,9 +195,11 @@ class QuicContext:
         full: bool = False,
         addr: Address | None = None,
         prove: bool = False,
+        why: str = "",
     ) -> AioquicTransport | bytes | None:
         """What a server does with a datagram for no known connection.
 
+        One that is `full` refuses it, because of `why` or for want of room.
         With `prove` a client must first show with a Retry packet that it is at `addr`. Returns
         a new transport (which has not seen `data` yet and has no handler), a datagram
         to answer with, or None.
@@ -182,7 +221,7 @@ class QuicContext:
         if len(destination) < MIN_INITIAL_CID:
             return None
         if full:
-            return _refusal(version, destination, source)
+            return _refusal(version, destination, source, why or NO_ROOM)
         self._start_log(now)
         original, retried = destination, None
         if addr is not None:
@@ -201,11 +240,14 @@ class QuicContext:
             paths=self.paths,
             origin="" if addr is None else origin_of(addr),
         )
+        if self.config.max_session_tickets:
+            connection._session_ticket_fetcher = self._given.take
+            connection._session_ticket_handler = self._given.keep
         return AioquicTransport(connection, self.config, now=now)
 
 
-def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
-    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED), for a server that is full."""
+def _refusal(version: int, destination: bytes, source: bytes, why: str) -> bytes:
+    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED) and the reason `why`."""
     crypto = CryptoPair()
     crypto.setup_initial(cid=destination, is_client=False, version=version)
     builder = QuicPacketBuilder(
@@ -215,7 +257,7 @@ def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
         peer_cid=source,
         version=version,
     )
-    reason = b"the server has no room for more connections"
+    reason = why.encode()[:MAX_REASON]
     builder.start_packet(QuicPacketType.INITIAL, crypto)
     buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=25 + len(reason))
     buf.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)

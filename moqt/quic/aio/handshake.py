@@ -55,7 +55,29 @@ AIOQUIC_LOG = _Demoted(logging.getLogger("moqt.quic.aioquic"), {})
 
 
 class PlainContext(tls.Context):
-    """aioquic's TLS, whose alerts say what did not suit."""
+    """aioquic's TLS, whose alerts say what did not suit, and that knows no early data: it could be
+    sent again by anybody who has seen it (RFC 8446 section 8)."""
+
+    _max_early_data = property(lambda self: None, lambda self, value: None)
+    early_data_accepted = property(lambda self: False, lambda self, value: None)
+
+    @property
+    def update_traffic_key_cb(self) -> Any:
+        return self._update_traffic_key
+
+    @update_traffic_key_cb.setter
+    def update_traffic_key_cb(self, callback: Any) -> None:
+        self.__dict__["update_traffic_key_cb"] = callback
+
+    def _update_traffic_key(
+        self,
+        direction: tls.Direction,
+        epoch: tls.Epoch,
+        cipher_suite: tls.CipherSuite,
+        secret: bytes,
+    ) -> None:
+        if epoch is not tls.Epoch.ZERO_RTT:
+            self.__dict__["update_traffic_key_cb"](direction, epoch, cipher_suite, secret)
 
     def _server_handle_hello(
         self, input_buf: Buffer, initial_buf: Buffer, output_buf: Buffer

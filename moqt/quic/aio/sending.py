@@ -38,8 +38,15 @@ from moqt.quic.aio.path_mtu import ProbingConnection
 from moqt.quic.aio.streams import Stream
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.counters import Wait
-from moqt.quic.packets.layout import PN_LENGTH, TAG_LENGTH, Datagram, stream_header, varint
-from moqt.quic.packets.protection import Frame, Group
+from moqt.quic.packets.layout import (
+    PN_LENGTH,
+    TAG_LENGTH,
+    Datagram,
+    ack_frame,
+    short_prefix,
+    stream_header,
+)
+from moqt.quic.packets.protection import Frame, Group, Keys
 from moqt.quic.packets.sent import SentAck, SentPacket
 
 BURST = 256 << 10
@@ -87,11 +94,10 @@ class Connection(ProbingConnection):
             probes = self._mtu_probes(path, now)
         closing = self._close_pending
         self.capped = False
-        if self._has_nothing(now):
-            self._pacing_at = None
-            return probes
-        if not closing and (alone := self._lone_ack(path, now)):
-            return probes + alone
+        if self._has_only_data_and_acks(path):
+            alone = self._data_or_ack(path, now)
+            if alone is not None:
+                return probes + alone
         size = self._max_datagram_size
         if self.recovery.wants_small_probes or path.remote_challenges:
             # What has full size, an answer to PATH_CHALLENGE too, may be what does not arrive.
@@ -99,7 +105,7 @@ class Connection(ProbingConnection):
         try:
             datagrams: list[Datagram] = (
                 self._close_early(now)
-                if closing and self._closes_early()
+                if closing and not self._handshake_confirmed and self._application_closes
                 else super().datagrams_to_send(now)
             )
         finally:
@@ -126,18 +132,16 @@ class Connection(ProbingConnection):
                 self.trace.log_event(category="transport", event="sending_stopped", data=data)
         return wait
 
-    def _closes_early(self) -> bool:
-        """Whether the application closes before the handshake is confirmed."""
-        event = self._close_event
-        return event is not None and event.frame_type is None and not self._handshake_confirmed
+    @property
+    def _application_closes(self) -> bool:
+        return self._close_event is not None and self._close_event.frame_type is None
 
     def _close_early(self, now: float) -> list[Datagram]:
         """Close for the application before the handshake is confirmed (RFC 9000 section 10.2.3).
 
-        Only 1-RTT packets may carry its code and reason. Initial and Handshake packets, for a
-        peer that cannot read those yet, say APPLICATION_ERROR, and the first packet that can be
-        read ends the connection. So the 1-RTT packet goes before them, and before that what the
-        handshake owes, without which the peer has no keys for it.
+        Only 1-RTT packets may carry its code and reason. Initial and Handshake packets say
+        APPLICATION_ERROR, and the first packet that can be read ends the connection: the 1-RTT
+        packet goes before them, and before that what the handshake owes, which has its keys.
         """
         self._close_pending = False
         try:
@@ -170,17 +174,10 @@ class Connection(ProbingConnection):
         self._close_begin(is_initiator=True, now=now)
         return datagrams
 
-    def _has_nothing(self, now: float) -> bool:
-        """Whether there is surely nothing to send, which many batches of datagrams end with."""
-        ack_at = self._spaces[tls.Epoch.ONE_RTT].ack_at
-        return (ack_at is None or ack_at > now) and self._has_no_more_than_ack()
-
-    def _has_no_more_than_ack(self) -> bool:
-        """Whether there is surely nothing but an ACK frame to send."""
-        path = self._network_paths[0]
+    def _has_only_data_and_acks(self, path: QuicNetworkPath) -> bool:
+        """Whether there is surely nothing to send but data of streams, or an ACK frame."""
         return (
             self._handshake_confirmed
-            and not any(self._queues)
             and not self.over
             and path.is_validated
             and len(self._network_paths) == 1
@@ -188,55 +185,61 @@ class Connection(ProbingConnection):
             and not self._control_is_pending(path)
         )
 
-    def _lone_ack(self, path: QuicNetworkPath, now: float) -> list[Datagram]:
-        """A packet with the ACK frame that is due, if nothing else is, without the packet builder:
-        most packets of a receiver of bulk data are such."""
+    def _data_or_ack(self, path: QuicNetworkPath, now: float) -> list[Datagram] | None:
+        """The packets of nothing but data, or the one of an ACK frame, that go now, without the
+        packet builder: nearly all are such. None where it takes the builder."""
         space = self._spaces[tls.Epoch.ONE_RTT]
         crypto = self._cryptos[tls.Epoch.ONE_RTT]
-        received, number = space.ack_queue, self._packet_number
+        due = space.ack_at is not None and space.ack_at <= now
+        waiting = any(self._queues)
+        if not due and not waiting:
+            self._pacing_at = None
+            return []
         if (
-            space.ack_at is None
-            or space.ack_at > now
+            (due and waiting)
             or self.trace is not None
-            or len(received) > FEW_RANGES
-            or (len(received) > 1 and number % 8 == 0)  # which has a PING, too
             or crypto._update_key_requested
             or self._packets_under_key >= KEY_UPDATE_PACKETS
-            or not self._has_no_more_than_ack()
+            or self.recovery.wants_small_probes
         ):
-            return []
+            return None
         self._follow_phase(crypto)
-        ranges = list(received)
-        newest = ranges.pop()
+        if due:
+            return self._lone_ack(path, crypto, space, now)
+        self._pacing_at = None
+        flight = self.recovery.congestion_window - self.recovery.bytes_in_flight
+        prefix = short_prefix(crypto.key_phase, self._peer_cid.cid, self._spin_bit)
+        keys, number = self._sealing.of(crypto.send), self._packet_number
+        self._send_data(keys, prefix, number, flight, now, [])
+        sealed, self._sealed = self._sealed, []
+        path.bytes_sent += sum(map(len, sealed))
+        return [(data, path.addr) for data in sealed]
+
+    def _lone_ack(
+        self, path: QuicNetworkPath, crypto: CryptoPair, space: QuicPacketSpace, now: float
+    ) -> list[Datagram] | None:
+        """The packet with the ACK frame that is due, if it is a simple one."""
+        received, number = space.ack_queue, self._packet_number
+        if len(received) > FEW_RANGES or (len(received) > 1 and number % 8 == 0):
+            return None  # every eighth with gaps has a PING, too
         assert space.largest_received_time is not None
         delay = int((now - space.largest_received_time) * 1e6) >> self._local_ack_delay_exponent
-        frame = b"\x02" + varint(newest.stop - 1) + varint(delay) + varint(len(ranges))
-        frame += varint(len(newest) - 1)
-        following = newest.start
-        for run in reversed(ranges):
-            frame += varint(following - run.stop - 1) + varint(len(run) - 1)
-            following = run.start
+        frame = ack_frame(received, delay)
         largest = space.largest_received_packet
         handlers = [(self._on_ack_delivery, (space, largest))]
-        prefix = self._short_prefix(crypto, self._peer_cid.cid, self._spin_bit)
+        prefix = short_prefix(crypto.key_phase, self._peer_cid.cid, self._spin_bit)
         (data,) = self._sealing.of(crypto.send).seal(prefix, number, [(1, frame)])
         self._packet_number += 1
         self._packets_under_key += 1
         self._pacing_at = None
         self._unacknowledged = 0
-        self.ack_rule.acked = newest.stop - 1
+        self.ack_rule.acked = received[-1].stop - 1
         space.ack_at = None
         packet = SentAck(number, len(data), handlers, now, None)
         self.recovery.on_packet_sent(packet=packet, space=space)
         self._pacer.spend(len(data))
         path.bytes_sent += len(data)
         return [(data, path.addr)]
-
-    @staticmethod
-    def _short_prefix(crypto: CryptoPair, cid: bytes, spin: bool) -> bytes:
-        """What 1-RTT packets have before their numbers, in clear."""
-        first = 0x40 | (spin << 5) | (crypto.key_phase << 2) | (PN_LENGTH - 1)
-        return b"%c%b" % (first, cid)
 
     def _write_ack_frame(
         self, builder: QuicPacketBuilder, space: QuicPacketSpace, now: float
@@ -513,22 +516,33 @@ class Connection(ProbingConnection):
     def _write_stream_packets(
         self, builder: QuicPacketBuilder, crypto: CryptoPair, now: float
     ) -> None:
-        """Add packets that hold nothing but STREAM frames, without the packet builder."""
+        """Add packets that hold nothing but STREAM frames behind those of the packet builder, which
+        is done with them: nothing else is written."""
         if not any(self._queues):
             return
         if builder._packet is not None:
             builder._end_packet()
+        flight = (builder.max_flight_bytes or 0) - builder._flight_bytes
+        before: list[Any] = builder._packets
+        prefix = short_prefix(crypto.key_phase, builder._peer_cid, builder._spin_bit)
+        first, keys = builder._packet_number, self._sealing.of(crypto.send)
+        builder._packet_number = self._send_data(keys, prefix, first, flight, now, before)
+
+    def _send_data(
+        self, keys: Keys, prefix: bytes, first: int, flight: int, now: float, before: list[Any]
+    ) -> int:
+        """Seal packets of STREAM frames, numbered from `first` on and of `flight` octets at most,
+        into `_sealed`; they are registered with those `before`, if there are any. Returns the
+        number of the next packet."""
         allowance = self._pacer.allowance(now)
         if allowance == 0:
             self._pacing_at = self._pacer.next_send_time(now)
-            return
-        prefix = self._short_prefix(crypto, builder._peer_cid, builder._spin_bit)
+            return first
         overhead = len(prefix) + PN_LENGTH + TAG_LENGTH
         size = self._max_datagram_size
         burst = max(1, BURST // size)
         most = min(allowance, burst)
-        flight = (builder.max_flight_bytes or 0) - builder._flight_bytes
-        first = number = builder._packet_number
+        number = first
         departure = self.recovery.depart(now)
         groups: list[Group] = []
         train: list[SentPacket] = []
@@ -562,14 +576,12 @@ class Connection(ProbingConnection):
             number += count
 
         if not groups:
-            return
-        # They follow what the builder has, which is done with them: nothing else is written.
-        self._sealed = self._sealing.of(crypto.send).seal(prefix, first, groups)
-        builder._packet_number = self._packet_number = number
+            return first
+        self._sealed = keys.seal(prefix, first, groups)
+        self._packet_number = number
         # Packets are registered in the order of their numbers: here, if the builder has none.
-        if builder._packets:
-            packets: list[Any] = builder._packets
-            packets += train
+        if before:
+            before += train
         else:
             space = self._spaces[tls.Epoch.ONE_RTT]
             self.recovery.departed(train, number - first, total, now, space)
@@ -579,9 +591,9 @@ class Connection(ProbingConnection):
                 self._ack_eliciting_sent_since_receipt = True
         self._packets_under_key += number - first
         self._pacer.spend(total)
-        if not any(self._queues):
-            return
-        if number - first == allowance:
-            self._pacing_at = self._pacer.next_send_time(now) or now
-        else:
-            self.capped = number - first == burst
+        if any(self._queues):
+            if number - first == allowance:
+                self._pacing_at = self._pacer.next_send_time(now) or now
+            else:
+                self.capped = number - first == burst
+        return number

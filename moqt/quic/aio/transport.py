@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from aioquic import tls
@@ -327,16 +328,16 @@ class AioquicTransport:
         at: float | None = connection.get_timer()
         if connection.over:
             return at
-        times = [] if at is None else [at]
+        due = inf if at is None else at
         if connection.probe_again is not None:
-            times.append(connection.probe_again)
+            due = min(due, connection.probe_again)
         if self._deadline is not None:
-            times.append(self._deadline[0])
+            due = min(due, self._deadline[0])
         if self._handshake_at is not None:
-            times.append(self._handshake_at)
+            due = min(due, self._handshake_at)
         elif (interval := self._keep_alive()) > 0:
-            times.append(max(self._heard_at, self._pinged_at) + interval)
-        return min(times, default=None)
+            due = min(due, max(self._heard_at, self._pinged_at) + interval)
+        return None if due == inf else due
 
     def handle_timer(self, now: float) -> None:
         connection = self._connection
@@ -511,6 +512,7 @@ class AioquicTransport:
                 self._handler.connection_established(event.alpn_protocol)
         elif isinstance(event, events.HandshakeCompleted):
             self._handshake_at = None
+            self.counters.handshakes_resumed += event.session_resumed
             self._connection.begin_credit()
             if event.alpn_protocol is None:
                 self._connection.close(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Any
 
 Address = tuple[Any, ...]
@@ -64,3 +65,21 @@ def stream_header(stream_id: bytes, width: int, start: int, length: int, fin: bo
     else:
         return b"%c%b%c%c" % (0x0A | fin, stream_id, length >> 8 | 0x40, length & 0xFF)
     return b"%c%b%b%c%c" % (0x0E | fin, stream_id, offset, length >> 8 | 0x40, length & 0xFF)
+
+
+def ack_frame(ranges: Iterable[range], delay: int) -> bytes:
+    """An ACK frame of packets in ranges that rise; `delay` as it is on the wire (RFC 9000 section
+    19.3)."""
+    received = list(ranges)
+    newest = received.pop()
+    numbers = [newest.stop - 1, delay, len(received), len(newest) - 1]
+    following = newest.start
+    for run in reversed(received):
+        numbers += following - run.stop - 1, len(run) - 1
+        following = run.start
+    return b"\x02" + b"".join(map(varint, numbers))
+
+
+def short_prefix(key_phase: int, cid: bytes, spin: bool) -> bytes:
+    """What 1-RTT packets have before their numbers, in clear."""
+    return b"%c%b" % (0x40 | (spin << 5) | (key_phase << 2) | (PN_LENGTH - 1), cid)

@@ -42,8 +42,6 @@ from moqt.quic.webtransport.held import HeldStreams
 
 log = logging.getLogger(__name__)
 
-H3_ALPN = "h3"
-
 GONE_TIMEOUT = 1.0
 """Seconds between the end of a session's streams and what says why (RFC 9000 keeps no order
 between streams)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from moqt.values.codes import (
@@ -251,6 +252,12 @@ def encode_subgroup_header(
     )
 
 
+@lru_cache(1024)
+def _plain_object(delta: int, length: int, with_properties: bool) -> bytes:
+    """The octets of nearly every Object up to its payload: the same ones again and again."""
+    return encode_vi64(delta) + (b"\0" if with_properties else b"") + encode_vi64(length)
+
+
 def encode_subgroup_object(
     previous_id: int | None,
     object_id: int,
@@ -267,6 +274,8 @@ def encode_subgroup_object(
     delta = object_id if previous_id is None else object_id - previous_id - 1
     if delta < 0 or object_id > MAX_VI64:
         raise MisuseError(f"Object {object_id} cannot follow Object {previous_id} in a subgroup")
+    if length and not properties and not status:
+        return _plain_object(delta, length, with_properties)
     if properties and not with_properties:
         raise MisuseError("properties on a stream whose header says it has none")
     check_status(status, length, properties)
@@ -416,6 +425,19 @@ class FetchEncoder:
         Raises MisuseError for an Object out of order, without a priority (a
         fetch stream has no default) or with a status (a fetch has none).
         """
+        prior = self._location
+        if (
+            prior is not None
+            and header.object == prior.object + 1
+            and header.group == prior.group
+            and header.subgroup == 0
+            and header.priority == self._priority is not None
+            and not header.properties
+            and not header.status
+        ):  # nearly every Object: the next one, like the one before, in Subgroup 0
+            self._location = Location(header.group, header.object)
+            self._subgroup = 0
+            return b"\0" + encode_vi64(header.length)
         if header.priority is None:
             raise MisuseError("an Object on a fetch stream states its priority")
         if header.status:

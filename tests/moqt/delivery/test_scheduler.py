@@ -196,9 +196,9 @@ def tracks(count):
     return publisher
 
 
-def publish_all(publisher, groups):
+def publish_all(publisher, groups, **objects):
     for store in publisher.tracks.values():
-        publish(store, groups)
+        publish(store, groups, **objects)
 
 
 def test_a_more_urgent_subscription_gets_everything_first():
@@ -278,7 +278,7 @@ def test_a_request_update_of_the_priority_takes_effect():
         for n in range(2)
     ]
     pair.run()
-    publish_all(publisher, 10)
+    publish_all(publisher, 10, size=WRITE_QUANTUM)
     for _ in range(8):
         pair.server.ready_to_send()
         pair.client_transport.deliver()
@@ -340,6 +340,56 @@ def test_a_peer_that_never_reads_costs_the_send_budget_and_one_quantum_for_1_gib
     pair.client_transport.deliver()
     assert_clean(pair.server)
     assert not listeners(store)
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_a_turn_hands_over_as_many_small_objects_as_its_quantum_holds(fetched):
+    publisher = tracks(1)
+    (store,) = publisher.tracks.values()
+    pair = Pair(server=publisher, server_config=SessionConfig(send_budget=0))
+    got = Collector()
+    if fetched:
+        publish(store, 1, objects=100, size=1000)
+        pair.client.fetch(store.name, got)
+    else:
+        pair.client.subscribe(store.name, got)
+    pair.run()
+    if not fetched:
+        publish(store, 1, objects=100, size=1000)
+    assert pair.server.scheduler.write_next(WRITE_QUANTUM)
+    pair.server_transport.deliver()
+    assert 60 <= len(got.objects) <= WRITE_QUANTUM // 1000
+
+
+def test_a_turn_that_has_handed_something_over_is_the_last_before_the_budget_is_looked_at():
+    publisher = tracks(8)
+    pair = Pair(server=publisher, server_config=SessionConfig(send_budget=0))
+    log = []
+    for n, name in enumerate(publisher.tracks):
+        pair.client.subscribe(name, Order(log, n))
+    pair.run()
+    for store in publisher.tracks.values():
+        store.append(0, 0, b"all there is")
+    for turns in range(1, 9):
+        assert pair.server.scheduler.write_next(WRITE_QUANTUM)
+        pair.server_transport.deliver()
+        assert len(log) == turns
+    assert not pair.server.scheduler.write_next(WRITE_QUANTUM)
+
+
+def test_a_fetch_is_ranked_anew_before_an_object_of_another_priority():
+    publisher = tracks(2)
+    for store in publisher.tracks.values():
+        for group, priority in ((0, 1), (1, 9)):
+            store.append(group, 0, b"x", priority=priority)
+    pair = Pair(server=publisher, server_config=SessionConfig(send_budget=0))
+    log = []
+    for n, name in enumerate(publisher.tracks):
+        pair.client.fetch(name, Order(log, n))
+    pair.run()
+    while pair.server.scheduler.write_next(WRITE_QUANTUM):
+        pair.server_transport.deliver()
+    assert [group for _, group, _ in log] == [0, 0, 1, 1]
 
 
 def test_a_stream_without_credit_does_not_hold_up_the_others():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from moqt.publisher import Publisher
-from moqt.session import SessionConfig
+from moqt.session import WRITE_QUANTUM, SessionConfig
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, ParameterType, PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MisuseError, RequestError
@@ -191,7 +191,7 @@ def test_a_raised_priority_reaches_deliveries_that_wait_for_a_stream(at_once):
 
 
 def test_a_raised_priority_of_a_fetch_applies_to_what_it_has_not_sent():
-    store, order = track(10), []
+    store, order = track(10, size=WRITE_QUANTUM), []
 
     class Notes(Collector):
         def __init__(self, number):

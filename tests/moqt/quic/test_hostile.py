@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
+from aioquic.tls import SessionTicket
 
 from moqt.quic.aio.context import QuicContext
 from moqt.quic.aio.transport import AioquicTransport
@@ -222,9 +223,9 @@ def test_both_sides_update_their_keys_again_and_again_during_a_transfer() -> Non
     assert not pair.client.record.closed and not pair.server.record.closed
 
 
-def test_no_session_ticket_is_issued_so_that_there_is_no_0_rtt_to_replay() -> None:
+def test_a_session_ticket_allows_no_early_data_so_that_there_is_no_0_rtt_to_replay() -> None:
     cert, _ = certificate()
-    tickets: list[object] = []
+    tickets: list[SessionTicket] = []
     configuration = QuicConfiguration(
         is_client=True, alpn_protocols=["moqt-22"], server_name="localhost", cafile=str(cert)
     )
@@ -241,7 +242,7 @@ def test_no_session_ticket_is_issued_so_that_there_is_no_0_rtt_to_replay() -> No
         for data, _ in server.datagrams_to_send(now):
             client.receive_datagram(data, SERVER, now)
         first = client.datagrams_to_send(now)
-    assert server.established and not tickets
+    assert server.established and [each.max_early_data_size for each in tickets] == [None]
     assert not Probe(server).connection.tls.early_data_accepted
 
 

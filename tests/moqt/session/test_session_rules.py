@@ -862,6 +862,25 @@ def test_publish_done_does_not_wait_for_ever(count):
     assert_clean(client.session)
 
 
+@pytest.mark.parametrize("code", [None, StreamErrorCode.DELIVERY_TIMEOUT])
+def test_publish_done_is_not_given_up_between_two_streams_of_a_slow_path(code):
+    client = Client()
+    collector = client.subscribe()
+    client.accept(collector)
+    client.say(collector.request, PublishDone(2, 4), fin=True)
+    for group, now in enumerate((8, 16, 25)):
+        client.session.tick(now)
+        assert collector.done is None
+        stream = client.send_uni(subgroup(7, group, b"x"), fin=code is None)
+        if code is not None:
+            client.session.stream_reset(stream, code)
+    client.session.tick(34)
+    assert collector.done is None and len(collector.streams) == 3
+    client.session.tick(36)  # nothing has come for as long as is waited
+    assert collector.done == PublishDoneCode.TRACK_ENDED
+    assert_clean(client.session)
+
+
 def test_publish_done_waits_at_least_the_larger_delivery_timeout():
     client = Client()
     collector = client.subscribe(Parameters(object_delivery_timeout=20_000))
