@@ -143,7 +143,8 @@ class DirectoryClient:
 
         def told(namespace: TrackNamespace) -> None:
             names = relay.namespaces
-            has = Has.CACHED if namespace in names.published_here else Has.NOTHING
+            cached = any(namespace in table for table in names.cached)
+            has = Has.CACHED if cached else Has.NOTHING
             if namespace in names.published:
                 has = Has.PUBLISHED
             self._registrations.note(scope, namespace, has)
@@ -151,7 +152,7 @@ class DirectoryClient:
         finder = self._finders[scope] = Finder(relay, ask)
         relay.askable.finder = finder
         relay.namespaces.events.told.append(told)
-        for table in (relay.namespaces.published, relay.namespaces.published_here):
+        for table in (relay.namespaces.published, *relay.namespaces.cached):
             for namespace in table.namespaces_under(()):
                 told(namespace)
 

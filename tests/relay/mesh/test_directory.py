@@ -16,6 +16,7 @@ from relay.mesh.directory import (
     Has,
     Registrations,
 )
+from relay.service.metrics import subscriptions
 from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
 
 OTHER = (b"other",)
@@ -204,4 +205,4 @@ def test_readers_who_lost_their_source_get_the_one_that_the_directory_finds():
     assert mesh.asked == [NAMESPACE]
     mesh.answer("other")
     mesh.star.pass_time(1)
-    assert collector.done is None and mesh.other.relay.downstream_subscriptions == 1
+    assert collector.done is None and subscriptions(mesh.other.relay) == 1

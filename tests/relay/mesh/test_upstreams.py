@@ -6,6 +6,7 @@ import pytest
 
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from relay.mesh.uplink import Uplink
+from relay.service.metrics import subscriptions
 from tests.relay.peers import Listing
 from tests.relay.star import (
     JOIN,
@@ -104,7 +105,7 @@ def test_readers_do_not_notice_that_an_upstream_is_left_for_the_next_one():
     world.below.run()
     world.uplinks[0].leave(links[0].client)
     world.below.run()
-    assert world.above[1].relay.downstream_subscriptions == 1
+    assert subscriptions(world.above[1].relay) == 1
     publish(store, 1, 0)
     world.below.run()
     world.cut(0, links[0])
