@@ -91,8 +91,8 @@ ROWS = (
         "Objects on their way to files", "all tracks", "`disk_queue_octets`",
         "payload, properties, 82 each", "`disk_queue_octets`, `disk_objects_skipped_total`",
         "written later, if they are in memory then, 65,536 of a track (`MAX_SKIPPED`)",
-        "DiskTier._pending DiskTier._queued_by DiskTier._busy Keeping._skipped Kept._lost "
-        "Part._order",
+        "DiskTier._pending DiskTier._queued_by DiskTier._busy DiskTier.open Keeping._skipped "
+        "Kept._lost Part._order",
     ),
     _row(
         "ranges that wait to be read from a file", "track", "256 (`MAX_READS`)", "", "",

@@ -46,6 +46,7 @@ class Keeping:
         self.sealed = False
         """The file is finished."""
         self._tier: DiskTier = shelf.tier
+        self._tier.open[self] = None
         self._store = store
         self.part = self._tier.part(shelf, store.name)
         self._handed = IntervalSet()
@@ -142,6 +143,7 @@ class Keeping:
         if self.over:
             return
         self.over = True
+        self._tier.open.pop(self, None)
         if self._objects:
             self._tier.counters.tracks_given_up += 1
         self._skipped.clear()
@@ -162,6 +164,12 @@ class Keeping:
             if self._is_whole() or (quiet and self.waits and not self._skipped):
                 self._seal()
         self._note_busy()
+
+    def finish(self) -> None:
+        """Nothing more comes, ever: finish the file, if there is something in it."""
+        if self.waits and not self._sealing and not self._unwritten:
+            self._seal()
+            self._note_busy()
 
     def _catch_up(self) -> None:
         for location in list(islice(self._skipped, CAUGHT_UP)):
@@ -240,6 +248,7 @@ class Keeping:
             self._tier.remove(sealed)
             return
         self.over = self.sealed = True
+        self._tier.open.pop(self, None)
         self._tier.release(self.shelf, self._billed)
         self._billed = 0
         self._tier.counters.files_written += 1

@@ -117,7 +117,12 @@ async def loaded(tier: DiskTier) -> asyncio.Task[None]:
 
 
 async def written(tier: DiskTier) -> None:
-    """Wait for what is on its way to the disk, as long as that may take."""
-    deadline = asyncio.get_running_loop().time() + LEAVE_SECONDS
-    while tier.busy and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    """Finish what is on its way to the disk, as long as that may take."""
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + LEAVE_SECONDS
+    for last in (False, True):
+        if last:
+            for writing in tuple(tier.open):
+                writing.finish()
+        while tier.busy and clock.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)

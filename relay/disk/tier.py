@@ -193,6 +193,9 @@ class Writing(Protocol):
     def give_up(self) -> None:
         """It is not kept."""
 
+    def finish(self) -> None:
+        """Nothing more comes: it is kept as it is."""
+
 
 class DiskTier:
     """All shelves, the budget, and the queue of what is to be written."""
@@ -229,6 +232,8 @@ class DiskTier:
         self._number = 0
         self._told: set[str] = set()
         self._reads: dict[Reading, None] = {}
+        self.open: dict[Writing, None] = {}
+        """Files that are not finished."""
         self._busy: dict[Writing, float] = {}
         """Tracks on their way to the disk, and when there was something of them last; who waits
         for longest stands first."""

@@ -159,6 +159,17 @@ class Kept:
             self._wanted.append((start, end))
         return True
 
+    def want_behind(self, start: Location, end: Location) -> bool:
+        """`start` is not to be had: read what is behind it, so that only so much is missing."""
+        known = self.known
+        if known is None:
+            return False
+        last = known.missing_end(start, end)
+        behind = location_after(last)
+        if last >= end or behind in self._filling.store.known:
+            return False
+        return self.want(behind, end)
+
     def _read(self, entry: Entry, start: Location, end: Location) -> None:
         tier = self._shelf.tier
         octets = min(READ_OCTETS, tier.config.cache_octets // 8)

@@ -82,10 +82,16 @@ class Ranges:
             self._serve_held()  # what they waited for was given up, or is on the disk
 
     def want(self, start: Location, end: Location) -> bool:
+        """Have what of [start, end] is not here nor on its way read from the disk, or FETCH it;
+        False when the first of it is not to be had, nor anything behind that."""
+        kept = self._track.filling.kept
+        if kept is None:
+            return self._ask_for(start, end)
+        return kept.want(start, end) or self._ask_for(start, end) or kept.want_behind(start, end)
+
+    def _ask_for(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""
-        kept, now = self._track.filling.kept, self._track.clock.now
-        if kept is not None and kept.want(start, end):
-            return True
+        now = self._track.clock.now
         if any(until > now and low <= start <= high for until, low, high in self._failures):
             return False
         for fetch in self.fetches:

@@ -68,6 +68,23 @@ def test_a_relay_that_wants_tokens_refuses_with_exit_code_4_and_serves_who_shows
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
+def test_what_is_pushed_needs_rights_and_so_does_what_the_disk_has_of_it_later(
+    cache: Cache, tokens, tmp_path: Path
+):
+    disk = ("--cache-dir", tmp_path / "disk")
+    with relay(tmp_path, "--auth", tokens["principals"], *disk) as hub:
+        reader = hub.publish(cache, "--push", "--token-file", tokens["reader"], name="push-reader")
+        reader.finish(4)
+        assert "UNAUTHORIZED" in reader.stderr
+        hub.publish(cache, "--push", "--token-file", tokens["writer"], name="push").finish(0)
+        hub.process.kill()
+    with relay(tmp_path / "again", "--auth", tokens["principals"], *disk) as again:
+        stranger = ("--token-file", tokens["stranger"])
+        again.subscribe(cache, tmp_path / "a", *stranger, name="stranger").finish(4)
+        again.subscribe(cache, tmp_path / "out", "--token-file", tokens["reader"]).finish(0)
+        cache.check(tmp_path / "out")
+
+
 def test_a_cache_crosses_two_relays_and_stays_in_the_nearer_one(cache: Cache, tmp_path: Path):
     with relay(tmp_path / "far") as far:
         options = ("--upstream", far.url, "--upstream-cafile", far.cafile, "--announce-upstream")

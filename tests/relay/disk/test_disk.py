@@ -332,3 +332,56 @@ def test_scopes_share_no_files(star):
     star.crash()
     _, other = star.subscriber(JOIN, **at("/other"))
     assert other.failed.code == RequestErrorCode.DOES_NOT_EXIST
+
+
+def test_what_was_read_of_a_track_that_has_ended_is_kept_once_it_is_quiet(star):
+    publisher = star.publisher(track(6, ended=True))
+    pair = star.connect()
+    star.fetch(pair, (2, 0), (3, 3))
+    star.pass_time(1)
+    assert star.disk.files == 0
+    star.pass_time(2.5)
+    star.fetch(pair, (0, 0), (0, 3))
+    star.pass_time(3.5)
+    assert star.disk.tracks == 1 and star.disk.files == 2
+    star.kill(publisher)
+    star.crash()
+    parts = everything(6)
+    late = star.fetch(star.connect())
+    assert late.payloads == {at: parts[at] for at in parts if at.group in (0, 2, 3)}
+    assert late.unknown  # and nothing is said not to exist that was not asked for
+    listing = Listing(star, star.connect(), NAMESPACE[:1])
+    assert listing.events == []
+    publisher = star.publisher(track(6, ended=True))
+    whole = star.fetch(star.connect())
+    assert whole.payloads == parts
+    asked = [
+        at for low, high in publisher.handler.fetch_ranges for at in parts if low <= at <= high
+    ]
+    compared = Location(3, 3)
+    assert [at for at in asked if at.group in (0, 2, 3)] == [compared]
+
+
+def test_a_relay_that_leaves_finishes_its_files(star):
+    star.publisher(track(6, ended=True))
+    star.fetch(star.connect(), (2, 0), (3, 3))
+    for each in tuple(star.disk.open):
+        each.finish()
+    star.run()
+    star.crash()
+    assert star.disk.tracks == 1
+    late = star.fetch(star.connect())
+    assert {at.group for at in late.payloads} == {2, 3}
+
+
+def test_a_file_that_is_lost_takes_nothing_but_its_own_with_it(star):
+    star.publisher(track(6, ended=True))
+    pair = star.connect()
+    for group in (1, 3):
+        star.fetch(pair, (group, 0), (group, 3))
+        star.pass_time(4)
+    assert star.disk.files == 2
+    star.files[0].unlink()
+    star.crash()
+    star.publisher(track(6, ended=True))
+    assert star.fetch(star.connect()).payloads == everything(6)
