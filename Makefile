@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -76,6 +76,7 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
 	$(BIN)/python -m tools.bench_index --kept 2000000 --layers 2
+	$(BIN)/python -m tools.bench_eviction
 	$(BIN)/python -m tools.bench_discovery
 
 # QUICK=--quick for an impression; beside aiomoqt after `python -m interop.peers`
@@ -91,6 +92,9 @@ random-stories: $(STAMP)  ## 5,000 retrievals in worlds of publishers, relays an
 
 bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 Objects, some minutes
 	$(BIN)/python -m tools.bench_long
+
+bench-mesh: $(STAMP)  ## three relays that find each other by a real directory, 20 consumers: how often an Object goes where
+	$(BIN)/python -m tools.bench_mesh
 
 docs: $(STAMP)   ## write the pages that are made from the code
 	$(BIN)/python -m tools.limits

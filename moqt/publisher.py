@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from moqt.requests import (
     IncomingFetch,
     IncomingSubscribe,
@@ -33,6 +35,8 @@ class Publisher(SessionHandler):
 
     def __init__(self) -> None:
         self.tracks: dict[FullTrackName, TrackStore] = {}
+        self._namespaces: Counter[TrackNamespace] = Counter()
+        """How many of them each namespace has."""
         self._absent: dict[FullTrackName, int] = {}
         """Tracks that will not exist for so many milliseconds."""
         self._listings: set[IncomingSubscribeNamespace] = set()
@@ -46,6 +50,7 @@ class Publisher(SessionHandler):
     def add_track(self, store: TrackStore) -> None:
         """Serve `store` from now on; tell those who asked for its namespace or for its tracks,
         and answer those who wait for it."""
+        self._namespaces[store.name.namespace] += store.name not in self.tracks
         self.tracks[store.name] = store
         for listing in tuple(self._listings):
             listing.add(store.name.namespace)
@@ -59,10 +64,12 @@ class Publisher(SessionHandler):
 
     def remove_track(self, name: FullTrackName) -> None:
         """Serve the track to no new request."""
-        self.tracks.pop(name, None)
+        if self.tracks.pop(name, None) is not None:
+            self._namespaces[name.namespace] -= 1
         for wanted in tuple(self._wanted):
             wanted.withdrawn(name)
-        if name.namespace not in self.namespaces():
+        if not self._namespaces[name.namespace]:
+            del self._namespaces[name.namespace]
             for listing in tuple(self._listings):
                 listing.remove(name.namespace)
 
@@ -74,7 +81,7 @@ class Publisher(SessionHandler):
             self._absent[name] = retry_after_ms
 
     def namespaces(self) -> set[TrackNamespace]:
-        return {name.namespace for name in self.tracks}
+        return set(self._namespaces)
 
     # -- requests for one track ------------------------------------------------------------
 

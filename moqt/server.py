@@ -40,6 +40,10 @@ class Server:
             webtransport = each.session.transport.path is not None
             each.session.send_goaway(for_transport(uri, webtransport=webtransport), timeout_ms)
 
+    def refuse_new(self, why: str) -> None:
+        """Take no connection from now on; clients are refused at once, and told `why`."""
+        self.endpoint.refuse_new(why)
+
     async def close(
         self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = ""
     ) -> None:

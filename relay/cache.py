@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from collections import OrderedDict
 
 from moqt.track.knowledge import INTERVAL_OCTETS
@@ -92,6 +93,8 @@ class Cache:
         """One for each store of `_aging` whose Objects expire: nothing else is looked at."""
         self._ticked = 0.0
         self._horizon = 0.0
+        self._left: float = math.inf
+        """Objects that may be dropped before somebody else has a turn."""
 
     @property
     def objects(self) -> int:
@@ -206,8 +209,9 @@ class Cache:
                 return store
         return None
 
-    def expire(self, now: float) -> None:
-        """Drop what may not be served until the next call (MAX_CACHE_DURATION).
+    def expire(self, now: float, most: int | None = None) -> None:
+        """Drop what may not be served until the next call (MAX_CACHE_DURATION); with `most` no more
+        Objects at once, and the others by `expire_more`.
 
         Time stands still between two calls, so arrivals are stamped up to one interval
         early and reads happen up to one interval late. Looking one interval ahead keeps
@@ -215,17 +219,27 @@ class Cache:
         """
         self._horizon = now + max(0.0, now - self._ticked)
         self._ticked = now
-        self._expiries.run(self._horizon)
+        self.expire_more(most)
         # what nobody has begun in a whole interval waits for no cursor
         self._used.update(self._awaited)
         self._awaited, self._fresh = self._fresh, OrderedDict()
         if self.billed > self.budget:
             self._make_room(0)
 
+    def expire_more(self, most: int | None = None) -> bool:
+        """Go on with what `expire` has left; whether there is more of it."""
+        self._left = math.inf if most is None else most
+        self._expiries.run(self._horizon)
+        due = self._expiries.next
+        return self._left <= 0 and due is not None and due <= self._horizon
+
     def _expire(self, store: TrackStore, ages: _Ages) -> None:
         duration = store.max_cache_duration
         came = ages.came
         while came and duration is not None and self._horizon > came[0][0] + duration:
+            if self._left <= 0:
+                break
+            self._left -= 1
             stored = _aged(store, heapq.heappop(came))
             if stored is None:
                 continue

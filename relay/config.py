@@ -31,6 +31,10 @@ class RelayConfig:
     """Of these, those of one session."""
     max_absent: int = 16_384
     """Tracks remembered that do not exist, as their publishers say; beyond, the oldest goes."""
+    max_registered: int = 65_536
+    """Namespaces that the directory of a mesh is told of, of all scopes."""
+    max_mesh_sessions: int = 64
+    """Sessions to relays that the directory names; one that nobody uses makes room for another."""
     max_pending: int = 4096
     """Requests waiting for a publisher at once."""
     upstream_timeout: float = 5.0
@@ -99,6 +103,16 @@ class Counters:
     """Of those, the ones beyond a limit of the relay."""
     requests_absent: int = 0
     """Of those, the ones for tracks whose publishers had said that they do not exist."""
+    requests_unreachable: int = 0
+    """Of the refused ones, those that a relay might have served that could not be asked."""
+    directory_lookups: int = 0
+    """Namespaces that the directory was asked for."""
+    directory_failures: int = 0
+    """Times that it did not answer."""
+    namespaces_unregistered: int = 0
+    """That it was not told of, beyond `max_registered`."""
+    mesh_sessions_refused: int = 0
+    """To other relays, that were not made, beyond `max_mesh_sessions`."""
     malformed_tracks: int = 0
     tracks_renewed: int = 0
     """Tracks whose cached content was dropped because their publisher contradicted it."""

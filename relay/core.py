@@ -31,6 +31,7 @@ from moqt.values.errors import RequestError, SessionClosed, escaped
 from moqt.values.messages import Goaway, Redirect
 from moqt.values.names import FullTrackName, TrackNamespace
 from moqt.values.tokens import Token
+from relay.askable import Askable
 from relay.audience.downstream import TrackRequest
 from relay.audience.namespaces import Namespaces
 from relay.audience.offers import Offers
@@ -40,7 +41,8 @@ from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
 from relay.rights.policy import Action, AllowAll, Policy
-from relay.rights.refusals import Refusals
+from relay.rights.refusals import Refusals, passed_on
+from relay.sources.hops import is_circle, waiting_relays
 from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
 
@@ -51,21 +53,6 @@ NO_SUCH_TRACK = "no such track"
 
 MAX_DISPLACED = 64
 """Tracks looked at to find one that can make room for another."""
-
-_PASSED_ON = frozenset(
-    {
-        RequestErrorCode.INTERNAL_ERROR,
-        RequestErrorCode.UNAUTHORIZED,
-        RequestErrorCode.TIMEOUT,
-        RequestErrorCode.NOT_SUPPORTED,
-        RequestErrorCode.EXCESSIVE_LOAD,
-        RequestErrorCode.DOES_NOT_EXIST,
-        RequestErrorCode.MALFORMED_TRACK,
-        RequestErrorCode.UNSUPPORTED_EXTENSION,
-        RequestErrorCode.REDIRECT,
-    }
-)
-"""Refusals that mean downstream what they meant to us; others are about our own request."""
 
 
 class Relay(SessionHandler):
@@ -94,7 +81,7 @@ class Relay(SessionHandler):
         self._counted = Numbers()
         """Of the sessions that have ended."""
         self.upstreams = self.refusals.trusted
-        """Sessions to upstream relays: asked for what no publisher here has."""
+        """Sessions to upstream relays, with their places: asked for what no publisher here has."""
         self.tracks: OrderedDict[FullTrackName, UpstreamTrack] = OrderedDict()
         """Least recently used first."""
         self.active: dict[UpstreamTrack, None] = {}
@@ -103,6 +90,7 @@ class Relay(SessionHandler):
         self.namespaces = Namespaces(self.refusals)
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
+        self.askable = Askable(self.namespaces, self.upstreams)
         self.offers = Offers(self.refusals, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 
@@ -129,22 +117,16 @@ class Relay(SessionHandler):
         self._counted = Numbers.total([self._counted, Numbers.of([session])])
         self.upstreams.pop(session, None)
 
-    def add_upstream(self, session: Session) -> None:
-        """A session to an upstream relay is established."""
-        self.upstreams[session] = None
+    def add_upstream(self, session: Session, place: int = 0) -> None:
+        """A session to an upstream relay is established, the `place`th of them."""
+        self.upstreams[session] = place
+        self.refusals.reached()
         for request in self.waiting.under(()):
             self.waiting.done(request)
             self._wanted(request, None)
         for track in tuple(self.active):
             if track.lingers:
                 track.appeared(session)
-
-    def move_upstream(self, old: Session, new: Session) -> None:
-        """The upstream relay sends us elsewhere (GOAWAY): take over what came on `old`."""
-        self.upstreams.pop(old, None)
-        for track in tuple(self.tracks.values()):
-            if track.publishes(old):
-                track.move(old, new)
 
     def check_token(self, session: Session, token: Token) -> RequestErrorCode | None:
         return self.refusals.policy.check(session, token)
@@ -228,7 +210,7 @@ class Relay(SessionHandler):
                 table.add(namespace, track)
             else:
                 table.remove(namespace, track)
-            self.namespaces.tell(namespace)
+            self.namespaces.tell(namespace, lost=not here)
 
     # -- publications ------------------------------------------------------------------------
 
@@ -284,18 +266,22 @@ class Relay(SessionHandler):
         name = request.name
         if action is not None and not self.refusals.admits(request, action, name.namespace):
             return
+        if is_circle(request):
+            self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+            return
         if self._malformed(request, name):
             return
         track = self.tracks.get(name)
         if track is not None and track.only_published:
             # While nobody used it nobody else was asked for it.
             track.open()
+        circling = [] if track is None else self.askable.circling(track, request)
         if (
             track is not None
             and track.servable(request)
             and not track.demand.stale
             and not track.origin.probing
-            and not self._comes_from(track, session_of(request))
+            and not circling
         ):
             self._serve(track, request)
             return
@@ -304,10 +290,10 @@ class Relay(SessionHandler):
             track.origin.probing or (track.lingers and isinstance(request, IncomingSubscribe))
         ):
             pass  # it waits with the others
-        elif (
-            track is None or not track.subscriptions or self._comes_from(track, session_of(request))
-        ):
-            publishers = self.publishers(name.namespace, session_of(request))
+        elif track is None or not track.subscriptions or circling:
+            if not self.namespaces.publishers(name.namespace) and self._looks(request):
+                return
+            publishers = self.askable.publishers(name.namespace, request)
             if not publishers:
                 self._no_publisher(request)
                 return
@@ -318,9 +304,7 @@ class Relay(SessionHandler):
                 return
             if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
-                retry = int(left * 1000)
-                code = RequestErrorCode.DOES_NOT_EXIST
-                self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
+                self._absent(request, int(left * 1000))
                 return
         if not self._may_wait(request):
             return
@@ -333,45 +317,26 @@ class Relay(SessionHandler):
         if track.rendezvous and not request.parameters.rendezvous_timeout:
             # Upstream may answer later than this subscriber wants to wait.
             deadline = self.clock.now + self.config.upstream_timeout
-        track.read_above |= session_of(request) in self.upstreams
+        self.askable.note(track, request)
         self.waiting.for_track(request, track.downstream, deadline)
         self.track_busy(track)
         if publishers:
-            track.open()
+            track.open(*circling)
         else:
             track.demand.catch_up(request)
+            self.askable.chase(track, request, lambda: self._circles(request))
 
-    def _comes_from(self, track: UpstreamTrack, asking: Session) -> bool:
-        """Whether an upstream relay asks for what only upstream relays bring: a circle."""
-        return (
-            asking in self.upstreams
-            and bool(track.subscriptions)
-            and all(each.session in self.upstreams for each in track.subscriptions)
-        )
+    def _circles(self, request: TrackRequest) -> None:
+        """Who could have the track waits for who makes `request`."""
+        if request in self.waiting.pending:
+            self.waiting.done(request)
+            self._absent(request)
 
-    def publishers(self, namespace: TrackNamespace, asking: Session | None = None) -> list[Session]:
-        """The sessions to ask for a track of `namespace`: publishers here, then upstream relays.
-
-        An upstream relay that asks (`asking`) is not asked back, nor is another one for it.
-        """
-        found = self.namespaces.publishers(namespace)
-        return found if asking in self.upstreams else [*found, *self._upstreams()]
+    def publishers(self, namespace: TrackNamespace) -> list[Session]:
+        return self.askable.publishers(namespace)
 
     def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
-        """The same for `track`: publishers here together (MOQT "Publisher Interactions"), then
-        each upstream relay by itself. One that has the track from us cannot bring it."""
-        here = [each.session for each in track.subscriptions if each.session not in self.upstreams]
-        here = list(dict.fromkeys([*self.namespaces.publishers(track.name.namespace), *here]))
-        above = self._upstreams()
-        if track.read_above and above:
-            readers = track.downstream
-            only_above = readers.only_of(self.upstreams)
-            above = [each for each in above if not only_above and not readers.reads(each)]
-        return [*([here] if here else []), *([each] for each in above)]
-
-    def _upstreams(self) -> list[Session]:
-        sessions = list(self.upstreams)
-        return [session for session in sessions if session.goaway is None] or sessions
+        return self.askable.ranks(track)
 
     def _malformed(self, request: IncomingRequest, name: FullTrackName) -> bool:
         """Answer MALFORMED_TRACK for a while after a track was found to be so."""
@@ -389,7 +354,7 @@ class Relay(SessionHandler):
 
     def _serve(self, track: UpstreamTrack, request: TrackRequest) -> None:
         self.tracks.move_to_end(track.name)
-        track.read_above |= session_of(request) in self.upstreams
+        self.askable.note(track, request)
         if isinstance(request, IncomingFetch) and track.ranges.asks_for_end(
             request, partial(self.track_serve, track, request)
         ):
@@ -414,6 +379,25 @@ class Relay(SessionHandler):
     def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
         track.requests.discard(request)
 
+    def _looks(self, request: TrackRequest) -> bool:
+        """Whether `request` waits, or is refused, until the directory has said who has it."""
+        if not self.askable.looks(request, lambda: self._looked(request)):
+            return False
+        if self._may_wait(request):
+            self.waiting.for_publisher(request, self.clock.now + self.config.upstream_timeout)
+        return True
+
+    def _looked(self, request: TrackRequest) -> None:
+        if request in self.waiting.pending:
+            self.waiting.done(request)
+            self._wanted(request, None)
+
+    def source_found(self, namespace: TrackNamespace, session: Session) -> None:
+        """Another relay has tracks of `namespace`: readers may wait for such a one."""
+        for track in self.tracks_by_namespace.under(namespace):
+            if track.lingers:
+                track.appeared(session)
+
     def _may_wait(self, request: TrackRequest) -> bool:
         if not self.waiting.full:
             return True
@@ -424,10 +408,19 @@ class Relay(SessionHandler):
         """DOES_NOT_EXIST, or wait for a publisher as long as the subscriber allows."""
         timeout = request.parameters.rendezvous_timeout
         if not isinstance(request, IncomingSubscribe) or not timeout:
-            self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+            self._absent(request)
         elif self._may_wait(request):
             waits = min(timeout / 1000, self.config.max_rendezvous)
             self.waiting.for_publisher(request, self.clock.now + waits)
+
+    def _absent(self, request: TrackRequest, retry: int | None = None) -> None:
+        """Nobody who was asked has the track: it does not exist, if everybody could be asked."""
+        if self.askable.unreachable and self.askable.goes_up(session_of(request)):
+            self.counters.requests_unreachable += 1
+            self.refusals.unreachable(request)
+        else:
+            code = RequestErrorCode.DOES_NOT_EXIST
+            self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -471,28 +464,36 @@ class Relay(SessionHandler):
             track.origin.unasked = False  # who has appeared has not got it: what is cached holds
             self._serve_again(track)
             return
-        try:
-            code = RequestErrorCode(error.code)
-        except ValueError:
-            code = RequestErrorCode.INTERNAL_ERROR
-        reason, retry = error.reason, error.retry_after_ms
-        if code not in _PASSED_ON:
-            code, reason = RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
+        code, reason = passed_on(error)
+        retry = error.retry_after_ms
         if code is RequestErrorCode.DOES_NOT_EXIST:
             if retry is not None:
                 until = self.clock.now + retry / 1000
                 self.refusals.absent.add(track.name, track.candidates.denied, until)
-            reason = NO_SUCH_TRACK
+            self._denied(track, retry)
+            return
         redirect = Redirect(*error.redirect) if error.redirect is not None else None
         for request in tuple(track.waiting):
             self.waiting.done(request)
             self.refusals.refuse(request, code, reason, retry=retry, redirect=redirect)
 
+    def _denied(self, track: UpstreamTrack, retry: int | None) -> None:
+        """Those who were asked have not got it, at least not for all who wait."""
+        asked_for, again = track.candidates.waiting, []
+        for request in tuple(track.waiting):
+            self.waiting.done(request)
+            if asked_for and not waiting_relays(request):
+                again.append(request)  # a relay that waited with it may be who has the track
+            elif not self._looks(request):
+                self._absent(request, retry)
+        for request in again:
+            self._wanted(request, None)
+
     def track_circle(self, track: UpstreamTrack) -> None:
         for request in tuple(track.waiting):
-            if self._comes_from(track, session_of(request)):
+            if self.askable.circling(track, request):
                 self.waiting.done(request)
-                self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
+                self._absent(request)
 
     def track_ended(self, track: UpstreamTrack) -> None:
         self.track_busy(track)  # perhaps there is nothing of it

@@ -122,6 +122,10 @@ class Scopes(SessionHandler):
         self.clock = Clock()
         self.relays: dict[str, Relay] = {}
         self.threshold = Threshold(self)
+        self.made: list[Callable[[str, Relay], None]] = []
+        """Told of every scope that is made."""
+        self.gone: list[Callable[[str], None]] = []
+        """Told of every scope that is forgotten."""
         self._kept: set[str] = set()
         self._counted = Numbers()
         """Of the scopes that are gone."""
@@ -142,6 +146,8 @@ class Scopes(SessionHandler):
                 counters=self.counters,
                 clock=self.clock,
             )
+            for made in self.made:
+                made(scope, relay)
         return relay
 
     # -- sessions ----------------------------------------------------------------------------
@@ -211,13 +217,16 @@ class Scopes(SessionHandler):
         relay = self.relays.pop(scope)
         relay.forget_all()
         self._counted = Numbers.total([self._counted, relay.numbers()])
+        for gone in self.gone:
+            gone(scope)
 
     # -- time and numbers --------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        """Time has passed. Twice a second is enough."""
+    def tick(self, now: float, most: int | None = None) -> None:
+        """Time has passed. Twice a second is enough. With `most` no more Objects expire at once,
+        and the others by `expire_more` of the cache."""
         self.clock.now = now
-        self.cache.expire(now)
+        self.cache.expire(now, most)
         for scope, relay in tuple(self.relays.items()):
             relay.tick(now)
             if not relay.sessions and not relay.tracks and scope not in self._kept:

@@ -44,7 +44,7 @@ class Home(Protocol):
     counters: Counters
     clock: Clock
     tracks: OrderedDict[FullTrackName, UpstreamTrack]
-    upstreams: dict[Session, None]
+    upstreams: dict[Session, int]
     """Sessions to upstream relays."""
     upstream_subscriptions: int
     """Established subscriptions to publishers."""
@@ -107,7 +107,7 @@ class UpstreamTrack:
         self.published_here = False
         """Complete and without a publisher: the relay is the publisher now."""
         self.read_above = False
-        """An upstream relay has asked for it, or was offered it."""
+        """Another relay has asked for it, or was offered it."""
         self.over = False
         self.candidates = Candidates(lambda: home.ranks(self), self.config, self.clock)
         self._lost: tuple[int, str] | None = None
@@ -177,9 +177,9 @@ class UpstreamTrack:
 
     # -- upstream subscriptions ------------------------------------------------------------
 
-    def open(self) -> None:
-        """Ask for it: a new round, in which whoever refused before is asked again."""
-        self.candidates.begin()
+    def open(self, *declined: Session) -> None:
+        """Ask for it: a new round, in which all but the `declined` are asked, refused or not."""
+        self.candidates.begin(*declined)
         self._ask()
         if not self.subscriptions:
             self.home.track_refused(self, RequestError(RequestErrorCode.DOES_NOT_EXIST))
@@ -205,8 +205,10 @@ class UpstreamTrack:
             patience = min(self.downstream.rendezvous_ms, round(self.config.max_rendezvous * 1000))
         wanted = self.demand.wanted
         subscription.unasked = wanted is None
+        self.candidates.waiting = self.downstream.relays if self.read_above else frozenset()
         error = subscription.open(
             wanted or EVERYTHING,
+            waiting=self.candidates.waiting,
             forward=self.demand.forward,
             new_group=self.demand.new_group(),
             rendezvous_ms=patience,
@@ -350,6 +352,7 @@ class UpstreamTrack:
             if not self.subscriptions:
                 self._ask()
             elif self.read_above:
+                self._ask()
                 self.home.track_circle(self)
             if not self.subscriptions and not self.lingers:
                 refusal = self.candidates.take_refusal()

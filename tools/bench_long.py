@@ -3,11 +3,14 @@
 A cache of `--tokens` tokens and `--layers` layers in blocks of `--block-tokens`, of small heads so
 that the Objects count and not their octets: 131,072 x 80 in blocks of 16 are 1,310,720 Objects
 and a manifest of 88 MB. Shown are the seconds to layer 0 and to the end, and of each process CPU
-seconds, most memory and the longest time in which its event loop looked at no socket. `--live`:
-the consumer is there before the first Object.
+seconds, most memory, the longest time in which its event loop looked at no socket, and the most
+CPU time between two looks, which says the same on a busy machine. `--live`: the consumer is there
+before the first Object. `--sign`, `--seal` and `--chunk-tokens`: the manifest is signed, everything
+sealed, and the publication in segments.
 
     python -m tools.bench_long
     python -m tools.bench_long --tokens 16384 --json
+    python -m tools.bench_long --tokens 16384 --layers 40 --sign ES256 --seal --chunk-tokens 2048
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from kvcs.trust.producers import Algorithm, ProducerKey
 from kvsp.blocks.kv_files import KvFileWriter
+from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Descriptor, Scope
 from moqt.quic.certificates import make_self_signed
 from tools.bench import Role
@@ -50,7 +55,8 @@ def make_cache(folder: Path, options: argparse.Namespace) -> list[str]:
         "layout": "kvsp-layout-1",
     }
     descriptor = Descriptor.parse(tree)
-    Scope.generate().save(folder / "scope.json")
+    keys = (ContentKey.generate(),) if options.seal else ()
+    Scope.generate(keys).save(folder / "scope.json")
     (folder / "compat.json").write_text(json.dumps(tree))
     (folder / "tokens.json").write_text(json.dumps(list(range(options.tokens))))
     octets = np.random.default_rng(0).bytes(2 * options.tokens * options.head_dim)
@@ -62,6 +68,22 @@ def make_cache(folder: Path, options: argparse.Namespace) -> list[str]:
         out.commit()
     names = ("scope-key-file", "scope.json"), ("compat", "compat.json"), ("tokens", "tokens.json")
     return [part for option, name in names for part in (f"--{option}", str(folder / name))]
+
+
+def how_published(folder: Path, options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What the publisher is told besides, and the consumer."""
+    publisher: list[str] = []
+    consumer: list[str] = []
+    if options.sign is not None:
+        key = ProducerKey.generate(Algorithm[options.sign.upper()])
+        key.save(folder / "producer.json")
+        (folder / "producers.json").write_text(json.dumps({"keys": [key.public]}))
+        publisher += ["--sign-key", str(folder / "producer.json")]
+        consumer += ["--producers", str(folder / "producers.json")]
+    if options.chunk_tokens is not None:
+        publisher += ["--chunk-tokens", str(options.chunk_tokens)]
+        consumer += ["--follow"]
+    return publisher, consumer
 
 
 def started(program: str, *arguments: str | Path) -> Role:
@@ -108,23 +130,28 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         metrics = ready.split("metrics http://")[1].split("/")[0]
         common: list[str | Path] = [url, "--cafile", cert, *identity]
         began = time.monotonic()
-        publisher = started("kvcs-publish", *common, "--kv", folder / "cache", "--json")
+        how, asked = how_published(folder, options)
+        publisher = started("kvcs-publish", *common, "--kv", folder / "cache", "--json", *how)
         processes.append(publisher)
         publisher.line()
         if not options.live:
             wait_until_put(publisher)
         published = time.monotonic() - began
-        arguments: list[str | Path] = [*common, "--out", folder / "out"]
+        arguments: list[str | Path] = [*common, "--out", folder / "out", *asked]
         runs = [retrieve(arguments) for _ in range(options.consumers)]
         for run in runs:
             assert run["duplicates"] == 0 and not run["discarded"], run
             assert run["objects_verified"] == run["objects_confirmed"] == objects(options), run
         if (folder / "out").read_bytes()[-4096:] != (folder / "cache").read_bytes()[-4096:]:
             raise SystemExit("what came is not what was published")
-        relay = usage(processes[0]) | {"hold_s": metric(metrics, "loop_hold_seconds")}
+        relay = usage(processes[0]) | {
+            "hold_s": metric(metrics, "loop_hold_seconds"),
+            "work_s": metric(metrics, "loop_work_seconds"),
+        }
         used = usage(publisher)
         publisher.popen.terminate()
-        used["hold_s"] = json.loads(publisher.line())["loop_hold_seconds"]
+        ended = json.loads(publisher.line())
+        used |= {"hold_s": ended["loop_hold_seconds"], "work_s": ended["loop_work_seconds"]}
     finally:
         for process in reversed(processes):
             process.popen.kill()
@@ -134,6 +161,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "layers": options.layers,
         "objects": objects(options),
         "published_s": published,
+        "manifest_octets": ended["manifest_octets"],
         "publisher": used,
         "relay": relay,
         "consumers": [
@@ -143,6 +171,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 "cpu_s": run["cpu_s"],
                 "peak_mb": run["peak_mb"],
                 "hold_s": run["loop_hold_seconds"],
+                "work_s": run["loop_work_seconds"],
             }
             for run in runs
         ],
@@ -174,6 +203,9 @@ def main() -> None:
     parser.add_argument("--block-tokens", type=int, default=16)
     parser.add_argument("--head-dim", type=int, default=8, help="of the one head there is")
     parser.add_argument("--consumers", type=int, default=1, help="one after another")
+    parser.add_argument("--sign", choices=[each.label for each in Algorithm])
+    parser.add_argument("--seal", action="store_true", help="with a content key")
+    parser.add_argument("--chunk-tokens", type=int, help="of each segment")
     parser.add_argument("--live", action="store_true", help="retrieve while it is produced")
     parser.add_argument("--cache-memory", default="3GiB", help="of the relay")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
@@ -185,7 +217,8 @@ def main() -> None:
         return
     print(
         f"{result['tokens']:,} tokens x {result['layers']} layers, {result['objects']:,} Objects, "
-        f"put within {result['published_s']:.1f} s"
+        f"put within {result['published_s']:.1f} s, "
+        f"{result['manifest_octets'] / 1e6:.1f} MB of manifests"
     )
     for name in ("publisher", "relay"):
         print(f"  {name:10} {shown(result[name])}")
@@ -199,7 +232,8 @@ def main() -> None:
 def shown(process: dict[str, float]) -> str:
     return (
         f"{process['cpu_s']:7.1f} s of CPU, {process['peak_mb']:7.0f} MB at most, "
-        f"loop held for {1000 * process['hold_s']:.0f} ms at most"
+        f"loop held for {1000 * process['hold_s']:.0f} ms at most, "
+        f"{1000 * process['work_s']:.0f} ms of its CPU"
     )
 
 

@@ -9,6 +9,7 @@ import ast
 import inspect
 from pathlib import Path
 
+from kvcs.names.limits import LIMITS as CACHE_LIMITS
 from moqt.quic.config import QuicConfig
 from moqt.values.config import SessionConfig
 from relay.config import RelayConfig
@@ -19,7 +20,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "limits.md"
 
 HEAD = """# Limits
 
-Every limit of `kvcs-relay`: set one with `--limit NAME=VALUE`, as often as needed, for example
+Every limit of `kvcs-relay`, and at the end those of publishers and consumers of caches. Of a relay,
+set one with `--limit NAME=VALUE`, as often as needed, for example
 `--limit max_requests=50000 --limit idle_timeout=60`. Sizes are octets, times seconds. In Python
 they are fields of the class that each table names. This page is written by `make docs`.
 
@@ -62,7 +64,26 @@ def page() -> str:
                 name = limit.name
                 default = "none" if limit.default is None else f"{limit.default:_}"
                 parts.append(f"| `{name}` | {default} | {said[limit.name]} |\n")
-    return "".join([*parts, table()])
+    return "".join([*parts, table(), of_caches()])
+
+
+OF_CACHES = """
+## Of publishers and consumers of caches (`kvcs`)
+
+The log says so when one is come to for the first time (WARNING), who asked is told, and
+`limits_reached` of `--json`, in Python `kvcs.names.limits.REACHED`, counts how often.
+
+| in Python | option | default | what it is | at it |
+|---|---|---|---|---|
+"""
+
+
+def of_caches() -> str:
+    """The table of the limits of `kvcs`."""
+    return OF_CACHES + "".join(
+        f"| `{each.name}` | {each.option} | {each.default:_} | {each.what} | {each.full} |\n"
+        for each in CACHE_LIMITS
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,13 @@ from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Sessions
 from kvcs.finding.searching import Search
 from kvcs.keeping.failures import Failures
-from kvcs.names.errors import NotFound, RetrievalError, tells_more
+from kvcs.names.errors import (
+    NotFound,
+    RetrievalError,
+    Unsupported,
+    VerificationFailed,
+    tells_more,
+)
 from kvcs.names.namespace import PublicationNamespace
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope
@@ -156,6 +162,8 @@ class Candidates:
         self._relays = list(sessions.relays)
         """Those not searched so far."""
         self._tried: set[Candidate] = set()
+        self._unrecorded: set[Candidate] = set()
+        """Those whose records are not believed any more."""
         self._of_prefix: Counter[int] = Counter()
         self._stalled: list[Candidate] = []
         self._known: tuple[object, Candidate | None] = (None, None)
@@ -252,9 +260,15 @@ class Candidates:
         return self._failures.holds((candidate.url, candidate.namespace), self._now)
 
     def failed(self, error: RetrievalError, candidate: Candidate | None = None) -> None:
-        """Why one that was tried is given up."""
+        """Why one that was tried is given up. Where records of an index service may be wrong, and
+        not it, it is tried once more without them: for the blocks that its Anchor Key shows."""
         if candidate is not None:
-            self._failures.note((candidate.url, candidate.namespace), self._now)
+            bad = isinstance(error, VerificationFailed | Unsupported)
+            if bad and len(candidate.records) > self._anchored(candidate) > 0:
+                self._unrecorded.add(candidate)
+                self.allow_again(candidate)
+            else:
+                self._failures.note((candidate.url, candidate.namespace), self._now)
         # that a cache is bad is worth knowing, even when the next one is only gone
         if tells_more(error, self.failure):
             self.failure = error
@@ -326,15 +340,23 @@ class Candidates:
         if self._given is not None:
             return iter([Candidate(None, namespace) for namespace in self._given])
         found = [_of(search) for search in self._searches]
-        return merge(*found, self._named(), key=lambda each: -each.blocks)
+        named = sorted(self._named(), key=lambda each: -each.blocks)
+        return merge(*found, named, key=lambda each: -each.blocks)
 
     def _named(self) -> Iterator[Candidate]:
         """What the index service names."""
         for named in self._index.named if self._index is not None else ():
             # our own relay may lead there, too, and is nearer
             for each in (replace(named, url=None), named):
-                if named.blocks >= self._min_blocks and self._sessions.reaches(each.url):
+                if each in self._unrecorded:
+                    each = replace(each, records=(), blocks=self._anchored(each))
+                if each.blocks >= self._min_blocks and self._sessions.reaches(each.url):
                     yield each
+
+    def _anchored(self, candidate: Candidate) -> int:
+        """Of how many of our blocks its Anchor Key shows that it has them."""
+        key = candidate.namespace.anchor_key
+        return self._keys.index(key) + 1 if key in self._keys else 0
 
 
 def _of(search: Search) -> Iterator[Candidate]:

@@ -22,7 +22,9 @@ MANIFEST_BASE_OCTETS = 64 << 10
 MANIFEST_OBJECT_OCTETS = 96
 """For each Object that it may list."""
 MAX_MANIFEST_FRAME_OCTETS = 1 << 20
-"""Octets of a manifest beside its digests: room for some hundred segments of many layers."""
+"""Octets of a manifest beside its digests,"""
+MANIFEST_SEGMENT_OCTETS = 1 << 10
+"""and as many more for each segment that it may have beyond `MAX_SEGMENTS`."""
 MAX_SEGMENT = (1 << 32) - 1
 MAX_SEGMENTS = 1024
 """Segments that a publication has at the most, and that a manifest is read with, unless told

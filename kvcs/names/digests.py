@@ -5,12 +5,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvcs.names.encoding import EncodedForm, payload_form
 from kvcs.names.manifest import SegmentEntry
 from kvcs.names.payload import PayloadForm
 from kvcs.names.tracks import DataTrack
+from kvsp.blocks.layout import Octets
 from kvsp.names.codes import HASH_OCTETS
 from kvsp.names.identity import Descriptor
+
+
+def differing(some: Octets, others: Octets, there: Octets | None = None) -> list[int]:
+    """Where two strings of digests, equally long, differ: the numbers of those digests; with
+    `there`, an octet for each, only of those for which it is not 0."""
+    if some == others:
+        return []
+    words = HASH_OCTETS // 8
+    one, other = (np.frombuffer(each, np.uint64).reshape(-1, words) for each in (some, others))
+    differ = (one != other).any(axis=1)
+    if there is not None:
+        differ &= np.frombuffer(there, np.uint8, len(differ)) != 0
+    found: list[int] = np.flatnonzero(differ).tolist()
+    return found
 
 
 @dataclass(slots=True)

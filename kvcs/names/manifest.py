@@ -8,7 +8,6 @@ been opened and its signature verified, `Manifest.parse` reads its payload.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final
 from kvcs.names.codes import (
     MANIFEST_VERSION,
     MAX_BLOCKS_PER_SEGMENT,
+    MAX_MANIFEST_OCTETS,
     MAX_SEGMENTS,
     MAX_TOKENS,
     PUBLICATION_ID_OCTETS,
@@ -24,6 +24,7 @@ from kvcs.names.codes import (
     Component,
     ManifestTrack,
 )
+from kvcs.names.limits import reached
 from kvcs.names.manifest_text import (
     ManifestReader,
     Text,
@@ -37,8 +38,6 @@ from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, SCOPE_ID_OCTETS, Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, parse_hex
-
-logger = logging.getLogger("kvcs")
 
 _REQUIRED: Final = ("kvcs", "compat", "layers", "block_tokens", "deterministic", "segments")
 _SEGMENT_REQUIRED: Final = (
@@ -107,11 +106,12 @@ class Manifest:
         data: Text,
         namespace: PublicationNamespace | None = None,
         max_segments: int = MAX_SEGMENTS,
+        max_octets: int = MAX_MANIFEST_OCTETS,
     ) -> Manifest:
         """Read manifest JSON and compare it with the namespace it was found under.
 
         A long one is given to a `ManifestReader` as it comes, and that is given here. One of more
-        than `max_segments` segments is not read, and warned of.
+        than `max_segments` segments or `max_octets` octets is not read, and warned of.
 
         Raises DecodeError, first fault first: `not-i-json`, `duplicate-member`,
         `not-an-object`, `missing-member`, `wrong-type`, `bad-version`, `bad-hex`,
@@ -121,7 +121,7 @@ class Manifest:
         if isinstance(data, ManifestReader):
             reader = data
         else:
-            reader = ManifestReader()
+            reader = ManifestReader(max_octets, max_segments)
             reader.feed(data)
         tree = reader.tree()
         if not isinstance(tree, dict):
@@ -184,14 +184,19 @@ class Manifest:
         """The manifest as canonical JSON octets. Raises KvcsError as `pieces`."""
         return b"".join(self.pieces())
 
-    def pieces(self, texts: Mapping[DataTrack, Sequence[bytes]] | None = None) -> list[bytes]:
+    def pieces(
+        self,
+        texts: Mapping[DataTrack, Sequence[bytes]] | None = None,
+        max_segments: int = MAX_SEGMENTS,
+        max_octets: int | None = None,
+    ) -> list[bytes]:
         """The manifest as canonical JSON octets, in pieces, of which those of digests are shared
         with `texts`: those of the Groups of a track, as `group_text` writes them, all but the
         first after a comma.
 
-        Raises KvcsError for one that is larger than what consumers take.
+        Raises KvcsError for one that is larger than what consumers take, with these limits.
         """
-        written = Written()
+        written = Written(max_segments, max_octets)
         tree: dict[str, Any] = {
             "kvcs": MANIFEST_VERSION,
             "compat": self.compat.to_dict(),
@@ -417,7 +422,7 @@ def _check_tracks(tree: dict[str, Any], most: int) -> None:
         for entry in tree["segments"]
     )
     if max(listed, len(tree["segments"])) > most:
-        logger.warning("a manifest was not read: it has more than %d tracks (max_segments)", most)
+        reached("max_segments", f"a manifest was not read: it has more than {most} tracks")
         raise _bad_manifest(f"there are more than {most} tracks")
 
 
@@ -483,10 +488,9 @@ def check_consistency(manifest: Manifest, max_segments: int = MAX_SEGMENTS) -> N
     if not manifest.segments:
         raise _bad_manifest("there is no segment")
     if (segments := len(manifest.segments)) > max_segments:
-        logger.warning(
-            "a manifest was not read: it has %d segments, and at most %d are read (max_segments)",
-            segments,
-            max_segments,
+        reached(
+            "max_segments",
+            f"a manifest was not read: it has {segments} segments, and at most {max_segments} are",
         )
         raise _bad_manifest(
             f"it has {segments} segments, and at most {max_segments} are read: allow more "

@@ -34,6 +34,7 @@ class ManifestBuilder:
         *,
         deterministic: bool = False,
         max_segments: int = MAX_SEGMENTS,
+        max_octets: int | None = None,
     ) -> None:
         """Raises ValueError when `namespace` is of another Compatibility ID."""
         if namespace.compat_id != compat.compat_id:
@@ -42,6 +43,7 @@ class ManifestBuilder:
         self._namespace = namespace
         self._deterministic = deterministic
         self._max_segments = max_segments
+        self._max_octets = max_octets
         self._segments: list[_OpenSegment] = []
         self._listed_before = 0
         """Digests that all versions so far have listed together."""
@@ -97,7 +99,6 @@ class ManifestBuilder:
                 f"group {group} of {track} needs {segment.blocks} digests of {HASH_OCTETS} octets"
             )
         groups.append(b"".join(digests))
-        segment.texts[track] += group_texts(groups[-1:], group)
 
     def complete(self, segment: int) -> None:
         """Mark a segment complete. Raises ValueError unless every Group is listed."""
@@ -130,11 +131,14 @@ class ManifestBuilder:
         are the ones of the versions before, so that a version costs what is new in it. Call
         `published` when it is.
 
-        Raises KvcsError for one that is larger than what consumers take, DecodeError
-        `bad-manifest` without a segment.
+        Takes the time that the new ones need, in whatever thread while nothing is added. Raises
+        KvcsError for one that is larger than what consumers take, DecodeError `bad-manifest`
+        without a segment.
         """
+        for segment in self._segments:
+            segment.write()
         texts = {track: each for segment in self._segments for track, each in segment.texts.items()}
-        return self.build().pieces(texts)
+        return self.build().pieces(texts, self._max_segments, self._max_octets)
 
     def published(self) -> None:
         """There is a version that lists what is listed now."""
@@ -173,5 +177,19 @@ class _OpenSegment:
     block_keys_sha256: bytes
     digests: dict[DataTrack, list[bytes]]
     texts: dict[DataTrack, list[bytes]]
-    """The same as they stand in a manifest."""
+    """The same as they stand in a manifest, of those that a version has listed: a piece for each
+    Group, one for all of a segment that is whole."""
     complete: bool = False
+    written: bool = False
+    """All of them are written."""
+
+    def write(self) -> None:
+        """Bring `texts` up to date."""
+        if self.written:
+            return
+        for track, groups in self.digests.items():
+            written = self.texts[track]
+            written += group_texts(groups[len(written) :], len(written))
+            if self.complete:
+                self.texts[track] = [b"".join(written)]
+        self.written = self.complete

@@ -17,10 +17,13 @@ from typing import Any, Final
 from kvcs.names.codes import (
     MANIFEST_BASE_OCTETS,
     MANIFEST_OBJECT_OCTETS,
+    MANIFEST_SEGMENT_OCTETS,
     MAX_MANIFEST_FRAME_OCTETS,
     MAX_MANIFEST_OCTETS,
+    MAX_SEGMENTS,
 )
 from kvcs.names.errors import KvcsError
+from kvcs.names.limits import reached
 from kvsp.blocks.layout import Octets
 from kvsp.names import ijson
 from kvsp.names.codes import HASH_OCTETS, DecodeErrorName
@@ -54,20 +57,28 @@ _WHITE: Final = re.compile(_SPACE)
 _BESIDE_DIGITS: Final = b'", \t\n\r'
 
 
-def max_octets(objects: int) -> int:
-    """The most octets that the manifest of a publication may have which lists `objects` Objects."""
-    return min(MAX_MANIFEST_OCTETS, MANIFEST_BASE_OCTETS + MANIFEST_OBJECT_OCTETS * objects)
+def max_octets(objects: int, most: int = MAX_MANIFEST_OCTETS) -> int:
+    """The most octets that the manifest of a publication may have which lists `objects` Objects;
+    no more than `most` for any."""
+    return min(most, MANIFEST_BASE_OCTETS + MANIFEST_OBJECT_OCTETS * objects)
+
+
+def _max_frame(max_segments: int) -> int:
+    """Octets beside its digests that a manifest of so many segments may have."""
+    more = max(0, max_segments - MAX_SEGMENTS)
+    return MAX_MANIFEST_FRAME_OCTETS + more * MANIFEST_SEGMENT_OCTETS
 
 
 class ManifestReader:
     """One manifest, its text given with `feed` as it comes; `tree` has it as JSON values.
 
     Memory is what the digests take, 32 octets each, and the rest of the text, which has at most
-    `MAX_MANIFEST_FRAME_OCTETS`.
+    `MAX_MANIFEST_FRAME_OCTETS`, and more where more segments are read than by default.
     """
 
-    def __init__(self, limit: int = MAX_MANIFEST_OCTETS) -> None:
+    def __init__(self, limit: int = MAX_MANIFEST_OCTETS, max_segments: int = MAX_SEGMENTS) -> None:
         """`limit` is how many octets the text may have."""
+        self._max_frame = _max_frame(max_segments)
         self.octets = 0
         """Octets of the text so far."""
         self._limit = limit
@@ -94,6 +105,7 @@ class ManifestReader:
         part = memoryview(part).cast("B")
         self.octets += len(part)
         if self.octets > self._limit:
+            reached("max_manifest_octets", f"a manifest of over {self._limit} octets was not read")
             self._fail(f"larger than {self._limit} octets")
             return
         for at in range(0, len(part), WINDOW):
@@ -126,10 +138,11 @@ class ManifestReader:
         self._rest = bytearray(text[at:])
         # what could not be judged is looked at again when there is twice as much
         self._enough = max(LEAST, 2 * len(self._rest))
-        if len(self._frame) + len(self._rest) > MAX_MANIFEST_FRAME_OCTETS + WINDOW or (
-            len(self._frame) > MAX_MANIFEST_FRAME_OCTETS
-        ):
-            self._fail(f"more than {MAX_MANIFEST_FRAME_OCTETS} octets beside its digests")
+        most = self._max_frame
+        if len(self._frame) + len(self._rest) > most + WINDOW or len(self._frame) > most:
+            detail = f"more than {most} octets beside its digests"
+            reached("max_segments", f"a manifest was not read: {detail}")
+            self._fail(detail)
 
     def _take(self, text: bytes, at: int, *, last: bool) -> int | None:
         """Take the next part of the text; where it ends, None when more has to come first."""
@@ -261,7 +274,10 @@ def group_text(digests: bytes) -> bytes:
 class Written:
     """A canonical text with arrays in it that were written before, in pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_segments: int = MAX_SEGMENTS, max_octets: int | None = None) -> None:
+        """`max_segments` and `max_octets` are what its readers allow."""
+        self._max_frame = _max_frame(max_segments)
+        self._max_octets = MAX_MANIFEST_OCTETS if max_octets is None else max_octets
         self._mark = secrets.token_hex(8)
         self._texts: list[Iterable[bytes]] = []
 
@@ -278,10 +294,11 @@ class Written:
         """
         frame, *rest = ijson.canonical(tree).split(b'"%s"' % self._mark.encode())
         octets = len(frame) + sum(map(len, rest))
-        if octets > MAX_MANIFEST_FRAME_OCTETS:
+        if octets > self._max_frame:
+            reached("max_segments", f"a manifest of {octets} octets beside digests is not written")
             raise KvcsError(
                 f"the manifest would have {octets} octets beside its digests, "
-                f"{MAX_MANIFEST_FRAME_OCTETS} are allowed; publish fewer segments"
+                f"{self._max_frame} are allowed; publish fewer segments"
             )
         pieces = [frame]
         for items, after in zip(self._texts, rest, strict=True):
@@ -289,9 +306,10 @@ class Written:
             pieces += items
             pieces.append(b"]" + after)
         octets = sum(map(len, pieces))
-        if octets > MAX_MANIFEST_OCTETS:
+        if octets > self._max_octets:
+            reached("max_manifest_octets", f"a manifest of {octets} octets is not written")
             raise KvcsError(
-                f"the manifest would have {octets} octets, {MAX_MANIFEST_OCTETS} are allowed; "
+                f"the manifest would have {octets} octets, {self._max_octets} are allowed; "
                 "publish larger blocks or fewer of them"
             )
         return pieces

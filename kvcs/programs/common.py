@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -249,6 +250,7 @@ def run(
 
     try:
         work = guarded(main())
+        gc.freeze()  # what was imported is no garbage: a look at it takes 40 ms
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(work)
     except KeyboardInterrupt:

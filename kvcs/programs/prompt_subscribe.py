@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from kvcs.names.errors import RetrievalTimeout
+from kvcs.names.limits import MAX_TOKENS, REACHED
 from kvcs.programs.common import (
     CONNECT_TIMEOUT,
     EXIT_CODES_HELP,
@@ -42,7 +43,7 @@ from kvcs.programs.prompt_options import (
     compression,
     read_prompt,
 )
-from kvcs.simple.chunks import MAX_TOKENS, Chunk
+from kvcs.simple.chunks import Chunk
 from kvcs.simple.consumer import PromptConsumer
 from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvsp.blocks.kv_files import KvFileWriter
@@ -177,6 +178,7 @@ def command(
             "seconds": seconds[-1],
             "first_chunk_seconds": seconds[0],
             "chunk_seconds": seconds,
+            "limits_reached": dict(REACHED),
         }
         if json:
             print_json(result)
@@ -190,7 +192,7 @@ def command(
 
     def failed(error: BaseException) -> None:
         if json:
-            print_json(failure(error, token_file))
+            print_json(failure(error, token_file) | {"limits_reached": dict(REACHED)})
 
     run(PROGRAM, main, token_file=token_file, failed=failed)
 

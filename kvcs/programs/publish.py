@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from kvcs.names.codes import MAX_SEGMENTS
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS
 from kvcs.names.encoding import Encoding
+from kvcs.names.limits import REACHED
 from kvcs.names.tracks import DEFAULT_CACHE_MS
 from kvcs.programs.common import (
     EXIT_CODES_HELP,
@@ -139,6 +140,12 @@ def command(
             metavar="N", min=1, help="Chunks there may be; consumers have to read as many."
         ),
     ] = MAX_SEGMENTS,
+    max_manifest: Annotated[
+        int,
+        typer.Option(
+            metavar="OCTETS", min=1, help="That a manifest may have; consumers have to read it."
+        ),
+    ] = MAX_MANIFEST_OCTETS,
     exit_after_idle: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Exit when complete and unused so long."),
@@ -194,11 +201,12 @@ def command(
                 cache_ms=cache * 1000,
                 deterministic=deterministic,
                 max_segments=max_segments,
+                max_manifest_octets=max_manifest,
             )
             file = KvFile.open(kv, descriptor)
         held = complete_blocks(file.tokens, descriptor.block_tokens)
         blocks = complete_blocks(len(ids), descriptor.block_tokens)
-        check_manifest_size(descriptor, blocks, encodings)
+        check_manifest_size(descriptor, blocks, encodings, max_manifest)
         _tell_cost(descriptor, chunks, blocks, encodings)
         if held != blocks:
             raise InputError(
@@ -242,7 +250,7 @@ def command(
             replicas = None
             if client is not None:
                 from kvcs.publishing.replicas import Replicas
-                from kvsp.holder.records.publishing import DEFAULT_TTL_MS
+                from kvsp.holder.records.index import DEFAULT_TTL_MS
 
                 with inputs():
                     replicas = Replicas(
@@ -322,6 +330,10 @@ class _Program(Serving):
             await aput_layer(publication, layer, k, v, more=more)
             # its Objects stay: a full collection would look at every one, seconds for a million
             gc.freeze()
+
+    def _ended(self) -> dict[str, Any]:
+        octets = self._produced.manifest_octets
+        return {"manifest_octets": octets, "limits_reached": dict(REACHED)}
 
     async def _pause(self) -> None:
         if self._settings.live_delay:

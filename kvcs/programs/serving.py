@@ -16,7 +16,7 @@ from kvsp.cli.common import ExitCode, note, print_json, stopping_signals
 from moqt.aio import MoqtSession, PublishedNamespace
 from moqt.backoff import Backoff
 from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold
+from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.publisher import Publisher
 from moqt.quic.config import QuicConfig
 from moqt.requests import IncomingFetch, IncomingRequest, IncomingSubscribe, RequestState
@@ -27,6 +27,8 @@ from moqt.values.errors import ConnectError, MoqtError, SessionClosed
 from moqt.values.messages import Goaway
 
 PROGRAM: Final = "kvcs-publish"
+MOST_SECONDS: Final = 5.0
+"""Between two tries to connect: a relay that is back has the publication again within that."""
 LEAVE_AFTER: Final = 1.0
 """Seconds without a request after which a relay that goes away is left."""
 
@@ -105,7 +107,7 @@ class Serving(ABC):
         for number in stopping_signals():
             loop.add_signal_handler(number, self._stop.set)
         forget_holds()  # those of reading the inputs
-        backoff = Backoff()
+        backoff = Backoff(most=MOST_SECONDS)
         try:
             while not self._stop.is_set():
                 began = loop.time()
@@ -121,7 +123,8 @@ class Serving(ABC):
             await asyncio.gather(*self._background, return_exceptions=True)
             self._publication.abandon("the publisher is going away")
             if self._announced and self._settings.json:
-                print_json({"event": "ended", "loop_hold_seconds": longest_hold()})
+                holds = {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
+                print_json({"event": "ended", **holds, **self._ended()})
         if self._failure is not None:
             raise self._failure
 
@@ -209,6 +212,10 @@ class Serving(ABC):
     @abstractmethod
     def _told(self) -> tuple[str, dict[str, Any]]:
         """What is published: in words, and as members of a JSON object."""
+
+    def _ended(self) -> dict[str, Any]:
+        """What is to be said at the end, as members of a JSON object."""
+        return {}
 
     @abstractmethod
     async def _produce(self) -> None:

@@ -14,8 +14,9 @@ import typer
 from kvcs.finding.candidates import DiscoveryMode
 from kvcs.finding.relays import DEFAULT_AFTER, DEFAULT_AGAIN, Fallback
 from kvcs.keeping.resume_file import ResumeFile
-from kvcs.names.codes import MAX_SEGMENTS
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS
 from kvcs.names.errors import RetrievalError, RetrievalTimeout, VerificationFailed
+from kvcs.names.limits import REACHED
 from kvcs.programs.common import (
     CONNECT_TIMEOUT,
     EXIT_CODES_HELP,
@@ -61,7 +62,7 @@ from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold
+from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -74,6 +75,7 @@ EXAMPLE: Final = (
 )
 MAX_CONNECTIONS: Final = 16
 """More than fill any path whose policers count by flow, and than a relay should have to keep."""
+_NO_HOLDS: Final = {"loop_hold_seconds": None, "loop_work_seconds": None}
 GROWTH: Final = 1.25
 """How many times the tokens of the last file a new one has at the least, while it grows."""
 
@@ -170,6 +172,10 @@ def command(
         int,
         typer.Option(metavar="N", min=1, help="A publication of more segments is refused."),
     ] = MAX_SEGMENTS,
+    max_manifest: Annotated[
+        int,
+        typer.Option(metavar="OCTETS", min=1, help="One with a longer manifest is refused."),
+    ] = MAX_MANIFEST_OCTETS,
     mtu: Mtu = MAX_DATAGRAM_SIZE,
     congestion: Congestion = Algorithm.BBR,
     quic_backend: QuicBackend = Backend.AUTO,
@@ -219,7 +225,7 @@ def command(
     """The help is given to the decorator: it holds the exit codes."""
     stats = Stats(source=url)
     bound = min(timeout, recompute_within or timeout)
-    holds: list[float | None] = []
+    holds: dict[str, float | None] = {}
 
     def main() -> Coroutine[Any, Any, None]:
         check_profile(profile, KVCS)
@@ -278,7 +284,7 @@ def command(
             return connect(relay, quic=quic, session=config, timeout=within)
 
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(lambda: holds.append(longest_hold()))
+            stack.callback(lambda: holds.update(_holds()))
             client = await stack.enter_async_context(access.client())
             fallback = Fallback(
                 client,
@@ -328,6 +334,7 @@ def command(
                     allow_lossy=lossy,
                     producers=accepted,
                     max_segments=max_segments,
+                    max_manifest_octets=max_manifest,
                     others=[relay_session(url) for _ in range(connections - 1)],
                 )
                 consumer.stats = stats
@@ -367,11 +374,17 @@ def command(
 
     def failed(error: BaseException) -> None:
         if json:
-            held = holds[-1] if holds else None
-            told = failure(error, token_file) | stats.as_dict()
-            print_json(told | {"loop_hold_seconds": held})
+            print_json(failure(error, token_file) | _said_of(stats) | (holds or _NO_HOLDS))
 
     run(PROGRAM, main, token_file=token_file, failed=failed)
+
+
+def _holds() -> dict[str, float | None]:
+    return {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
+
+
+def _said_of(stats: Stats) -> dict[str, Any]:
+    return stats.as_dict() | {"limits_reached": dict(REACHED)}
 
 
 def _codecs(names: list[str] | None, lossy: bool) -> list[Codec] | None:
@@ -481,8 +494,8 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
             "out": str(out),
             "first_layer": layers.start,
             "last_layer": layers.stop - 1,
-            **stats.as_dict(),
-            "loop_hold_seconds": longest_hold(),
+            **_said_of(stats),
+            **_holds(),
         }
         print_json(result)
         return

@@ -8,6 +8,7 @@ from typing import Final
 from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, TRACKS_PER_SEGMENT
 from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError
+from kvcs.names.limits import reached
 from kvsp.names.codes import HASH_OCTETS, Codec
 from kvsp.names.identity import Descriptor
 
@@ -24,16 +25,21 @@ def max_segments(encodings: Sequence[Encoding], most: int = MAX_SEGMENTS) -> int
 
 
 def check_manifest_size(
-    descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding] = _RAW
+    descriptor: Descriptor,
+    blocks: int,
+    encodings: Sequence[Encoding] = _RAW,
+    most: int = MAX_MANIFEST_OCTETS,
 ) -> None:
-    """Raises KvcsError when the manifest of so many blocks would be too large."""
+    """Raises KvcsError when the manifest of so many blocks would have more than `most` octets."""
     # known now, and better said now than after the last layer
     digests = _digests(descriptor, blocks, encodings)
     octets = digests * _DIGEST_TEXT + len(descriptor.jcs)
-    if octets > MAX_MANIFEST_OCTETS:
+    if octets > most:
+        reached("max_manifest_octets", f"a manifest of about {octets} octets is not written")
         raise KvcsError(
             f"the manifest would list {digests} Objects and have about {octets} octets, "
-            f"{MAX_MANIFEST_OCTETS} are allowed; use larger blocks or publish fewer tokens"
+            f"{most} are allowed; use larger blocks, publish fewer tokens, or allow more "
+            "(max_manifest_octets, --max-manifest), which those who read it have to do as well"
         )
 
 

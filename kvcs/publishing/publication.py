@@ -17,7 +17,6 @@ A cache that is computed in several passes has a segment for each (KVCS "Groups"
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,9 +24,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from kvcs.names.codes import MAX_SEGMENTS, Component, ManifestTrack
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, Component, ManifestTrack
 from kvcs.names.encoding import Encoding, encode_data
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
+from kvcs.names.limits import reached
 from kvcs.names.manifest_builder import ManifestBuilder
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest, encode_header
@@ -41,6 +41,7 @@ from kvcs.names.tracks import (
     publisher_priority,
 )
 from kvcs.publishing import limits
+from kvcs.publishing.steps import Data, LayerStep, Payload, SegmentStep
 from kvcs.trust.cose import sign
 from kvcs.trust.producers import ProducerKey
 from kvcs.trust.sealing import TrackSealer
@@ -54,8 +55,6 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
-
-logger = logging.getLogger("kvcs")
 
 MANIFEST_EVERY: Final = 8
 """Completed layers after which a new manifest version is published (KVCS "Manifest Track"); those
@@ -78,75 +77,6 @@ class _Segment:
     block: int = 0
     ended: bool = False
     """The manifest says that it is complete, and its tracks have ended."""
-
-
-_Data = list[tuple[Octets, bytes]]
-_Payload = tuple[Sequence[Octets], bytes]
-"""The parts of an Object's payload, and its properties."""
-
-
-class LayerStep:
-    """Some blocks of a layer: `prepare`, in whatever thread, then `put`."""
-
-    def __init__(
-        self,
-        publication: Publication,
-        layer: int,
-        first_block: int,
-        sections: list[tuple[memoryview, memoryview]],
-    ) -> None:
-        self._publication = publication
-        self._layer = layer
-        self._sections = list(enumerate(sections, first_block))
-        self._data: list[_Data] = []
-
-    @property
-    def section_octets(self) -> int:
-        """Octets of K, and of V, of each block."""
-        return len(self._sections[0][1][0])
-
-    def prepare(self) -> None:
-        """Encode and hash what is to be put. Raises MisuseError for values that a codec lacks."""
-        data = self._publication.data_of
-        self._data = [data(self._layer, block, *each) for block, each in self._sections]
-
-    def put(self, *, later: bool = False) -> None:
-        """Publish the blocks; their Objects can go out at once. Raises MisuseError as
-        `Publication.put_block`: the publication may have ended meanwhile. A version of the manifest
-        that is due then is published with the last one, or `later` by whoever has said so."""
-        for (block, _), data in zip(self._sections, self._data, strict=True):
-            self._publication.put_data(self._layer, block, data, later=later)
-
-
-class SegmentStep:
-    """A segment that is about to begin: `prepare`, in whatever thread, then `put`."""
-
-    def __init__(self, publication: Publication, keys: list[bytes], tokens: Tokens) -> None:
-        self._publication = publication
-        self._keys = keys
-        self._tokens = tokens
-        self._payload: _Payload | None = None
-        self._number = publication.open_segment(keys)
-
-    def prepare(self) -> None:
-        """Make the manifest that names it. Raises KvcsError for one that would be too large."""
-        self._payload = self._publication.version_payload()
-
-    def put(self) -> int:
-        """Begin it; how many blocks it has. Nothing has changed when it raises."""
-        try:
-            if self._payload is None:
-                self.prepare()
-            assert self._payload is not None
-            self._publication.begin_segment(self._number, self._keys, self._tokens, self._payload)
-        except BaseException:
-            self.cancel()
-            raise
-        return len(self._keys)
-
-    def cancel(self) -> None:
-        """It does not begin after all."""
-        self._publication.close_segment()
 
 
 class Publication:
@@ -187,6 +117,7 @@ class Publication:
         encodings: Sequence[Encoding | Codec] = (Codec.RAW,),
         signer: ProducerKey | None = None,
         max_segments: int = MAX_SEGMENTS,
+        max_manifest_octets: int = MAX_MANIFEST_OCTETS,
     ) -> None:
         """`tokens` are the ids of the first segment; those after the last complete block are not
         published, or begin the next segment. `growing`: there may be further segments, until
@@ -196,14 +127,15 @@ class Publication:
         every Object is sealed with the last of them, so that no relay can read it; what is
         sealed is a copy of the arrays. `encodings` are offered side by side, a codec standing for
         tracks of K and of V; what is encoded is a copy, made when it is put (speeds:
-        `tools.bench_codecs`). More than `max_segments` segments need consumers that read as many.
+        `tools.bench_codecs`). Whoever allows more segments, or octets of a manifest, needs readers
+        that read as many.
 
         Raises NothingToPublish without a complete block, DecodeError `bad-token` or
         `codec-unsupported`, KvcsError when the manifest would be too large, ValueError for
         a setting out of range.
         """
-        if cache_ms < 1 or manifest_every < 1 or max_segments < 1:
-            raise ValueError("cache_ms, manifest_every and max_segments are at least 1")
+        if min(cache_ms, manifest_every, max_segments, max_manifest_octets) < 1:
+            raise ValueError("cache_ms, manifest_every and the limits are at least 1")
         offered = [Encoding(each) if isinstance(each, Codec) else each for each in encodings]
         if not offered or len(set(offered)) < len(offered):
             raise ValueError("give one or more encodings, each once")
@@ -227,8 +159,13 @@ class Publication:
         self._section = descriptor.section_octets()
         self._manifest_every = manifest_every
         self._most = limits.max_segments(offered, max_segments)
+        self._max_octets = max_manifest_octets
         self._builder = ManifestBuilder(
-            descriptor, self.namespace, deterministic=deterministic, max_segments=max_segments
+            descriptor,
+            self.namespace,
+            deterministic=deterministic,
+            max_segments=max_segments,
+            max_octets=max_manifest_octets,
         )
         self._properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, cache_ms),)
         self._cache_ms = cache_ms
@@ -253,6 +190,11 @@ class Publication:
     def tokens(self) -> int:
         """Tokens published, of all segments so far: those of the complete blocks."""
         return self.blocks * self.descriptor.block_tokens
+
+    @property
+    def manifest_octets(self) -> int:
+        """Octets of all versions of the manifest so far."""
+        return self._manifest.octets
 
     @property
     def segment(self) -> int:
@@ -309,16 +251,17 @@ class Publication:
             self.put_data(layer, block, self.data_of(layer, block, *sections))
 
     def layer_steps(
-        self, layer: int, k: Tensor, v: Tensor, *, octets: int, blocks: int
+        self, layer: int, k: Tensor, v: Tensor, *, octets: int, objects: int
     ) -> Iterator[LayerStep]:
-        """`put_layer` in steps of at most so many octets and blocks, each to be prepared and then
-        put before the next one. `kvcs.aput_layer` does so beside others on an event loop.
+        """`put_layer` in steps of at most so many octets and Objects, of one block at least, each
+        to be prepared and then put before the next. `kvcs.aput_layer` does so beside others on an
+        event loop.
 
         Raises MisuseError as `put_block`, at once, and when a step is put.
         """
         k, v = self._check_layer(layer, k, v)
         due = self._segment.blocks
-        size = max(1, min(blocks, octets // (2 * self._section)))
+        size = max(1, min(objects // len(self._forms), octets // (2 * self._section)))
         return (
             LayerStep(self, layer, start, self._sections(k, v, span))
             for start in range(0, due, size)
@@ -337,7 +280,11 @@ class Publication:
         `max_segments` segments or the manifest too large. Nothing has changed then.
         """
         step = self.segment_step(tokens)
-        return 0 if step is None else step.put()
+        if step is not None:
+            return step.put()
+        if self.version_due:
+            self.publish_version()
+        return 0
 
     def segment_step(self, tokens: Tokens) -> SegmentStep | None:
         """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
@@ -348,11 +295,9 @@ class Publication:
         keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
         if not keys:
             self._rest = following
-            if self.version_due:
-                self.publish_version()
             return None
         if self._most <= self.segment + 1:
-            logger.warning("a publication is at its limit of %d segments", self._most)
+            reached("max_segments", f"a publication is at its limit of {self._most} segments")
             raise KvcsError(
                 f"the publication has {self._most} segments, and no more are allowed "
                 "(max_segments): finish it, or extend it by more tokens at a time"
@@ -400,7 +345,8 @@ class Publication:
 
     def open_segment(self, keys: Sequence[bytes]) -> int:
         """For `SegmentStep`: the next version of the manifest will name a segment."""
-        limits.check_manifest_size(self.descriptor, self.blocks + len(keys), self.encodings)
+        blocks = self.blocks + len(keys)
+        limits.check_manifest_size(self.descriptor, blocks, self.encodings, self._max_octets)
         return self._builder.add_segment(keys, self._forms)
 
     def close_segment(self) -> None:
@@ -408,7 +354,7 @@ class Publication:
         self._builder.take_back_segment()
 
     def begin_segment(
-        self, number: int, keys: list[bytes], tokens: Tokens, payload: _Payload
+        self, number: int, keys: list[bytes], tokens: Tokens, payload: Payload
     ) -> None:
         """For `SegmentStep`: its tracks are served, and then the manifest names them."""
         if self._ended:
@@ -480,12 +426,12 @@ class Publication:
         spans = [slice(block * size, (block + 1) * size) for block in blocks]
         return [(all_k[span], all_v[span]) for span in spans]
 
-    def data_of(self, layer: int, block: int, k: memoryview, v: memoryview) -> _Data:
+    def data_of(self, layer: int, block: int, k: memoryview, v: memoryview) -> Data:
         """The Data of each track, and its digest."""
         data = (k, v) if self._plain else self._encoded(layer, block, k, v)
         return [(each, data_digest(each)) for each in data]
 
-    def put_data(self, layer: int, block: int, data: _Data, *, later: bool = False) -> None:
+    def put_data(self, layer: int, block: int, data: Data, *, later: bool = False) -> None:
         """Publish what `data_of` gave, and the version of the manifest that is due then, unless it
         is published `later`. Raises MisuseError as `put_block`."""
         segment, descriptor = self._segment, self.descriptor
@@ -565,19 +511,19 @@ class Publication:
         payload = sealer.seal(group, object_id, priority, parts)
         store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
 
-    def version_payload(self) -> _Payload:
+    def version_payload(self) -> Payload:
         """The next version of the manifest, signed and sealed where that is due, for
         `publish_version`; in whatever thread, while nothing else is put."""
         text: Sequence[Octets] = self._builder.version()
         if self._signer is not None:
-            text = (sign(b"".join(text), self._signer),)
+            text = sign(text, self._signer)
         sealer = self._sealers.get(self._manifest)
         if sealer is None:
             return text, b""
         # one that is not published after all is seen by nobody: its Location may be sealed again
         return (sealer.seal(self._version, 0, MANIFEST_PRIORITY, text),), sealer.properties
 
-    def publish_version(self, payload: _Payload | None = None) -> None:
+    def publish_version(self, payload: Payload | None = None) -> None:
         """Publish the version of the manifest that is due, and end the tracks of a segment that it
         says to be complete. Raises MisuseError when the publication has ended."""
         if self._ended:

@@ -17,13 +17,13 @@ from kvcs.names.namespace import PublicationNamespace
 from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import Tensor, block_section
 from kvsp.client import Client, ClientError, RequestRefusedError
-from kvsp.holder.records.publishing import (
+from kvsp.holder.records.index import (
     DEFAULT_TTL_MS,
     CompatUnknownError,
     IndexRefusedError,
     IndexUnavailableError,
-    RecordPublisher,
 )
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.records.table import Published
 from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor

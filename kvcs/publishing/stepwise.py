@@ -11,8 +11,8 @@ from kvsp.names.tokens import Tokens
 
 STEP_OCTETS: Final = 1 << 20
 """Octets that are encoded and hashed at a time, some milliseconds' worth,"""
-STEP_BLOCKS: Final = 128
-"""and blocks that are published at a time."""
+STEP_OBJECTS: Final = 256
+"""and Objects that are published at a time, of all encodings."""
 LEAST_IN_THREAD: Final = 2048
 """Octets from which on hashing them lets other threads run."""
 
@@ -29,7 +29,7 @@ async def aput_layer(
     Raises MisuseError as `put_block`, also when the publication was abandoned in between: then
     the blocks before are published.
     """
-    steps = publication.layer_steps(layer, k, v, octets=STEP_OCTETS, blocks=STEP_BLOCKS)
+    steps = publication.layer_steps(layer, k, v, octets=STEP_OCTETS, objects=STEP_OBJECTS)
     for step in steps:
         if step.section_octets >= LEAST_IN_THREAD:
             await asyncio.to_thread(step.prepare)
@@ -46,6 +46,8 @@ async def aextend(publication: Publication, tokens: Tokens) -> int:
     be put meanwhile. Raises as `extend`, also when the publication was abandoned in between."""
     step = publication.segment_step(tokens)
     if step is None:
+        if publication.version_due:
+            publication.publish_version(await asyncio.to_thread(publication.version_payload))
         return 0
     try:
         await asyncio.to_thread(step.prepare)

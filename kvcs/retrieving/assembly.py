@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvcs.keeping.resume_file import Origin
 from kvcs.names.codes import Component
-from kvcs.names.digests import TrackDigests
+from kvcs.names.digests import TrackDigests, differing
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
@@ -27,7 +27,7 @@ from kvcs.retrieving.stats import NOT_NEEDED, OTHER_PRODUCTION, OTHER_TOKENS, St
 from kvcs.trust.records import of_ours
 from kvcs.trust.terms import ANY, Terms, refusal
 from kvsp.blocks.layout import Octets
-from kvsp.names.codes import HASH_OCTETS, Codec, DecodeErrorName
+from kvsp.names.codes import Codec, DecodeErrorName
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from moqt.values.names import Location
@@ -102,7 +102,7 @@ class Assembly(LayerBuffer):
         self._records = () if terms.strict else records
         self._proven: set[int] = set()
         """Blocks that holders have of the production of this publication."""
-        self._elsewhere = elsewhere
+        self._will_be_had = elsewhere
         self._most_blocks = blocks
         self._choice = choice
         self._follow = follow
@@ -170,17 +170,26 @@ class Assembly(LayerBuffer):
         """Whether a later version of the manifest was not acceptable."""
         return bool(self._refused)
 
-    def missing(self, track: DataTrack, layer: int) -> list[int]:
-        """The Objects of `layer` that `track` has still to bring, by Object ID."""
-        if not self.needs(layer, track.segment):
-            return []
-        held, facts = self._open.get((track.segment, layer)), self._facts[track]
-        within = range(facts.blocks)
-        return [
-            number
-            for number in (within if held is None else held.missing(track.component, within))
-            if (layer, facts.first + number) not in self.promised
-        ]
+    def missing(self, track: DataTrack, layer: int, within: range) -> range:
+        """The first of the Objects `within` these of `layer` that `track` has still to bring, and
+        those that follow it without a gap, by Object ID."""
+        if not within or not self.needs(layer, track.segment):
+            return range(0)
+        held = self._open.get((track.segment, layer))
+        run = within if held is None else held.first_missing(track.component, within)
+        if not self.promised:
+            return run
+        first = self._facts[track].first
+        theirs = {block - first for number, block in self.promised if number == layer}
+        start = next((number for number in run if number not in theirs), run.stop)
+        if start == run.stop:
+            return self.missing(track, layer, range(start, within.stop)) if run else run
+        return range(start, min((each for each in theirs if each > start), default=run.stop))
+
+    def last_missing(self, track: DataTrack, layer: int, within: range) -> int:
+        """The last of them `within` these, of which some are missing."""
+        held = self._open.get((track.segment, layer))
+        return within.stop - 1 if held is None else held.last_missing(track.component, within)
 
     def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
         """What is lacking, each block after what shows that it is of this production; one of
@@ -255,8 +264,10 @@ class Assembly(LayerBuffer):
         # one that was overtaken says nothing more; one that was refused is as bad as before
         return location.group > self.version and location not in self._refused
 
-    def manifest_read(self, location: Location, read: Manifest | DecodeError) -> None:
-        """A version that was read, or what is wrong with it."""
+    def manifest_read(
+        self, location: Location, read: Manifest | DecodeError, after: Manifest | None = None
+    ) -> None:
+        """A version that was read, and compared with `after`, or what is wrong with it."""
         version, object_id = location
         if version <= self.version or location in self._refused:
             return  # overtaken while it was read
@@ -267,7 +278,7 @@ class Assembly(LayerBuffer):
             if isinstance(read, DecodeError):
                 raise read
             manifest = read
-            if self.manifest is not None:
+            if self.manifest is not None and self.manifest is not after:
                 check_progress(self.manifest, manifest)
             if not self.total:
                 self._judge(manifest)
@@ -517,7 +528,7 @@ class Assembly(LayerBuffer):
 
     def _bad_object(self, layer: int, block: int, reason: str) -> None:
         self._stats.discarded[reason] += 1
-        elsewhere = self._elsewhere if self._may_be_given(layer, block) else None
+        elsewhere = self._will_be_had if self._may_be_given(layer, block) else None
         if elsewhere is not None and elsewhere(layer, block):
             self.promised.add((layer, block))
         self._count_bad(reason)
@@ -542,39 +553,46 @@ class Assembly(LayerBuffer):
     def _compare(
         self, track: DataTrack, facts: TrackDigests, layer: int, digests: bytearray, expected: bytes
     ) -> None:
+        """Compare what has come of a layer with what is listed now, all of it in a few steps."""
         stats = self._stats
         held = self._open.get((track.segment, layer))
-        if held is None:
-            for number in range(facts.blocks):
-                stats.objects_confirmed += self._was_verified(track, layer, facts.first + number)
-            if digests != expected:
-                stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-                raise VerificationFailed(
-                    f"{self._publication}: layer {layer}, "
-                    f"handed over before it was listed, is not what the manifest lists"
-                )
-            return
-        for number in range(facts.blocks):
-            block = facts.first + number
-            if not held.has(track.component, number):
-                continue
-            part = slice(number * HASH_OCTETS, (number + 1) * HASH_OCTETS)
-            if digests[part] == expected[part]:
-                stats.objects_confirmed += self._was_verified(track, layer, block)
-                continue
-            held.take_back(track.component, number)
-            self._taken_back.append((track, Location(layer, number)))
-            if self._resumed_no_more(track, layer, block, self.segments[track.segment]):
-                stats.discarded[OTHER_PRODUCTION] += 1
-                continue
-            stats.octets -= raw_octets(self.descriptor, track.component)
-            if (block, layer) in stats.over_http:
-                stats.discarded[OTHER_PRODUCTION] += 1
-                self.foreign.add(block)
-                continue
-            stats.objects_verified -= 1
+        there = None if held is None else held.written(track.component)[: facts.blocks]
+        wrong = differing(digests, expected, there)
+        came = facts.blocks if there is None else there.count(1)
+        elsewhere = {
+            block - facts.first
+            for block in self._elsewhere(track, layer)
+            if block in facts.span and (there is None or there[block - facts.first])
+        }
+        stats.objects_confirmed += came - len(wrong) - len(elsewhere.difference(wrong))
+        if wrong and held is None:
             stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
-            self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
+            raise VerificationFailed(
+                f"{self._publication}: layer {layer}, "
+                f"handed over before it was listed, is not what the manifest lists"
+            )
+        for number in wrong:
+            assert held is not None
+            self._take_back(track, facts, layer, number, held)
+
+    def _take_back(
+        self, track: DataTrack, facts: TrackDigests, layer: int, number: int, held: OpenLayer
+    ) -> None:
+        """An Object that came is not what the manifest lists: it is to come again."""
+        stats, block = self._stats, facts.first + number
+        held.take_back(track.component, number)
+        self._taken_back.append((track, Location(layer, number)))
+        if self._resumed_no_more(track, layer, block, self.segments[track.segment]):
+            stats.discarded[OTHER_PRODUCTION] += 1
+            return
+        stats.octets -= raw_octets(self.descriptor, track.component)
+        if (block, layer) in stats.over_http:
+            stats.discarded[OTHER_PRODUCTION] += 1
+            self.foreign.add(block)
+            return
+        stats.objects_verified -= 1
+        stats.discarded[DecodeErrorName.DIGEST_MISMATCH] += 1
+        self._count_bad(DecodeErrorName.DIGEST_MISMATCH)
 
     def _may_go(self, segment: int, layer: int) -> bool:
         return not self._require_listed or not any(

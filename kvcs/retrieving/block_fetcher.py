@@ -4,7 +4,9 @@
 A directive names a block by its key and a publication that has it, but not where in the
 publication it stands. The block's Replica Record tells: a block of the publication is the
 one asked for when it has the record's digest. So a publication is retrieved whole, once,
-and its blocks are handed out while it is kept.
+and its blocks are handed out while it is kept. Who knows one key cannot show more of its
+place than the Anchor Key does, and that no block has two keys: an index service that lies
+within that can have two blocks of one publication exchanged.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from kvcs.finding.relays import Connect
 from kvcs.names.errors import NotAuthorized, RetrievalError, UnknownKey, VerificationFailed
+from kvcs.names.limits import KEPT_OCTETS, reached
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.refusals import not_authorized
 from kvcs.retrieving.asking.threads import in_thread
@@ -32,7 +35,7 @@ from kvsp.blocks.container import layer_digest
 from kvsp.blocks.layout import block_section
 from kvsp.client import Client, ClientError
 from kvsp.instance.core.directives import CAPACITY, TIMEOUT
-from kvsp.instance.loading import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
+from kvsp.instance.loading.fetchers import DIGEST_MISMATCH, UNREACHABLE, LoadError, WriteLayer
 from kvsp.names import uris
 from kvsp.names.codes import Codec
 from kvsp.names.errors import DecodeError
@@ -45,9 +48,6 @@ from moqt.client import connect
 from moqt.quic.config import QuicConfig
 from moqt.values.errors import MoqtError
 
-KEPT_OCTETS: Final = 1 << 30
-"""Octets of publications kept; a larger publication is refused for `capacity`."""
-
 FETCH_SECONDS: Final = 60.0
 """Longest time a publication may take."""
 
@@ -56,19 +56,35 @@ FETCH_SECONDS: Final = 60.0
 class _Retrieved:
     """A publication as it came, while it is kept."""
 
+    anchor_key: bytes
     layers: list[Layer]
     """Those of each segment, one segment after the other."""
     digests: list[list[bytes]]
     """Replica digest of each block, by segment."""
+    keys: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """The Block Keys of those handed over, by segment and place."""
 
-    def find(self, digest: bytes) -> tuple[list[Layer], int]:
-        """The layers of the segment with that block, and its place there. Raises LoadError."""
-        each = len(self.layers) // len(self.digests)
+    def find(self, digest: bytes, key: bytes) -> tuple[list[Layer], int]:
+        """The layers of the segment with the block that has `key`, and its place there: one of that
+        digest that was not had for another key, and the last of segment 0 for the Anchor Key alone.
+        Raises LoadError."""
+        each, last = len(self.layers) // len(self.digests), (0, len(self.digests[0]) - 1)
+        found = False
         for segment, digests in enumerate(self.digests):
-            if digest in digests:
-                layers = self.layers[segment * each : (segment + 1) * each]
-                return layers, digests.index(digest)
-        raise LoadError(DIGEST_MISMATCH, "no block of the publication has the digest")
+            for place, has in enumerate(digests):
+                if has != digest:
+                    continue
+                found = True
+                at = segment, place
+                if (at == last) is (key == self.anchor_key) and self.keys.get(at, key) == key:
+                    self.keys[at] = key
+                    return self.layers[segment * each : (segment + 1) * each], place
+        raise LoadError(
+            DIGEST_MISMATCH,
+            "the index's record of the block is that of another one"
+            if found
+            else "no block of the publication has the digest",
+        )
 
     @property
     def octets(self) -> int:
@@ -127,7 +143,7 @@ class MoqtFetcher:
         record = await self._record(block, text)
         async with self._lock:
             retrieved = await self._retrieved(url, namespace, descriptor)
-        layers, place = retrieved.find(record.digest)
+        layers, place = retrieved.find(record.digest, block.block_key)
         for layer in layers:
             rows = descriptor.block_tokens
             k, v = (block_section(tensor, place, rows) for tensor in (layer.k, layer.v))
@@ -174,7 +190,8 @@ class MoqtFetcher:
         finally:
             if session is not None:
                 session.close()
-        return _Retrieved(layers, await asyncio.to_thread(_digests, layers, descriptor))
+        digests = await asyncio.to_thread(_digests, layers, descriptor)
+        return _Retrieved(namespace.anchor_key, layers, digests)
 
     async def _layers(
         self, session: MoqtSession, namespace: PublicationNamespace, descriptor: Descriptor
@@ -211,8 +228,13 @@ class MoqtFetcher:
                 retrieval.ready.clear()
                 if retrieval.error is not None:
                     raise retrieval.error
-                if assembly.total * block_octets > self._kept_octets:
-                    raise LoadError(CAPACITY, f"a publication of {assembly.total} blocks")
+                if (octets := assembly.total * block_octets) > self._kept_octets:
+                    detail = (
+                        f"a publication of {assembly.total} blocks has {octets} octets, and "
+                        f"{self._kept_octets} are kept"
+                    )
+                    reached("kept_octets", detail)
+                    raise LoadError(CAPACITY, detail)
                 if retrieval.finished:
                     return layers
                 await _wait(changed, due)

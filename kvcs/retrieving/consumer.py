@@ -25,7 +25,7 @@ from kvcs.finding.listing import failures_of
 from kvcs.finding.probing import DEFAULT_PROBES
 from kvcs.finding.relays import Fallback, Sessions
 from kvcs.keeping.failures import Failures
-from kvcs.names.codes import MAX_SEGMENTS
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS
 from kvcs.names.encoding import Choice
 from kvcs.names.errors import (
     MisuseError,
@@ -103,6 +103,7 @@ class Consumer:
         producers: Producers | None = None,
         others: Sequence[Awaitable[MoqtSession]] = (),
         max_segments: int = MAX_SEGMENTS,
+        max_manifest_octets: int = MAX_MANIFEST_OCTETS,
     ) -> None:
         """`layers` is the range wanted (all by default), `blocks` the most leading blocks wanted.
         With `follow` the retrieval goes on while the publication grows, until all complete blocks
@@ -122,8 +123,8 @@ class Consumer:
         `failures`, which a process shares, has seen to fail lately is tried last; it is that of the
         Directory on the session, if there is one, unless it is given. `others`
         are further connections to the same relay, each a `moqt.connect(url)` that was not awaited:
-        the consumer opens and closes them, and splits what is complete over all by layers. A
-        manifest of more than `max_segments` segments is not read.
+        the consumer opens and closes them, and splits what is complete over all by layers. No
+        manifest of more segments or octets than the last two is read.
 
         Raises DecodeError `bad-token` or `codec-unsupported`; ValueError for layers that do
         not exist, no blocks, an unknown mode, discovery by an index without a fallback, a
@@ -154,7 +155,7 @@ class Consumer:
         within = fallback.recompute_within if fallback is not None else None
         self._timeout = min(timeout, within or timeout)
         self._destination = destination or MemoryDestination(descriptor)
-        self._terms = Terms(scope.content_keys, producers, max_segments)
+        self._terms = Terms(scope.content_keys, producers, max_segments, max_manifest_octets)
         self._require_listed = require_listed or producers is not None
         self._min_blocks = min_blocks
         self._patience = patience
@@ -427,8 +428,7 @@ class Consumer:
     def _spread(self, retrieval: Retrieval, url: str | None) -> None:
         """Where there are further connections to the relay, let them bring a part of it."""
         if self._connections > 1 and url is None:
-            further, changed = self._sessions.further, self._event.set
-            most = self._connections
+            further, changed, most = self._sessions.further, self._event.set, self._connections
             retrieval.lanes = Lanes(retrieval, further, connections=most, changed=changed)
 
     async def _follow(self, retrieval: Retrieval, url: str | None) -> AsyncGenerator[Layer, None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import product
+from typing import Final
 
 from kvcs.keeping.resume_file import Origin, key_of
 from kvcs.names.codes import Component
@@ -22,6 +23,9 @@ from kvcs.retrieving.open_layer import OpenLayer
 from kvcs.retrieving.stats import Stats
 from kvsp.blocks.layout import Octets, Tensor
 from kvsp.names.identity import Descriptor
+
+TAKEN_UP_AT_ONCE: Final = 2048
+"""Objects of an earlier retrieval that are looked at in one turn of an event loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,9 +103,13 @@ class LayerBuffer:
         """Blocks that holders have of another production."""
         self._destination = destination
         self._notes: Resumable | None = None
-        self._unlisted: set[tuple[DataTrack, int, int]] = set()
-        """Objects of an earlier retrieval, by track, layer and block, that no manifest listed
-        when they were taken up."""
+        self._unlisted: dict[tuple[DataTrack, int], set[int]] = {}
+        """Objects of an earlier retrieval that no manifest listed when they were taken up: their
+        blocks, by track and layer."""
+        self._given: dict[int, set[int]] = {}
+        """The blocks that holders gave, at least in part, by layer."""
+        self._taking_up: Iterator[None] | None = None
+        """What is left of taking up those of an earlier retrieval."""
         self._stats = stats
         self._spans: list[range] = []
         """The blocks of each segment."""
@@ -140,6 +148,7 @@ class LayerBuffer:
         destination had is void. There is to be room for `room` blocks, when more may follow."""
         self._go_on(spans, 0, self.layers.start)
         self._stats.over_http.clear()
+        self._given.clear()
         room = self.total if room is None else room
         self._destination.begin(room * self.descriptor.block_tokens, self.layers)
 
@@ -188,6 +197,7 @@ class LayerBuffer:
                 held.write(half, number, data)
                 self._stats.octets += len(data)
         self._stats.over_http[block, layer] = source
+        self._given.setdefault(layer, set()).add(block)
         if held.complete:
             self._hand_over()
         return Verdict.NEW
@@ -197,12 +207,16 @@ class LayerBuffer:
         self.ready.clear()
         self._open.clear()
         self._arrays.clear()
+        self._taking_up = None
 
     # -- inside --------------------------------------------------------------------------
 
     def _go_on(self, spans: Sequence[range], segment: int, layer: int) -> None:
         """The same, but what stands before `layer` of `segment` was handed over already."""
         self._spans, self._starts = list(spans), [span.start for span in spans]
+        self._given.clear()
+        for block, number in self._stats.over_http:
+            self._given.setdefault(number, set()).add(block)
         self.total = spans[-1].stop
         self._say(self.total)
         self.segment, self._next = segment, layer
@@ -237,41 +251,70 @@ class LayerBuffer:
 
     def _take_up(self, origin: Origin, digests: Mapping[DataTrack, TrackDigests]) -> None:
         """Objects that an earlier retrieval left are there already, where they are those of
-        `origin` as far as anybody can tell."""
+        `origin` as far as anybody can tell; `take_up_more` until none is left."""
         if not isinstance(self._destination, Resumable):
             return
         kept = self._destination.take_up(origin)
         self._notes = self._destination
-        for track, known in digests.items() if kept else ():
+        if kept and digests:
+            self._taking_up = self._taken_up(kept, digests)
+
+    @property
+    def taking_up(self) -> bool:
+        """Whether Objects of an earlier retrieval are still to be taken up, before anything is
+        asked for."""
+        return self._taking_up is not None
+
+    def take_up_more(self) -> None:
+        """Take up the next of them, some milliseconds' worth; then hand over what is usable."""
+        if self._taking_up is not None and next(self._taking_up, self) is self:
+            self._taking_up = None
+            self._hand_over()
+
+    def _taken_up(
+        self,
+        kept: Mapping[tuple[int, int, int], bytes],
+        digests: Mapping[DataTrack, TrackDigests],
+    ) -> Iterator[None]:
+        looked_at = 0
+        for track, known in digests.items():
+            name, first, unlisted = key_of(track, 0, 0)[0], known.first, self._unlisted
             for layer, number in product(self.layers, range(known.blocks)):
-                block = known.first + number
-                digest, listed = kept.get(key_of(track, layer, block)), known.digest(layer, number)
+                looked_at += 1
+                if not looked_at % TAKEN_UP_AT_ONCE:
+                    yield
+                block = first + number
+                digest, listed = kept.get((name, layer, block)), known.digest(layer, number)
                 if digest is None or listed not in (None, digest):
                     continue
                 held = self._held(track.segment, layer)
+                if held.has(track.component, number):
+                    continue  # it has come since
                 held.adopt(track.component, number)
                 self._stats.objects_resumed += 1
                 self._stats.resumed.add((block, layer))
                 if listed is None:
                     known.remember(layer, number, digest)
-                    self._unlisted.add((track, layer, block))
+                    unlisted.setdefault((track, layer), set()).add(block)
                 self._check_bound(layer, block, held, number)
 
-    def _was_verified(self, track: DataTrack, layer: int, block: int) -> bool:
-        """Whether an Object came here, and neither from a holder nor an earlier retrieval."""
-        over_http = (block, layer) in self._stats.over_http
-        return not over_http and (track, layer, block) not in self._unlisted
+    def _elsewhere(self, track: DataTrack, layer: int) -> set[int]:
+        """The blocks of a layer of which a holder, or an earlier retrieval that nothing lists, has
+        given what an Object of `track` would have brought here."""
+        given, unlisted = self._given.get(layer), self._unlisted.get((track, layer))
+        return (given or set()) | (unlisted or set())
 
     def _resumed_no_more(
         self, track: DataTrack, layer: int, block: int, tracks: Sequence[DataTrack]
     ) -> bool:
         """Forget that an Object was there from an earlier retrieval; whether it was. `tracks` are
         those of its segment."""
-        if (track, layer, block) not in self._unlisted:
+        unlisted = self._unlisted
+        if block not in unlisted.get((track, layer), ()):
             return False
-        self._unlisted.discard((track, layer, block))
+        unlisted[track, layer].discard(block)
         self._stats.objects_resumed -= 1
-        if not any((each, layer, block) in self._unlisted for each in tracks):
+        if not any(block in unlisted.get((each, layer), ()) for each in tracks):
             self._stats.resumed.discard((block, layer))
         return True
 

@@ -8,17 +8,20 @@ the peer says that the other does not exist, and no producer is required.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from kvcs.names.codes import MAX_MANIFEST_OCTETS, ManifestTrack
+from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
-from kvcs.names.manifest import Manifest
-from kvcs.names.manifest_text import ManifestReader, Text, max_octets
+from kvcs.names.limits import reached
+from kvcs.names.manifest import Manifest, check_progress
+from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
+from kvcs.trust.pieces import in_one
 from kvcs.trust.terms import ENVELOPE_OCTETS, Came
+from kvsp.blocks.layout import Octets
 from kvsp.names.errors import DecodeError
 from moqt.receiving.receiver import (
     AcceptedFetch,
@@ -57,15 +60,20 @@ ROOM_TO_GO_ON: Final = 16 << 20
 
 
 BESIDE_OCTETS: Final = 256 << 10
-"""Octets from which on reading a manifest at once takes a millisecond or more."""
+"""Octets from which on judging a manifest at once takes a millisecond or more, also one that was
+read as it came."""
 
 MOST_UNREAD: Final = 2
 """Long versions that wait while one is read; of more, that come faster, the oldest goes: those
 after it say all that it does."""
 
-Beside = Callable[
-    [Callable[[], Manifest | DecodeError], Callable[[Manifest | DecodeError], None]], None
-]
+Read = Manifest | DecodeError
+"""A version of the manifest, or what is wrong with it."""
+
+Unread = Sequence[Octets] | ManifestReader
+"""One that came, in parts, or was read as it came."""
+
+Beside = Callable[[Callable[[], Read], Callable[[Read], None]], None]
 """Calls the first beside everything else, and then the second with what it has returned."""
 
 
@@ -80,8 +88,8 @@ class ManifestNeeds(Protocol):
     def later(self, delay: float, make: Callable[[], None]) -> None:
         """Make a request in `delay` seconds, or later when there is no stream for it."""
 
-    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
-        """A version of the manifest, or what is wrong with it."""
+    def version_received(self, location: Location, read: Read, after: Manifest | None) -> None:
+        """A version of the manifest, which goes on from `after`, or what is wrong with it."""
 
     def versions_over(self) -> None:
         """No further version will come."""
@@ -103,13 +111,12 @@ class ManifestVersions:
         retrieval: ManifestNeeds,
         beside: Beside | None = None,
     ) -> None:
-        """Long ones that are signed or sealed are read by `beside`, when it is given."""
+        """Long ones are read by `beside`, when it is given."""
         self._session = session
         self._beside = beside
         self._reading = False
         """Whether a version is being read."""
-        self._unread: deque[tuple[Location, Callable[[], Manifest | DecodeError]]]
-        self._unread = deque(maxlen=MOST_UNREAD)
+        self._unread: deque[tuple[Location, Unread, Came]] = deque(maxlen=MOST_UNREAD)
         """Versions to be read after it."""
         self._missed: str | None = None
         """Why something may be missing, once they are."""
@@ -160,39 +167,61 @@ class ManifestVersions:
         """The most octets that the manifest may have: what listing our blocks needs in several
         encodings, and no less than `ROOM_TO_GO_ON`. How long a publication is of which only the
         index service knows that it has our blocks, nobody can tell."""
-        keys = self._assembly.keys
+        keys, most = self._assembly.keys, self._assembly.terms.max_manifest_octets
         if keys is None or self._assembly.namespace.anchor_key not in keys:
-            return MAX_MANIFEST_OCTETS
+            return most
         objects = ENCODINGS * 2 * self._assembly.descriptor.layers * len(keys)
-        return max(ROOM_TO_GO_ON, max_octets(objects))
+        return min(most, max(ROOM_TO_GO_ON, max_octets(objects, most)))
+
+    @property
+    def max_segments(self) -> int:
+        """The most segments that it may have."""
+        return self._assembly.terms.max_segments
 
     @property
     def in_clear(self) -> bool:
         """Whether its versions can be read as they come: they are neither sealed nor signed."""
         return self.track is ManifestTrack.MANIFEST and not self._assembly.terms.content_keys
 
-    def received(self, location: Location, payload: Text, came: Came) -> None:
+    def received(self, location: Location, text: Unread, came: Came) -> None:
         """An Object of the track; one in clear was read as it came."""
         assembly = self._assembly
         if (self.again and location.group == assembly.version) or not assembly.expects(location):
             return
-        read = partial(assembly.terms.read, location, payload, came, assembly.namespace)
-        short = isinstance(payload, ManifestReader) or len(payload) < BESIDE_OCTETS
-        if self._beside is None or short:
-            self._retrieval.version_received(location, read())
+        octets = text.octets if isinstance(text, ManifestReader) else sum(map(len, text))
+        if self._beside is None or octets < BESIDE_OCTETS:
+            after = assembly.manifest
+            self._retrieval.version_received(
+                location, self._read(location, text, came, after), after
+            )
         else:
-            self._unread.append((location, read))
+            self._unread.append((location, text, came))
             if not self._reading:
                 self._read_next(self._beside)
+
+    def _read(self, location: Location, text: Unread, came: Came, after: Manifest | None) -> Read:
+        """A version, compared with the one before it; in whatever thread."""
+        terms, namespace = self._assembly.terms, self._assembly.namespace
+        whole = text if isinstance(text, ManifestReader) else in_one(text)
+        read = terms.read(location, whole, came, namespace)
+        try:
+            if after is not None and isinstance(read, Manifest):
+                check_progress(after, read)
+        except DecodeError as error:
+            return error
+        return read
 
     def _read_next(self, beside: Beside) -> None:
         self._reading = bool(self._unread)
         if self._unread:
-            location, read = self._unread.popleft()
-            beside(read, partial(self._was_read, beside, location))
+            version, after = self._unread.popleft(), self._assembly.manifest
+            told = partial(self._was_read, beside, version[0], after)
+            beside(partial(self._read, *version, after), told)
 
-    def _was_read(self, beside: Beside, location: Location, read: Manifest | DecodeError) -> None:
-        self._retrieval.version_received(location, read)
+    def _was_read(
+        self, beside: Beside, location: Location, after: Manifest | None, read: Read
+    ) -> None:
+        self._retrieval.version_received(location, read, after)
         if self._retrieval.over:
             self._unread.clear()
         self._read_next(beside)
@@ -203,6 +232,7 @@ class ManifestVersions:
     def too_large(self, octets: int) -> None:
         """A manifest of more than `max_octets` has begun, and is thrown away."""
         if not self._retrieval.over:
+            reached("max_manifest_octets", f"a manifest of {octets} octets was not read")
             self._retrieval.fail(
                 VerificationFailed(
                     f"{self._publication}: a manifest of {octets} octets is more than the "
@@ -315,6 +345,8 @@ class ManifestVersions:
                 Parameters(
                     location_filter=LocationFilter.next_object(),
                     fill_parameters=Parameters(location_filter=LocationFilter.relative_start(1)),
+                    # where the path is slow the newest goes first: it says all that others do
+                    group_order=GroupOrder.DESCENDING,
                 ),
             )
         )
@@ -376,7 +408,7 @@ class ManifestReceiver(ObjectReceiver):
         super().object_begun(stream, header)
         kept = stream.state is not None and not header.status
         if kept and self._in_use and self.versions.in_clear:
-            stream.state = ManifestReader(self.max_object_octets)
+            stream.state = ManifestReader(self.max_object_octets, self.versions.max_segments)
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:
         self.versions.arrivals += 1
@@ -393,10 +425,18 @@ class ManifestReceiver(ObjectReceiver):
         stream.state = None
         self._received(header.location, text, header.priority, header.properties)
 
+    def object_whole(
+        self, stream: IncomingStream, header: ObjectHeader, parts: list[Buffer]
+    ) -> None:
+        if header.status:
+            super().object_whole(stream, header, parts)
+        else:  # joined where it is read
+            self._received(header.location, parts, header.priority, header.properties)
+
     def object_received(self, received: ReceivedObject) -> None:
         if received.status is ObjectStatus.NORMAL:
             location, payload = received.location, received.payload
-            self._received(location, payload, received.priority, received.properties)
+            self._received(location, [payload], received.priority, received.properties)
         elif received.status is ObjectStatus.END_OF_TRACK and self._in_use:
             group, number = received.location
             self.versions.track_ended(group if number else group - 1)
@@ -404,13 +444,13 @@ class ManifestReceiver(ObjectReceiver):
     def _received(
         self,
         location: Location,
-        payload: Text,
+        text: Unread,
         priority: int | None,
         properties: bytes,
     ) -> None:
         if self._in_use:
             priority = self._priority if priority is None else priority
-            self.versions.received(location, payload, Came(self.track, priority, properties))
+            self.versions.received(location, text, Came(self.track, priority, properties))
 
     def object_too_large(self, stream: IncomingStream, header: ObjectHeader) -> None:
         if self._in_use:

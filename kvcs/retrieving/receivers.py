@@ -6,7 +6,7 @@ bring what, and tell the retrieval, which decides (`DataNeeds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from kvcs.names.codes import PAYLOAD_HEADER_OCTETS, Component
@@ -30,36 +30,17 @@ from moqt.values.messages import LocationFilter, Parameters, RangeFilter
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
 
-RECOVERY_DELAYS: Final = (0.0, 0.1, 0.25)
-"""Seconds before a FETCH for missing Objects, by how many in a row brought nothing; after
-the last the publication is given up."""
-
-REOPEN_GRACE: Final = 0.1
-"""Seconds a reset Subgroup stream may take to be continued on another stream."""
-
 STALL: Final = 2.0
 """Seconds of silence on every data track after which what should have come is asked for again.
 
 A stream that is reset before its header came leaves no trace: nobody can tell whose it
 was. Only Objects known to exist are meant, never those still to be produced."""
 
-PATIENCE: Final = 10.0
-"""Seconds that a subscription may stand, and neither it nor any FETCH bring what is missing."""
-
-RECOVERY_PAUSE: Final = 1.0
-"""Seconds between such FETCHes."""
-
-CONFIRM_GRACE: Final = 1.0
-"""Seconds to wait, with every layer handed over, for the manifest to list them. It does so
-at once at the end of a publication; a part of one still in production is not worth more."""
-
 EARLY_OCTETS: Final = 4 << 20
 """Octets that are asked for before the manifest is known, of all tracks together; as much may be
 held, and is wasted when the publication is not the one that is retrieved,"""
 EARLY_OBJECTS: Final = 512
 """and Objects of each track."""
-SEGMENTS_AT_ONCE: Final = 16
-"""Segments whose tracks are asked for at a time, from the first that is not whole."""
 
 
 class DataNeeds(Protocol):
@@ -224,17 +205,31 @@ class TrackState:
 
     def is_coming(self, location: Location) -> bool:
         """Whether somebody is still to bring the Object."""
-        if location in self.lost:
-            return False
-        if self.early is not None and self.early.covers(location):
-            return True
-        if not self.subscribed or self.silent is not None:
-            return False
-        if not self.answered:
-            return True
-        if self.largest is not None and location <= self.largest:
-            return not self.fill_over
-        return location.group not in self.brought and location.group not in self.broken
+        group, number = location
+        return not any(number in each for each in self.unasked(group, number + 1))
+
+    def unasked(self, layer: int, blocks: int) -> list[range]:
+        """The Objects of a layer, of the first `blocks`, that nobody is still to bring: ascending,
+        and none touches the one before. Takes the same time however many they are."""
+        early = self.early.covers(layer) if self.early is not None else 0
+        start, edge = min(early, blocks), self._of_the_fill(layer, blocks)
+        ranges = [range(start, blocks)]
+        if self.subscribed and self.silent is None:
+            fill = range(start, edge) if self.answered and self.fill_over else range(0)
+            cut = self.answered and (layer in self.brought or layer in self.broken)
+            rest = range(max(start, edge), blocks) if cut else range(0)
+            ranges = [fill, rest]
+        if self.lost:  # few: they were bad
+            bad = [each.object for each in self.lost if each.group == layer]
+            ranges += [range(each, each + 1) for each in bad if each < blocks]
+        return joined(ranges)
+
+    def _of_the_fill(self, layer: int, blocks: int) -> int:
+        """How many of the first `blocks` Objects of a layer there were when the subscription
+        began, so that its fill brings them."""
+        if self.largest is None or layer > self.largest.group:
+            return 0
+        return blocks if layer < self.largest.group else min(blocks, self.largest.object + 1)
 
     def owes(self, complete: bool) -> bool:
         """Whether those who were asked bring nothing of what there is: all, when `complete`."""
@@ -280,16 +275,15 @@ class TrackState:
             subscriber_priority=subscriber_priority(self.track),
         )
 
-    def uncovered(
-        self, missing: Callable[[DataTrack, int], list[int]]
-    ) -> tuple[Location, Location] | None:
-        """First and last Object of the first run of layers with Objects to be asked for;
-        `missing` gives those of a layer that have not come."""
+    def uncovered(self, assembly: Assembly) -> tuple[Location, Location] | None:
+        """First and last Object of the first run of layers with Objects to be asked for."""
         first = last = None
         for layer in sorted(self.suspects):
-            owed = missing(self.track, layer)
-            if self.subscribed or self.early is not None:
-                owed = [b for b in owed if not self.is_coming(Location(layer, b))]
+            owed = [
+                (run, within)
+                for within in self.unasked(layer, assembly.needed(self.track))
+                if (run := assembly.missing(self.track, layer, within))
+            ]
             if not owed:
                 self.suspects.discard(layer)
                 if last is not None:
@@ -297,20 +291,27 @@ class TrackState:
                 continue
             if last is not None and layer != last.group + 1:
                 break
-            if self.ends is not None and not (owed := next_run(owed, last, self.ends)):
-                break
+            run, _ = owed[0]
+            end = run.stop - 1
+            if self.ends is None:
+                end = assembly.last_missing(self.track, layer, owed[-1][1])
+            elif last is not None and (last.object, run.start) != (self.ends, 0):
+                break  # it does not follow
             if first is None:
-                first = Location(layer, owed[0])
-            last = Location(layer, owed[-1])
+                first = Location(layer, run.start)
+            last = Location(layer, end)
         return None if first is None or last is None else (first, last)
 
 
-def next_run(missing: list[int], last: Location | None, ends: int) -> list[int]:
-    """Those of the missing blocks of a layer, ascending, that follow each other, and follow
-    `last` of the layer before, whose blocks end with `ends`; none when they do not."""
-    if last is not None and (last.object, missing[0]) != (ends, 0):
-        return []
-    return [block for index, block in enumerate(missing) if block == missing[0] + index]
+def joined(ranges: Iterable[range]) -> list[range]:
+    """The same numbers in ascending ranges, of which none touches another."""
+    found: list[range] = []
+    for each in sorted(filter(None, ranges), key=lambda each: each.start):
+        if found and each.start <= found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, each.stop))
+        else:
+            found.append(each)
+    return found
 
 
 class DataReceiver(ObjectReceiver):
@@ -486,9 +487,9 @@ class EarlyFetch(ObjectReceiver):
         """Answers and parts of Objects that have come, and how many had when last looked at."""
         self._since: float | None = None
 
-    def covers(self, location: Location) -> bool:
-        """Whether it is to bring the Object."""
-        return location.group == self.start.group and location.object < self._blocks
+    def covers(self, layer: int) -> int:
+        """How many Objects of a layer it is to bring, the first ones."""
+        return self._blocks if layer == self.start.group else 0
 
     def silent_at(self, now: float) -> float:
         """When it counts as hung, unless something comes of it before."""

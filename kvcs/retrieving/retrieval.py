@@ -16,17 +16,12 @@ from kvcs.names.errors import KvcsError, NotAuthorized, PublisherLost, Verificat
 from kvcs.names.manifest import Manifest
 from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
 from kvcs.names.tracks import DataTrack
+from kvcs.retrieving.asking import waits
 from kvcs.retrieving.asking.later import Later
 from kvcs.retrieving.assembly import Assembly
 from kvcs.retrieving.layers import Kept, Layer, Verdict
-from kvcs.retrieving.manifest_track import Beside, ManifestVersions
+from kvcs.retrieving.manifest_track import Beside, ManifestVersions, Read
 from kvcs.retrieving.receivers import (
-    CONFIRM_GRACE,
-    PATIENCE,
-    RECOVERY_DELAYS,
-    RECOVERY_PAUSE,
-    REOPEN_GRACE,
-    SEGMENTS_AT_ONCE,
     STALL,
     Early,
     FetchReceiver,
@@ -166,8 +161,8 @@ class Retrieval:
 
     def poll(self, now: float) -> float | None:
         """Do what is due. Returns when to come back at the latest, None for no such time."""
-        if self.over:
-            return None
+        if self.over or self._takes_up():
+            return None if self.over else now
         self._ask_for_data()
         self._open_requests(now)
         times: list[float | None] = [None if self.lanes is None else self.lanes.poll(now)]
@@ -180,7 +175,7 @@ class Retrieval:
         if self.assembly.whole:
             if not self.finished:
                 if self._confirm_due is None:
-                    self._confirm_due = now + CONFIRM_GRACE
+                    self._confirm_due = now + waits.CONFIRM_GRACE
                 if now >= self._confirm_due:
                     self._versions_over = True
                 else:
@@ -202,6 +197,14 @@ class Retrieval:
                 )
             )
         return min((at for at in times if at is not None), default=None)
+
+    def _takes_up(self) -> bool:
+        """Whether there is more of what an earlier retrieval left, after what is looked at now."""
+        try:
+            self.assembly.take_up_more()
+        except _LOCAL_ERRORS as error:
+            self.fail(error)
+        return self.assembly.taking_up
 
     def ask_again(self, layer: int, segment: int) -> None:
         """Objects of `layer` of a segment that were to come another way will not."""
@@ -271,12 +274,12 @@ class Retrieval:
 
     # -- the manifest --------------------------------------------------------------------
 
-    def version_received(self, location: Location, read: Manifest | DecodeError) -> None:
+    def version_received(self, location: Location, read: Read, after: Manifest | None) -> None:
         if self.over:
             return
         first = self.assembly.manifest is None
         try:
-            self.assembly.manifest_read(location, read)
+            self.assembly.manifest_read(location, read, after)
         except _LOCAL_ERRORS as error:
             self.fail(error)
             return
@@ -299,13 +302,13 @@ class Retrieval:
     def _ask_for_data(self) -> None:
         """Ask for the tracks of the next segments, and for none of those that are whole."""
         assembly = self.assembly
-        if self._hold or self._is_part or not assembly.total:
+        if self._hold or self._is_part or not assembly.total or assembly.taking_up:
             return
         while self._tracks and next(iter(self._tracks)).segment < assembly.segment:
             state = self._tracks.pop(next(iter(self._tracks)))
             self._arrived += state.arrivals
             state.cancel()
-        while self._asked < min(len(assembly.segments), assembly.segment + SEGMENTS_AT_ONCE):
+        while self._asked < min(len(assembly.segments), assembly.segment + waits.SEGMENTS_AT_ONCE):
             segment, self._asked = self._asked, self._asked + 1
             if segment < assembly.segment:
                 continue
@@ -441,7 +444,7 @@ class Retrieval:
             self._suspect(state, self.assembly.layers)
         elif stream.subgroup is not None:
             group = stream.subgroup.group
-            state.group_ended(group, error, REOPEN_GRACE)
+            state.group_ended(group, error, waits.REOPEN_GRACE)
             self._suspect(state, (group,))
 
     def live_over(self, state: TrackState, why: str) -> None:
@@ -482,8 +485,8 @@ class Retrieval:
         state.fetch = None
         state.failures = 0 if receiver.useful else state.failures + 1
         state.cause = why
-        if state.failures < len(RECOVERY_DELAYS):
-            state.delay = RECOVERY_DELAYS[state.failures]
+        if state.failures < len(waits.RECOVERY_DELAYS):
+            state.delay = waits.RECOVERY_DELAYS[state.failures]
         self._suspect(state, range(receiver.start.group, receiver.end.group + 1))
 
     def early_over(self, state: TrackState) -> None:
@@ -510,14 +513,14 @@ class Retrieval:
             return None
         if now < state.due:
             return state.due
-        span = state.uncovered(self.assembly.missing)
+        span = state.uncovered(self.assembly)
         if span is None:
             return None
-        if state.failures >= len(RECOVERY_DELAYS):
-            if state.silent is not None and now < state.silent + PATIENCE:
+        if state.failures >= len(waits.RECOVERY_DELAYS):
+            if state.silent is not None and now < state.silent + waits.PATIENCE:
                 # It stands: what has not been published so far, no FETCH can bring.
                 state.failures -= 1
-                state.due = now + RECOVERY_PAUSE
+                state.due = now + waits.RECOVERY_PAUSE
                 return state.due
             self._give_up(state, span[0])
             return None
@@ -557,8 +560,6 @@ class Retrieval:
         why = state.why_missing(complete, by_fetch=self._mode is Mode.FETCH)
         where = f"{state.track} has no layer {missing.group}, block {missing.object}"
         self.fail(PublisherLost(f"{self._publication}: {where}: {why}"))
-
-    # -- ends ----------------------------------------------------------------------------
 
     def _refused(self, error: MoqtError) -> bool:
         """Deal with what no recovery on this session can help."""

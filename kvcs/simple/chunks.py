@@ -6,13 +6,13 @@ tokens there are, End of Group and End of Track tell, or a FETCH to the end of t
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvcs.names.errors import VerificationFailed
+from kvcs.names.limits import MAX_TOKENS, reached
 from kvcs.simple.elements import decode_tokens, token_octets
 from kvcs.simple.names import CHUNK_TOKENS, Compression
 from kvsp.blocks.layout import Tensor
@@ -20,11 +20,6 @@ from kvsp.names.identity import Descriptor
 from moqt.track.stored import Buffer
 from moqt.values.codes import ObjectStatus
 from moqt.values.names import Location
-
-logger = logging.getLogger("kvcs")
-
-MAX_TOKENS = 1 << 20
-"""Tokens a consumer takes of one publication unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +109,7 @@ class Chunks:
         """An Object: one token. What is here already stays as it is."""
         group, number = location
         if group * self._chunk + number >= self._max_tokens:
-            logger.info("a cache is refused that has more than %d tokens", self._max_tokens)
+            reached("max_tokens", f"a cache is refused that has over {self._max_tokens} tokens")
             raise VerificationFailed(
                 f"the cache has more than {self._max_tokens} tokens, and no more are taken: allow "
                 "more (max_tokens, --max-tokens) if its publisher is to be trusted with that"

@@ -21,8 +21,9 @@ from kvcs.names.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
+from kvcs.names.limits import MAX_TOKENS
 from kvcs.names.refusals import not_authorized, retry_delay
-from kvcs.simple.chunks import MAX_TOKENS, Chunk, Chunks
+from kvcs.simple.chunks import Chunk, Chunks
 from kvcs.simple.names import CHUNK_TOKENS, Compression, PromptNamespace
 from kvsp.names.identity import Descriptor
 from moqt.aio import MoqtSession

@@ -6,6 +6,7 @@ but the message's own, no label twice, and nothing after the message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -42,12 +43,13 @@ class Signed(NamedTuple):
     signature: bytes
 
 
-def sign(payload: bytes, key: ProducerKey) -> bytes:
-    """A COSE_Sign1 message, tag 18, that carries `payload`."""
+def sign(payload: Sequence[Octets], key: ProducerKey) -> list[Octets]:
+    """A COSE_Sign1 message, tag 18, that carries a payload, both in pieces: those of the payload
+    are passed on as they are, since a copy of 88 MB would hold up every thread."""
     protected = cbor2.dumps({_ALG: int(key.algorithm)})
     signature = key.sign(_to_be_signed(protected, payload))
-    message = [protected, {_KID: key.kid}, payload, signature]
-    return cbor2.dumps(cbor2.CBORTag(18, message))
+    head = bytes([_TAG, _ARRAY_OF_FOUR]) + cbor2.dumps(protected) + cbor2.dumps({_KID: key.kid})
+    return [head + _head(2, _octets(payload)), *payload, cbor2.dumps(signature)]
 
 
 def read(message: Octets) -> Signed:
@@ -89,18 +91,21 @@ def open_message(message: Octets, producers: Producers | None) -> memoryview:
         producers.verify(
             signed.kid,
             signed.alg,
-            _to_be_signed(signed.protected, signed.payload),
+            _to_be_signed(signed.protected, [signed.payload]),
             signed.signature,
         )
     return signed.payload
 
 
-def _to_be_signed(protected: bytes, payload: Octets) -> bytes:
-    """The Sig_structure (RFC 9052, 4.4), with an empty external_aad."""
-    view = memoryview(payload)
+def _to_be_signed(protected: bytes, payload: Sequence[Octets]) -> list[Octets]:
+    """The Sig_structure (RFC 9052, 4.4), with an empty external_aad, in pieces."""
     # the payload last: put behind its head instead of copied into CBOR once more
     head = cbor2.dumps(["Signature1", protected, b""])[1:]
-    return b"".join((b"\x84", head, _head(2, view.nbytes), view))
+    return [b"\x84" + head + _head(2, _octets(payload)), *payload]
+
+
+def _octets(parts: Sequence[Octets]) -> int:
+    return sum(memoryview(part).nbytes for part in parts)
 
 
 def _head(major: int, value: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -17,11 +17,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.utils import (
+    Prehashed,
     decode_dss_signature,
     encode_dss_signature,
 )
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from kvcs.names.payload import data_digest
+from kvcs.trust.pieces import in_one
+from kvsp.blocks.layout import Octets
 from kvsp.names import ijson
 from kvsp.names.codes import DecodeErrorName
 from kvsp.names.errors import DecodeError, FileError
@@ -32,6 +36,8 @@ MAX_PRODUCERS: Final = 10_000
 MAX_FILE_OCTETS: Final = 4 << 20
 _COORDINATE: Final = 32
 _KID: Final = 8
+_HASHED: Final = ec.ECDSA(Prehashed(SHA256()))
+"""What is signed is hashed before: that lets other threads run, and needs no copy of it."""
 
 _PublicKey: TypeAlias = Ed25519PublicKey | ec.EllipticCurvePublicKey
 _PrivateKey: TypeAlias = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -105,11 +111,11 @@ class ProducerKey:
             secret = self._key.private_numbers().private_value.to_bytes(_COORDINATE)
         create_private(path, ijson.canonical({**self.public, "d": secret.hex()}) + b"\n")
 
-    def sign(self, data: bytes) -> bytes:
-        """The signature over `data`, 64 octets."""
+    def sign(self, data: Sequence[Octets]) -> bytes:
+        """The signature over `data`, in pieces, 64 octets."""
         if isinstance(self._key, Ed25519PrivateKey):
-            return self._key.sign(data)
-        r, s = decode_dss_signature(self._key.sign(data, ec.ECDSA(SHA256())))
+            return self._key.sign(in_one(data))
+        r, s = decode_dss_signature(self._key.sign(data_digest(*data), _HASHED))
         return r.to_bytes(_COORDINATE) + s.to_bytes(_COORDINATE)
 
     def __repr__(self) -> str:
@@ -151,9 +157,9 @@ class Producers:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def verify(self, kid: bytes | None, alg: int, data: bytes, signature: bytes) -> None:
+    def verify(self, kid: bytes | None, alg: int, data: Sequence[Octets], signature: bytes) -> None:
         """Raises DecodeError `unknown-producer` or `bad-signature` unless `signature` over
-        `data` is by the key `kid`."""
+        `data`, in pieces, is by the key `kid`."""
         if kid is None:
             raise DecodeError(DecodeErrorName.UNKNOWN_PRODUCER, "it does not say who signed it")
         key = self._keys.get(kid)
@@ -170,13 +176,13 @@ class Producers:
             raise _bad_signature(f"it has {len(signature)} octets instead of {2 * _COORDINATE}")
         try:
             if isinstance(key, Ed25519PublicKey):
-                key.verify(signature, data)
+                key.verify(signature, in_one(data))
             else:
                 r, s = (
                     int.from_bytes(half)
                     for half in (signature[:_COORDINATE], signature[_COORDINATE:])
                 )
-                key.verify(encode_dss_signature(r, s), data, ec.ECDSA(SHA256()))
+                key.verify(encode_dss_signature(r, s), data_digest(*data), _HASHED)
         except InvalidSignature:
             raise _bad_signature(f"it is not that of producer {kid.hex()}") from None
 

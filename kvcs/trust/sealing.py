@@ -13,14 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 from cryptography.hazmat.primitives.hashes import SHA256, SHA512, HashAlgorithm
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from kvcs.names.errors import KvcsError
+from kvcs.trust.pieces import PIECE, in_one
 from kvsp.blocks.layout import Octets
 from kvsp.names.codes import CipherSuite, DecodeErrorName
 from kvsp.names.content_keys import ContentKey, ContentKeys
@@ -45,6 +46,7 @@ MAX_SEALED_BLOCKS: Final = 1 << 34
 _SECRET_LABEL: Final = b"MOQ 1.0 Secure Objects Secret key "
 _SALT_LABEL: Final = b"MOQ 1.0 Secret salt "
 _NONCE: Final = 12
+_GCM_TAG: Final = 16
 _PLACE: Final = struct.Struct(">QI")
 _ENCRYPTED_PROPERTIES: Final = b"\x00\x0a"
 _KNOWN_PROPERTIES: Final = 64
@@ -54,11 +56,48 @@ _KNOWN_PROPERTIES: Final = 64
 class Aead(Protocol):
     """Authenticated encryption under one key."""
 
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
+    def encrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> Octets: ...
 
-    def decrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> bytes:
+    def decrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> Octets:
         """Raises InvalidTag."""
         ...
+
+
+class Gcm:
+    """AES-GCM, of what is long a piece at a time, so that other threads have their turn."""
+
+    def __init__(self, key: bytes) -> None:
+        self._whole = AESGCM(key)
+        self._cipher = AES(key)
+
+    def encrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> Octets:
+        if len(data) <= PIECE:
+            return self._whole.encrypt(nonce, data, associated_data)
+        crypt = Cipher(self._cipher, GCM(nonce)).encryptor()
+        crypt.authenticate_additional_data(associated_data)
+        sealed = _in_pieces(crypt, data, len(data) + _GCM_TAG)
+        crypt.finalize()
+        sealed[len(data) :] = crypt.tag
+        return sealed
+
+    def decrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> Octets:
+        if len(data) <= PIECE:
+            return self._whole.decrypt(nonce, data, associated_data)
+        view = memoryview(data).cast("B")
+        crypt = Cipher(self._cipher, GCM(nonce, bytes(view[-_GCM_TAG:]))).decryptor()
+        crypt.authenticate_additional_data(associated_data)
+        opened = _in_pieces(crypt, view[:-_GCM_TAG], len(view) - _GCM_TAG)
+        crypt.finalize()  # before that nothing is what was sealed
+        return opened
+
+
+def _in_pieces(crypt: CipherContext, data: Octets, octets: int) -> bytearray:
+    """What a cipher makes of `data`, at the beginning of so many octets."""
+    made, view = bytearray(octets), memoryview(data)
+    with memoryview(made) as out:
+        for at in range(0, len(view), PIECE):
+            crypt.update_into(view[at : at + PIECE], out[at:])
+    return made
 
 
 class CtrHmac:
@@ -69,7 +108,7 @@ class CtrHmac:
         self._hmac = key[16:]
         self._tag = tag_octets
 
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+    def encrypt(self, nonce: bytes, data: Octets, associated_data: bytes) -> bytes:
         sealed = self._crypt(nonce, data)
         return sealed + self._authenticator(nonce, sealed, associated_data)
 
@@ -118,12 +157,12 @@ class TrackKey:
         key, salt = derive(base_key, suite, key_id, name)
         self._salt = int.from_bytes(salt)
         form = _SUITES[suite]
-        self._aead: Aead = AESGCM(key) if form.gcm else CtrHmac(key, form.tag_octets)
+        self._aead: Aead = Gcm(key) if form.gcm else CtrHmac(key, form.tag_octets)
 
-    def seal(self, place: bytes, associated_data: bytes, plaintext: bytes) -> bytes:
+    def seal(self, place: bytes, associated_data: bytes, plaintext: Octets) -> Octets:
         return self._aead.encrypt(self._nonce(place), plaintext, associated_data)
 
-    def open(self, place: bytes, associated_data: bytes, sealed: Octets) -> bytes:
+    def open(self, place: bytes, associated_data: bytes, sealed: Octets) -> Octets:
         """Raises DecodeError `auth-failed`, whatever the reason."""
         try:
             return self._aead.decrypt(self._nonce(place), sealed, associated_data)
@@ -153,7 +192,7 @@ class TrackSealer:
         self._key = TrackKey(key.key, key.cipher_suite, key.key_id, name)
         self._left = MAX_SEALED_BLOCKS
 
-    def seal(self, group: int, object_id: int, priority: int, parts: Iterable[Octets]) -> bytes:
+    def seal(self, group: int, object_id: int, priority: int, parts: Iterable[Octets]) -> Octets:
         """The payload in `parts`, sealed for its place. Raises ValueError for an Object ID above
         2^32-1, KvcsError when the key has sealed all that it may."""
         if object_id > MAX_OBJECT_ID:
@@ -167,7 +206,8 @@ class TrackSealer:
                 "several segments"
             )
         place = _PLACE.pack(group, object_id)
-        plaintext = b"".join([encode_vi64(length), *views])
+        pieces: list[Octets] = [encode_vi64(length), *views]
+        plaintext = in_one(pieces)
         return self._key.seal(place, place + bytes([priority]) + self._immutable, plaintext)
 
 
@@ -215,7 +255,7 @@ class TrackOpener:
         if priority is None:
             priority = self.default_priority
         place = _PLACE.pack(group, object_id)
-        sealed = parts[0] if len(parts) == 1 else b"".join(parts)
+        sealed = in_one(parts)
         return payload_of(key.open(place, place + bytes([priority]) + immutable, sealed))
 
     def _key_of(self, properties: bytes) -> tuple[bytes, TrackKey]:
@@ -270,14 +310,14 @@ def derive(
     return key, salt
 
 
-def payload_of(plaintext: bytes) -> memoryview:
+def payload_of(plaintext: Octets) -> memoryview:
     """The payload in the plaintext of an Object; its encrypted properties are passed over.
 
     Raises DecodeError `truncated` or `bad-properties`.
     """
     view = memoryview(plaintext)
     try:
-        length, at = decode_vi64(plaintext, 0)
+        length, at = decode_vi64(view, 0)
     except Truncated:
         raise DecodeError(DecodeErrorName.TRUNCATED, "the sealed length is cut") from None
     if length > len(view) - at:
@@ -285,7 +325,7 @@ def payload_of(plaintext: bytes) -> memoryview:
             DecodeErrorName.TRUNCATED,
             f"{length} octets are said to be sealed, {len(view) - at} are",
         )
-    payload, rest = view[at : at + length], plaintext[at + length :]
+    payload, rest = view[at : at + length], bytes(view[at + length :])
     if rest:
         _check_list(rest)
     return payload

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvcs.names.codes import MAX_SEGMENTS, ManifestTrack
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, ManifestTrack
 from kvcs.names.errors import RetrievalError, UnknownKey, Unsupported, VerificationFailed
 from kvcs.names.manifest import Manifest
 from kvcs.names.manifest_text import ManifestReader, Text
@@ -46,7 +46,10 @@ class Terms:
     """With these, nothing is taken that one of them has not listed in a signed manifest."""
 
     max_segments: int = MAX_SEGMENTS
-    """A manifest of more segments is not read."""
+    """A manifest of more segments is not read,"""
+
+    max_manifest_octets: int = MAX_MANIFEST_OCTETS
+    """and none of more octets."""
 
     @property
     def strict(self) -> bool:
@@ -105,7 +108,7 @@ class Terms:
             payload = open_message(payload, self.producers)
         elif self.producers is not None:
             raise DecodeError(DecodeErrorName.UNKNOWN_PRODUCER, "it is not signed")
-        return Manifest.parse(payload, namespace, self.max_segments)
+        return Manifest.parse(payload, namespace, self.max_segments, self.max_manifest_octets)
 
 
 ANY: Final = Terms()

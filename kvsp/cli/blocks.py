@@ -232,7 +232,8 @@ def put(
                             _container, file, descriptor, number, stored_as
                         )
                         block = BlockId(descriptor.compat_id, prompt.scope.scope_id, key)
-                        created += (await client.put(to, block, made)).created
+                        prior = prompt.keys[number - 1] if number else None
+                        created += (await client.put(to, block, made, prior=prior)).created
                         advance(octets // count)
         if not json:
             there = f", {count - created} were there already" if created < count else ""

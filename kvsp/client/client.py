@@ -25,19 +25,20 @@ from kvsp.client.errors import (
 )
 from kvsp.client.policy import SEVERITY, Fault
 from kvsp.client.retrieving.flights import Cancel
+from kvsp.client.retrieving.leasing import Leasing
 from kvsp.client.retrieving.planner import Planner
 from kvsp.client.retrieving.receiving import BlockReceiver, Layer
 from kvsp.client.retrieving.retrieval import (
     Destination,
     Retrieval,
     RetrievalResult,
-    decoded,
     needed_runs,
 )
-from kvsp.client.retrieving.sources import Source
+from kvsp.client.retrieving.sources import Replica, Source
+from kvsp.client.retrieving.ways import HttpWay, Way, decoded
 from kvsp.client.services import ServiceClient
 from kvsp.names import prefix
-from kvsp.names.codes import BLOCK_MEDIA_TYPE, Codec
+from kvsp.names.codes import BLOCK_MEDIA_TYPE, PRIOR_FIELD, Codec
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.tokens import Tokens
@@ -168,7 +169,8 @@ class Client(ServiceClient):
             ordered=True,
             now=now(),
         )
-        retrieval = Retrieval(self._caller, planner, described, self.limits, self._tell)
+        ways = [HttpWay(self._caller, described)]
+        retrieval = Retrieval(ways, planner, self.limits, self._tell)
         while not planner.done and not planner.missing():
             for action in planner.poll(now()):
                 if isinstance(action, Cancel):
@@ -219,7 +221,7 @@ class Client(ServiceClient):
 
     async def get_blocks(
         self,
-        blocks: Sequence[Sequence[ReplicaRecord]],
+        blocks: Sequence[Sequence[Replica]],
         destination: Destination,
         *,
         descriptor: Descriptor,
@@ -230,6 +232,10 @@ class Client(ServiceClient):
         links: Iterable[Link] = (),
         budget_octets: int | None = None,
         deadline_s: float | None = None,
+        by_block: bool = False,
+        lease_ms: int | None = None,
+        ways: Sequence[Way] = (),
+        late: Collection[str] = (),
     ) -> RetrievalResult:
         """Layers of many blocks, from all their holders at once, into `destination`.
 
@@ -237,7 +243,13 @@ class Client(ServiceClient):
         needed, or of block i only `wanted[i]` (and of a block not in `wanted`, none).
         Sources are chosen by `kvsp.records.costs` and what was measured; a source that is slow,
         fails or lies costs only what it was asked for. Blocks beyond `budget_octets` are
-        missing for `capacity`, what has not come after `deadline_s` for `timeout`.
+        missing for `capacity`, what has not come after `deadline_s` for `timeout`: the answer
+        waits for nobody then.
+
+        With `by_block` the first blocks come first, whole, else the lower layers of all. With
+        `lease_ms` blocks are leased where they are asked for, many with one request, until they
+        have come. `ways` other than HTTP are gone first; holders in `late` are asked after
+        the others.
 
         Raises what the destination raises; failures of sources are in the result.
         """
@@ -249,6 +261,7 @@ class Client(ServiceClient):
         ]
         for run in (run for each in runs for run in each):
             _check_layers(run, descriptor)
+        gone = (*ways, HttpWay(self._caller, descriptor))
         planner = Planner(
             blocks,
             runs,
@@ -257,14 +270,33 @@ class Client(ServiceClient):
             links={**self._links, **{link.holder: link for link in links}},
             codec=codec,
             allow_lossy=allow_lossy,
+            by_block=by_block,
+            late=late,
+            takes=lambda source: any(way.takes(source) for way in gone),
             budget_octets=budget_octets,
             now=asyncio.get_running_loop().time(),
         )
-        retrieval = Retrieval(self._caller, planner, descriptor, self.limits, self._tell)
+        leasing = None if lease_ms is None else self._leasing(lease_ms, blocks, planner)
+        retrieval = Retrieval(gone, planner, self.limits, self._tell, leasing)
         try:
             return await retrieval.run(destination, len(blocks), deadline_s)
         finally:
             self._remember(planner.sources.values())
+
+    def _leasing(
+        self, ttl_ms: int, blocks: Sequence[Sequence[Replica]], planner: Planner
+    ) -> Leasing:
+        sources: dict[str, list[BlockId]] = {}
+        for replica in (each for replicas in blocks for each in replicas):
+            sources.setdefault(replica.holder, []).append(replica.block)
+        return Leasing(
+            self._caller,
+            self.limits,
+            self._behind,
+            ttl_ms,
+            sources,
+            lambda holder, seconds: planner.sources[holder].answered(seconds),
+        )
 
     async def _replicas(
         self, block: BlockId | ReplicaRecord | Sequence[ReplicaRecord]
@@ -287,6 +319,8 @@ class Client(ServiceClient):
     def _remember(self, sources: Iterable[Source]) -> None:
         """Keep the measured rates for the next retrieval."""
         for source in sources:
+            if not source.measured_rate:
+                continue
             link = Link(source.holder, source.mbit_per_s, source.rtt_us)
             self._links[source.holder] = link
             self._links.move_to_end(source.holder)
@@ -295,14 +329,20 @@ class Client(ServiceClient):
 
     # --- storing ---------------------------------------------------------------------
 
-    async def put(self, holder: str, block: BlockId, container: Container) -> PutResult:
-        """Store a whole block at a holder; one that is there already stays (412)."""
+    async def put(
+        self, holder: str, block: BlockId, container: Container, *, prior: bytes | None = None
+    ) -> PutResult:
+        """Store a whole block at a holder; one that is there already stays (412).
+
+        `prior` is the key of the block before it in its prompt: a holder that takes the hint
+        lets that one go no sooner than this one.
+        """
         digest = await asyncio.to_thread(container.repr_digest)
         layer_digests = await asyncio.to_thread(container.layer_digests)
         try:
             # made again after a failure: if it had been stored all the same, that is 412
             body = await self._caller.retrying(
-                lambda: self._put_once(holder, block, container, digest)
+                lambda: self._put_once(holder, block, container, digest, prior)
             )
         except ConflictError as error:
             if error.problem.name is ProblemName.BLOCK_EXISTS:
@@ -317,7 +357,12 @@ class Client(ServiceClient):
         return PutResult(True, stored)
 
     async def _put_once(
-        self, holder: str, block: BlockId, container: Container, digest: bytes
+        self,
+        holder: str,
+        block: BlockId,
+        container: Container,
+        digest: bytes,
+        prior: bytes | None,
     ) -> bytes:
         fields = {
             "Content-Type": BLOCK_MEDIA_TYPE,
@@ -325,6 +370,8 @@ class Client(ServiceClient):
             "If-None-Match": "*",
             "Repr-Digest": repr_digest_field(digest),
         }
+        if prior is not None:
+            fields[PRIOR_FIELD] = prior.hex()
         async with (
             within(holder, self.limits.block_s),
             self._caller.open(

@@ -47,6 +47,9 @@ class ClientLimits:
     keys_per_lookup: Count = 4096
     """Block Keys asked for at a time."""
 
+    keys_per_lease: Count = 1024
+    """Block Keys of one lease of a retrieval; fewer where a holder grants no more."""
+
     requests: Count = 16
     """Requests of blocks at once, of one retrieval."""
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kvsp.client.answers import WELL_KNOWN, Published, Services, json_object
+from kvsp.client.behind import Behind
 from kvsp.client.caller import Caller, Token
 from kvsp.client.errors import BadAnswerError, ClientError, NotFoundError, VerificationError
 from kvsp.client.leases import Lease
@@ -65,6 +66,7 @@ class ServiceClient:
         self._token = token
         self._tls = tls_context(cafile, client_cert)
         self._open: Caller | None = None
+        self._behind = Behind(self.limits.release_s)
         self._doubts: Doubts | None = None
         self._descriptors: OrderedDict[bytes, Descriptor] = OrderedDict()
         self._links: OrderedDict[str, Link] = OrderedDict()
@@ -76,7 +78,7 @@ class ServiceClient:
             http_loopback=self.http_loopback,
             limits=self.limits,
         )
-        self._doubts = Doubts(self._open, self.limits.release_s)
+        self._doubts = Doubts(self._open, self._behind, self.limits.release_s)
         return self
 
     async def __aexit__(
@@ -89,12 +91,16 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Close every connection; harmless when closed."""
-        doubts, self._doubts = self._doubts, None
-        if doubts is not None:
-            await doubts.close()
+        self._doubts = None
+        await self._behind.close()
         caller, self._open = self._open, None
         if caller is not None:
             await caller.close()
+
+    @property
+    def links(self) -> list[Link]:
+        """What was measured towards holders; the one used last comes last."""
+        return list(self._links.values())
 
     @property
     def _caller(self) -> Caller:

@@ -29,12 +29,8 @@ from kvsp.holder.leases.table import Lease, LeaseQuotaError
 from kvsp.holder.metrics import HolderMetrics
 from kvsp.holder.parts import LeasedError
 from kvsp.holder.reading import Body
+from kvsp.holder.records.index import DescriptorSource, IndexRefusedError, IndexUnavailableError
 from kvsp.holder.records.index_client import HttpIndexClient
-from kvsp.holder.records.publishing import (
-    DescriptorSource,
-    IndexRefusedError,
-    IndexUnavailableError,
-)
 from kvsp.holder.response import BlockResponse
 from kvsp.holder.rooms import ClientBusyError, NoRoomError
 from kvsp.holder.store import BlockExistsError, MissError, MissReason
@@ -43,7 +39,14 @@ from kvsp.holder.upload import ContainerTooLargeError
 from kvsp.http.call import Call, json_response, no_content, too_large
 from kvsp.http.openapi import hex_schema
 from kvsp.http.service import Health, Operation, Service
-from kvsp.names.codes import BLOCK_MEDIA_TYPE, JSON_MEDIA_TYPE, Codec, DecodeErrorName
+from kvsp.names.codes import (
+    BLOCK_MEDIA_TYPE,
+    HASH_OCTETS,
+    JSON_MEDIA_TYPE,
+    PRIOR_FIELD,
+    Codec,
+    DecodeErrorName,
+)
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import (
@@ -160,6 +163,7 @@ class HolderService(Service):
                 request_headers={
                     "If-None-Match": {"type": "string", "const": "*"},
                     "Repr-Digest": {"type": "string"},
+                    PRIOR_FIELD: hex_schema(32),
                 },
                 response=StoredBlock,
                 problems=(
@@ -321,6 +325,7 @@ class HolderService(Service):
             )
         call.require_media_type(BLOCK_MEDIA_TYPE)
         repr_digest = _repr_digest(call)
+        prior = call.field_hex(PRIOR_FIELD, HASH_OCTETS)
         limit = self.holder.settings.max_container_octets
         call.refuse_length(limit)
         if block in self.holder.store:
@@ -331,7 +336,12 @@ class HolderService(Service):
         try:
             async with contextlib.aclosing(chunks):
                 info = await self.holder.put(
-                    block, descriptor, chunks, repr_digest, client=call.principal.name
+                    block,
+                    descriptor,
+                    chunks,
+                    repr_digest,
+                    client=call.principal.name,
+                    prior=prior,
                 )
         except BlockExistsError:
             raise _exists() from None

@@ -16,7 +16,7 @@ from kvsp.holder.leases.journal import LeaseJournal
 from kvsp.holder.leases.table import Lease, LeaseQuota, LeaseTable
 from kvsp.holder.parts import Parts
 from kvsp.holder.reading import Body, Sections, StoredBody, transcode
-from kvsp.holder.records.publishing import RecordSource
+from kvsp.holder.records.index import RecordSource
 from kvsp.holder.rooms import NoRoomError, Reservation, Shares
 from kvsp.holder.store import (
     BlockExistsError,
@@ -146,7 +146,9 @@ class Holder:
         )
         self._given_quota = quota or LeaseQuota()
         self._journal = LeaseJournal(settings.lease_file)
-        self.leases = LeaseTable(self._quota(), on_ended=self._journal.ended)
+        self.leases = LeaseTable(
+            self._quota(), on_ended=self._journal.ended, on_free=self.store.freed
+        )
         self._home = next((each.tier for each, _ in tiers if each.lasts), self.store.tiers[0])
         self._uploads = asyncio.Semaphore(settings.uploads)
         self._uploads_of = Shares(
@@ -250,12 +252,14 @@ class Holder:
         repr_digest: bytes | None = None,
         *,
         client: str | None = None,
+        prior: bytes | None = None,
     ) -> BlockInfo:
         """Store a whole block; afterwards it is there, or nothing of it is.
 
-        `client` has its share of the uploads at once; None is this process itself. Raises
-        BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError, BusyError,
-        ClientBusyError, TierFullError, TierUnavailableError, and what `chunks` raises.
+        `prior` is the key of the block before it in its prompt, where that is known: it stays
+        as long as this one. `client` has its share of the uploads at once; None is this process
+        itself. Raises BlockExistsError, NoRoomError, DecodeError, ContainerTooLargeError,
+        BusyError, ClientBusyError, TierFullError, TierUnavailableError, and what `chunks` raises.
         """
         if block in self.store:
             self.store.rejected("exists")
@@ -281,6 +285,7 @@ class Holder:
             try:
                 async with self._uploads:
                     info, part = await upload.receive(chunks)
+                    info = replace(info, prior=prior, position=self.store.after(block, prior))
                     # the end is not interrupted: a file that has its name is in the table, too
                     await to_the_end(self._commit(block, upload, info, part, rooms[0]))
             except NoRoomError:
@@ -474,6 +479,7 @@ class Holder:
             size=entry.info.size,
             digest=entry.info.digest,
             ttl_ms=ttl_ms,
+            position=entry.info.position or None,
             layer_digests=entry.info.layer_digests,
             residency=tuple(
                 Residency(str(tier), layers, self.store.read_mbit_per_s(tier))

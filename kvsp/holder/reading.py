@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -39,7 +39,7 @@ class Body(Protocol):
         """SHA-256 of the container, 32 octets."""
         ...
 
-    def chunks(self) -> AsyncIterator[Octets]:
+    def chunks(self) -> AsyncGenerator[Octets, None]:
         """The container, in pieces of about 1 MiB."""
         ...
 
@@ -56,18 +56,20 @@ class Sections:
     readers: Mapping[Tier, PartReader]
     on_read: Callable[[Tier, int, float], None]
 
-    async def octets(self) -> AsyncIterator[Octets]:
+    async def octets(self) -> AsyncGenerator[Octets, None]:
         """All sections in order. Raises PartLostError, TierUnavailableError."""
         loop = asyncio.get_running_loop()
         for segment in self.segments:
             reader = self.readers[segment.tier]
             started = loop.time()
             try:
-                async for piece in pieces(reader, segment.offset, segment.octets):
-                    octets = len(memoryview(piece).cast("B"))
-                    self.on_read(segment.tier, octets, loop.time() - started)
-                    yield piece
-                    started = loop.time()
+                arriving = pieces(reader, segment.offset, segment.octets)
+                async with contextlib.aclosing(arriving):
+                    async for piece in arriving:
+                        octets = len(memoryview(piece).cast("B"))
+                        self.on_read(segment.tier, octets, loop.time() - started)
+                        yield piece
+                        started = loop.time()
             except PartLostError as error:
                 error.tier, error.part = segment.tier, self.parts[segment.tier]
                 raise
@@ -95,10 +97,11 @@ class StoredBody:
     def header(self) -> ContainerHeader:
         return self.sections.header
 
-    async def chunks(self) -> AsyncIterator[Octets]:
+    async def chunks(self) -> AsyncGenerator[Octets, None]:
         yield self.header.encoded
-        async for piece in self.sections.octets():
-            yield piece
+        async with contextlib.aclosing(self.sections.octets()) as arriving:
+            async for piece in arriving:
+                yield piece
 
     def close(self) -> None:
         self.sections.close()
@@ -112,7 +115,7 @@ class TranscodedBody:
     digest: bytes
     file: IO[bytes]
 
-    async def chunks(self) -> AsyncIterator[Octets]:
+    async def chunks(self) -> AsyncGenerator[Octets, None]:
         yield self.header.encoded
         await uninterrupted(self.file.seek, 0)
         while piece := await uninterrupted(self.file.read, PIECE):

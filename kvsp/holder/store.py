@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from kvsp.blocks.container import ContainerHeader
+from kvsp.holder.order import EvictionOrder
 from kvsp.holder.rooms import NoRoomError, Reservation, Room
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.errors import KvspError
@@ -62,6 +63,11 @@ class BlockInfo:
     size: int
     digest: bytes
     layer_digests: tuple[bytes, ...]
+    prior: bytes | None = None
+    """Key of the block before it in its prompt, as whoever stored it said."""
+
+    position: int = 0
+    """Blocks before it in its prompt, as far as they were here when it came."""
 
     @property
     def layers(self) -> int:
@@ -207,6 +213,9 @@ class Store:
         self.counters = StoreCounters()
         self._rooms = {tier: Room(tier, budget) for tier, budget in budgets.items()}
         self._is_leased = is_leased
+        self.order = EvictionOrder(self.tiers)
+        self.watch: Callable[[BlockId, int], None] = lambda block, by: None
+        """Called with each block that has come, and 1, or has gone, and -1."""
         self._entries: OrderedDict[BlockId, Entry] = OrderedDict()
         self._compats: Counter[bytes] = Counter()
         self._ghosts: OrderedDict[BlockId, MissReason] = OrderedDict()
@@ -274,6 +283,7 @@ class Store:
             else:
                 places.append((tier, range(layer, layer + 1)))
         self._entries.move_to_end(block)
+        self.order.use(block)
         entry.reads += 1
         for tier, _ in places:
             self.counters.hits[tier] += 1
@@ -372,17 +382,25 @@ class Store:
     def _leaving(self, room: Room, octets: int, now: float) -> list[Step]:
         """What leaves so that a room has `octets` free. Raises NoRoomError: nothing leaves."""
         steps: list[Step] = []
-        for block in self._entries:
-            if not room.lacks(octets):
-                break
-            if (step := self._step(block, room.tier, now)) is not None:
-                steps.append(step)
-                self._leave(step)
+        tier = room.tier
+        if (parked := self.order.parked) is not None:
+            self._is_leased(parked, now)  # those whose leases have ended are freed by it
+        while room.lacks(octets) and (block := self.order.first(tier)) is not None:
+            step = Step(block, tier, self._entries[block].parts[tier])
+            if self.only_here(step) and self._is_leased(block, now):
+                self.order.park(block, tier)
+                continue
+            steps.append(step)
+            self._leave(step)
         if room.lacks(octets):
-            for step in steps:
+            for step in reversed(steps):
                 self.stays(step)
-            raise NoRoomError(room.tier, octets)
+            raise NoRoomError(tier, octets)
         return steps
+
+    def freed(self, block: BlockId) -> None:
+        """No lease covers a block any more."""
+        self.order.free(block)
 
     def evict(self, block: BlockId) -> list[Step]:
         """What has to happen for the whole block to go. Raises MissError.
@@ -437,6 +455,7 @@ class Store:
             return False
         self._entries[step.block].leaving.remove(step.tier)
         self._rooms[step.tier].leaving -= step.part.octets
+        self.order.put_back(step.block, step.tier)
         return True
 
     def _leave(self, step: Step) -> None:
@@ -444,13 +463,7 @@ class Store:
         if step.tier not in entry.leaving:
             entry.leaving.add(step.tier)
             self._rooms[step.tier].leaving += step.part.octets
-
-    def _step(self, block: BlockId, tier: Tier, now: float) -> Step | None:
-        entry = self._entries[block]
-        if tier not in entry.parts or tier in entry.leaving:
-            return None
-        step = Step(block, tier, entry.parts[tier])
-        return None if self.only_here(step) and self._is_leased(block, now) else step
+            self.order.take(step.block, step.tier)
 
     def _demotion(self, step: Step) -> Step:
         if not self.only_here(step):
@@ -474,6 +487,8 @@ class Store:
         self._new(block, info)
         self._ghosts.pop(block, None)
         self._place(block, reservation, part)
+        if info.prior is not None and block._replace(block_key=info.prior) in self._ghosts:
+            self.order.orphan(block)
         self.counters.stored += 1
 
     def moved(self, block: BlockId, reservation: Reservation, part: Part) -> bool:
@@ -528,17 +543,27 @@ class Store:
         """A store was refused."""
         self.counters.stores_rejected[reason] += 1
 
+    def after(self, block: BlockId, prior: bytes | None) -> int:
+        """Blocks before one in its prompt, as far as they are here."""
+        entry = None if prior is None else self._entries.get(block._replace(block_key=prior))
+        return 0 if entry is None else entry.info.position + 1
+
     def _new(self, block: BlockId, info: BlockInfo) -> None:
         self._entries[block] = Entry(info)
+        self.watch(block, 1)
+        above = None if info.prior is None else block._replace(block_key=info.prior)
+        self.order.add(block, above if above != block else None)
         self._compats[block.compat_id] += 1
 
     def _place(self, block: BlockId, reservation: Reservation, part: Part) -> None:
         reservation.use(part.octets)
         self._entries[block].parts[reservation.tier] = part
+        self.order.place(block, reservation.tier)
 
     def _remove_part(self, block: BlockId, tier: Tier) -> None:
         entry = self._entries[block]
         octets = entry.parts.pop(tier).octets
+        self.order.take(block, tier)
         room = self._rooms[tier]
         room.used -= octets
         if tier in entry.leaving:
@@ -547,6 +572,8 @@ class Store:
 
     def _forget(self, block: BlockId, why: MissReason) -> None:
         del self._entries[block]
+        self.watch(block, -1)
+        self.order.forget(block)
         self._compats[block.compat_id] -= 1
         if not self._compats[block.compat_id]:
             del self._compats[block.compat_id]

@@ -71,6 +71,17 @@ class Call(Request):
         except DecodeError as error:
             raise Problem.from_decode_error(error.within(f"{name} in the path")) from None
 
+    def field_hex(self, name: str, octets: int) -> bytes | None:
+        """A request field that is `<hexN>`, None when absent. Raises Problem
+        `kvsp-invalid-request`."""
+        text = self.headers.get(name.lower())
+        if text is None:
+            return None
+        try:
+            return parse_hex(text.strip(), octets)
+        except DecodeError as error:
+            raise Problem.from_decode_error(error.within(f"the field {name}")) from None
+
     def query(self, name: str) -> str | None:
         """A query parameter, None when absent. Raises Problem 400 when it is given twice."""
         values = self.query_params.getlist(name)

@@ -19,8 +19,9 @@ from starlette.responses import Response
 from kvsp.http.call import Call, json_response, no_content
 from kvsp.http.openapi import hex_schema, object_schema
 from kvsp.http.service import Health, Operation, Service
+from kvsp.index.answers import MissReason
 from kvsp.index.arrivals import Arrivals
-from kvsp.index.service import IndexService, MissReason, withdrawn_meanwhile
+from kvsp.index.service import IndexService, withdrawn_meanwhile
 from kvsp.index.store import StoreCounts, StoreError
 from kvsp.names.codes import JSON_MEDIA_TYPE, MAX_GEOMETRY
 from kvsp.names.uris import BlockId, check_uid, instance_id, parse_block_id, parse_compat_id
@@ -246,7 +247,12 @@ class IndexApp(Service):
 
     async def _lookup(self, call: Call) -> Response:
         request = await self._request(call)
-        return await self.run(self._answer_lookup, call, request)
+        if len(request.block_keys) <= self.service.limits.lookup_batch:
+            return await self.run(self._answer_lookup, call, request)
+        looking = self.service.looking(call.principal, request, self.clock_ms())
+        while await self.run(looking.step):
+            pass  # others have their turn at the store
+        return await asyncio.to_thread(lambda: _json(looking.answer().to_json()))
 
     def _answer_lookup(self, call: Call, request: LookupRequest) -> Response:
         # the answer is put together in the thread too: it can have many megabytes

@@ -4,9 +4,11 @@ All keys of a scope carry the scope as hash tag, so that a scope lives on one no
 cluster. Per scope there is one hash per Block Key (its replicas), one set of all
 replicas ordered by expiry, one ordered by key, and one by expiry per holder; each lives
 no longer than its last record. A record that is kept with its holder has `KEPT_MS` as its
-expiry, and one hash for all scopes says until when each holder lives. The total over all
-scopes is bounded by the server's `maxmemory`. The clocks of the index processes have to agree
-to within what a TTL may be off by.
+expiry, less its position where records are ordered by it. One set for all scopes says until
+when each holder lives, and one per holder in which scopes it has records, so that no request
+visits the scopes of others. The total over all scopes is bounded by the server's `maxmemory`.
+The clocks of the index processes have to agree to within what a TTL may be off by. Redis has to
+be 7.0 or newer.
 
 What is withdrawn leaves a mark for a while, with the server's time, so that a record that
 another index process was still receiving then does not come to stay.
@@ -43,6 +45,14 @@ _STAMP = 16
 _KEPT_STAMP = b"%0*d" % (_STAMP, KEPT_MS)
 _HOLDER = 16
 _WITHDRAWN = 2
+_POSITIONS = 1 << 20
+_KEPT_LOWEST = KEPT_MS - _POSITIONS
+"""Scores from here on are of records that are kept."""
+
+SCOPES_PER_PASS = 256
+"""Scopes that one call visits of all there are."""
+
+_HOLDERS_PER_PASS = 64
 """What a script answers for a record that was withdrawn while it arrived."""
 
 _BLOCK = 32
@@ -69,7 +79,7 @@ local function clock()
 end
 """
 # KEYS: expiry set (its name without the last letter is the prefix of the scope)
-# ARGV: member, value, expires, now, ttl with linger, cap of the scope, cap of the block, age
+# ARGV: member, value, score, now, ttl with linger, cap of the scope, cap of the block, age
 _PUT = (
     _REMOVE
     + _NOW
@@ -169,6 +179,12 @@ class RedisStore:
     ) -> None:
         """`late_ms` is longer than any request takes to arrive."""
         self._late_ms = late_ms
+        self._cursor = 0
+        """Where the pass over all scopes goes on."""
+
+        self._passing = 0
+        self._passed = 0
+        """Records counted in this pass so far, and in the last one."""
         self.limits = limits or StoreLimits()
         self.threads = threads
         self._prefix = prefix.encode()
@@ -198,9 +214,8 @@ class RedisStore:
                 for entry in part:
                     self._put_one(pipe, entry, now_ms, age)
                 pipe.sadd(self._key(b"scopes"), *{entry.block.scope_id for entry in part})
-                # so that they go even when nobody comes to keep them alive
-                for holder in {each.holder for each in part if each.expires_ms == KEPT_MS}:
-                    pipe.hsetnx(self._key(b"alive"), _holder_name(holder), now_ms)
+                for holder in {each.holder for each in part}:
+                    self._note_holder(pipe, [e for e in part if e.holder == holder], now_ms)
                 results = pipe.execute()[: len(part)]
                 fresh += [None if new == _WITHDRAWN else bool(new) for new, _ in results]
                 if evicted := sum(count for _, count in results):
@@ -214,7 +229,7 @@ class RedisStore:
             args=[
                 _member(entry.block, entry.replica_id),
                 stamp + _holder_name(entry.holder) + entry.data,
-                entry.expires_ms,
+                _score(entry),
                 now_ms,
                 entry.expires_ms - now_ms + self.limits.linger_ms,
                 self.limits.records_per_scope,
@@ -224,15 +239,31 @@ class RedisStore:
             client=pipe,
         )
 
+    def _note_holder(self, pipe: Any, entries: Sequence[Entry], now_ms: int) -> None:
+        """Where a holder has records; of those that are kept, that they end."""
+        name = _holder_name(entries[0].holder)
+        lasts_ms = max(each.expires_ms for each in entries)
+        scopes = self._key(b"hs:" + name)
+        pipe.sadd(scopes, *{each.block.scope_id for each in entries})
+        # it lives as long as the last of them
+        pipe.pexpire(scopes, lasts_ms - now_ms + self.limits.linger_ms, gt=True)
+        pipe.pexpire(scopes, lasts_ms - now_ms + self.limits.linger_ms, nx=True)
+        if lasts_ms == KEPT_MS:
+            pipe.zadd(self._key(b"ends"), {name: now_ms}, nx=True)
+
+    def _scopes_of(self, name: bytes) -> list[bytes]:
+        """The scopes in which a holder may have records."""
+        return list(self._redis.smembers(self._key(b"hs:" + name)))
+
     def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
         name = _holder_name(holder)
         with self._errors():
             pipe = self._redis.pipeline(transaction=False)
-            for scope in self._scopes():
-                pipe.zcount(self._scope(scope) + b"h:" + name, KEPT_MS, KEPT_MS)
+            for scope in self._scopes_of(name):
+                pipe.zcount(self._scope(scope) + b"h:" + name, _KEPT_LOWEST, KEPT_MS)
             kept: int = sum(pipe.execute())
             if kept:
-                self._redis.hset(self._key(b"alive"), name, expires_ms)
+                self._redis.zadd(self._key(b"ends"), {name: expires_ms})
         return kept
 
     def _replicas(self, values: Sequence[Sequence[bytes]]) -> list[list[Replica]]:
@@ -241,7 +272,7 @@ class RedisStore:
         alive: dict[bytes, int] = {}
         if names:
             listed = list(names)
-            found = self._redis.hmget(self._key(b"alive"), listed)
+            found = self._redis.zmscore(self._key(b"ends"), listed)
             alive = {name: int(ends or 0) for name, ends in zip(listed, found, strict=True)}
         return [
             [
@@ -295,7 +326,7 @@ class RedisStore:
     def delete_holder(self, holder: str, scopes: Collection[bytes] | None) -> int:
         name = _holder_name(holder)
         with self._errors():
-            chosen = list(self._scopes() if scopes is None else scopes)
+            chosen = self._scopes_of(name) if scopes is None else list(scopes)
             for scope in chosen:
                 self._mark(keys=[self._scope(scope) + b"e"], args=[name, self._late_ms])
             return sum(self._sweep_all(scope, b"h:" + name) for scope in chosen)
@@ -314,33 +345,48 @@ class RedisStore:
                 return total
 
     def expire(self, now_ms: int, limit: int) -> int:
-        highest = b"%d" % (now_ms - self.limits.linger_ms)
-        total = 0
+        ended_ms = now_ms - self.limits.linger_ms
         with self._errors():
-            for scope in self._scopes():
-                if total >= limit:
-                    break
-                key = self._scope(scope) + b"e"
-                total += int(self._sweep(keys=[key], args=[b"e", b"-inf", highest, limit - total]))
-                if not self._redis.exists(key):
-                    self._redis.srem(self._key(b"scopes"), scope)
-            total += self._expire_kept(now_ms - self.limits.linger_ms, limit - total)
+            total = self._expire_some(b"%d" % ended_ms, limit)
+            total += self._expire_kept(ended_ms, limit - total)
             if total:
                 self._redis.incrby(self._key(b"expired"), total)
         return total
 
+    def _expire_some(self, highest: bytes, limit: int) -> int:
+        """Remove what expired in the scopes that are next, and count their records."""
+        name = self._key(b"scopes")
+        self._cursor, found = self._redis.sscan(name, self._cursor, count=SCOPES_PER_PASS)
+        scopes = list(found)
+        pipe = self._redis.pipeline(transaction=False)
+        for scope in scopes:
+            key = self._scope(scope) + b"e"
+            most = max(1, limit // len(scopes))
+            self._sweep(keys=[key], args=[b"e", b"-inf", highest, most], client=pipe)
+            pipe.zcard(key)
+        answers = pipe.execute()
+        left = answers[1::2]
+        for scope, count in zip(scopes, left, strict=True):
+            if not count:
+                self._redis.srem(name, scope)
+                if self._redis.exists(self._scope(scope) + b"e"):  # somebody came between
+                    self._redis.sadd(name, scope)
+        self._passing += sum(left)
+        if not self._cursor:
+            self._passed, self._passing = self._passing, 0
+        return int(sum(answers[::2]))
+
     def _expire_kept(self, ended_ms: int, limit: int) -> int:
         """Remove what holders kept that were not kept alive themselves."""
-        total = 0
-        for name, alive_ms in self._redis.hscan_iter(self._key(b"alive")):
-            if int(alive_ms) > ended_ms or total >= limit:
-                continue
-            for scope in self._scopes():
+        total, ends = 0, self._key(b"ends")
+        for name in self._redis.zrangebyscore(ends, "-inf", ended_ms, 0, _HOLDERS_PER_PASS):
+            for scope in self._scopes_of(name):
                 key = self._scope(scope) + b"e"
-                args = [b"h:" + name, KEPT_MS, KEPT_MS, max(0, limit - total)]
+                args = [b"h:" + name, _KEPT_LOWEST, KEPT_MS, max(0, limit - total)]
                 total += int(self._sweep(keys=[key], args=args))
-            if total < limit:
-                self._redis.hdel(self._key(b"alive"), name)
+            if total >= limit:
+                break
+            self._redis.zrem(ends, name)
         return total
 
     def traces(self, scope_id: bytes, block_key: bytes) -> list[tuple[bytes, Replica]]:
@@ -353,10 +399,10 @@ class RedisStore:
     def has_replicas(self, holder: str, now_ms: int) -> bool:
         name = _holder_name(holder)
         with self._errors():
-            alive = int(self._redis.hget(self._key(b"alive"), name) or 0) > now_ms
-            highest = b"+inf" if alive else b"(%d" % KEPT_MS
+            alive = int(self._redis.zscore(self._key(b"ends"), name) or 0) > now_ms
+            highest = b"+inf" if alive else b"(%d" % _KEPT_LOWEST
             pipe = self._redis.pipeline(transaction=False)
-            for scope in self._scopes():
+            for scope in self._scopes_of(name):
                 pipe.zcount(self._scope(scope) + b"h:" + name, b"(%d" % now_ms, highest)
             return any(pipe.execute())
 
@@ -379,17 +425,20 @@ class RedisStore:
             pipe = self._redis.pipeline(transaction=False)
             pipe.get(self._key(b"evicted"))
             pipe.get(self._key(b"expired"))
-            for scope in self._scopes():
-                pipe.zcard(self._scope(scope) + b"e")
-            evicted, expired, *records = pipe.execute()
-        return StoreCounts(sum(records), int(evicted or 0), int(expired or 0))
+            pipe.scard(self._key(b"scopes"))
+            evicted, expired, scopes = pipe.execute()
+            records = self._passed if scopes > SCOPES_PER_PASS else self._count()
+        return StoreCounts(records, int(evicted or 0), int(expired or 0))
+
+    def _count(self) -> int:
+        """The records of a few scopes."""
+        pipe = self._redis.pipeline(transaction=False)
+        for scope in self._redis.smembers(self._key(b"scopes")):
+            pipe.zcard(self._scope(scope) + b"e")
+        return sum(pipe.execute())
 
     def close(self) -> None:
         self._redis.close()
-
-    def _scopes(self) -> Iterator[bytes]:
-        scopes: Iterator[bytes] = self._redis.sscan_iter(self._key(b"scopes"))
-        return scopes
 
     def _key(self, name: bytes) -> bytes:
         return self._prefix + b":" + name
@@ -411,6 +460,13 @@ def _member(block: BlockId, replica_id: str) -> bytes:
 
 def _holder_name(holder: str) -> bytes:
     return hashlib.sha256(holder.encode()).digest()[:_HOLDER]
+
+
+def _score(entry: Entry) -> int:
+    """What a record is ordered by: the lowest goes first where there is no room."""
+    if entry.expires_ms != KEPT_MS:
+        return entry.expires_ms
+    return KEPT_MS - min(entry.position, _POSITIONS - 1)
 
 
 def _is_kept(value: bytes) -> bool:

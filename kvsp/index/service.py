@@ -12,11 +12,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from kvsp.index.answers import Explanation, KeyList, Lookup, MissReason, Published
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import KEPT_MS, Entry, Replica, ReplicaStore, StoreFull
 from kvsp.index.stored import answer_form, brief_record, is_whole, order_of, stored_form
@@ -76,105 +76,6 @@ class IndexLimits:
     """Of a Compatibility Descriptor: all that are stored are kept for good."""
 
     http_loopback: bool = False
-
-
-class Published(NamedTuple):
-    """`created` is False for a refresh; `ttl_ms` is what was granted."""
-
-    created: bool
-    ttl_ms: int
-
-
-class MissReason(StrEnum):
-    """Why a lookup stops at a key."""
-
-    UNKNOWN_KEY = "unknown-key"
-    OTHER_COMPAT = "other-compat"
-    EXPIRED = "expired"
-    UNAUTHORIZED = "unauthorized"
-    HOLDER_DOWN = "holder-down"
-    LAYERS_MISSING = "layers-missing"
-
-
-_ADVICE = {
-    MissReason.UNKNOWN_KEY: "no holder has published this block; was it computed in this scope?",
-    MissReason.OTHER_COMPAT: "the block is published under another Compatibility ID; compare "
-    "the descriptors",
-    MissReason.EXPIRED: "its records expired; do holders refresh them before their TTL ends?",
-    MissReason.UNAUTHORIZED: "the principal has no read access to this scope",
-    MissReason.HOLDER_DOWN: "every holder of the block stopped reporting its status",
-    MissReason.LAYERS_MISSING: "the replicas together do not hold every layer",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How far a lookup gets, and why it stops at `block_key`; both None for a full match."""
-
-    matched: int
-    block_key: bytes | None = None
-    reason: MissReason | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "matched": self.matched,
-            "block_key": None if self.block_key is None else self.block_key.hex(),
-            "reason": self.reason,
-            "detail": None if self.reason is None else _ADVICE[self.reason],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The answer to a lookup: the matched keys with the stored form of their replicas."""
-
-    keys: Sequence[bytes]
-    replicas: Sequence[Sequence[Replica]]
-    now_ms: int
-    targets: Sequence[TargetEstimate] | None = None
-
-    def to_json(self) -> bytes:
-        """The `LookupResponse`, spliced from records as they were stored."""
-        tree: dict[str, Any] = {
-            "matched": len(self.keys),
-            "blocks": [
-                {
-                    "block_key": key.hex(),
-                    "replicas": [answer_form(r, self.now_ms) for r in replicas],
-                }
-                for key, replicas in zip(self.keys, self.replicas, strict=True)
-            ],
-        }
-        if self.targets is not None:
-            tree["targets"] = [estimate.to_dict() for estimate in self.targets]
-        return msgspec.json.encode(tree)
-
-    def records(self) -> list[list[ReplicaRecord]]:
-        """The replicas of each matched key, without their layer digests."""
-        return [[brief_record(r, self.now_ms) for r in replicas] for replicas in self.replicas]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyList:
-    """A part of the list of Block Keys, with the stored form of their replicas."""
-
-    keys: Sequence[bytes]
-    replicas: Sequence[Sequence[Replica]]
-    now_ms: int
-    next: bytes | None
-
-    def records(self) -> list[list[ReplicaRecord]]:
-        """The replicas of each key, without their layer digests."""
-        return [[brief_record(r, self.now_ms) for r in replicas] for replicas in self.replicas]
-
-    def to_json(self) -> bytes:
-        """`{"blocks": […], "next": …}` with records that lack their layer digests."""
-        blocks = [
-            {"block_key": key.hex(), "replicas": [record.to_dict() for record in records]}
-            for key, records in zip(self.keys, self.records(), strict=True)
-        ]
-        following = None if self.next is None else self.next.hex()
-        return msgspec.json.encode({"blocks": blocks, "next": following})
 
 
 class IndexService:
@@ -436,27 +337,22 @@ class IndexService:
         Stops at the first key whose unexpired replicas do not together hold every layer.
         Raises Problem `kvsp-forbidden`, `kvsp-too-large`.
         """
+        looking = self.looking(principal, request, now_ms)
+        while looking.step():
+            pass
+        return looking.answer()
+
+    def looking(self, principal: Principal, request: LookupRequest, now_ms: int) -> Looking:
+        """A lookup that has not begun. Raises as `lookup`."""
         self._check_size(request)
         principal.require(request.scope_id, READ)
-        matched: list[list[Replica]] = []
-        octets = 0
-        for first in range(0, len(request.block_keys), self.limits.lookup_batch):
-            part = request.block_keys[first : first + self.limits.lookup_batch]
-            found = self._leading(request, part, now_ms)
-            matched += found
-            octets += sum(len(replica.data) for replicas in found for replica in replicas)
-            if octets > self.limits.answer_octets:
-                raise _too_large("the answer", self.limits.answer_octets)
-            if len(found) < len(part):
-                break
+        return Looking(self, request, now_ms)
+
+    def looked(self, request: LookupRequest, matched: int) -> None:
+        """A lookup has ended."""
         self._count("lookups", 1)
         self._count("keys_asked", len(request.block_keys))
-        self._count("keys_matched", len(matched))
-        keys = request.block_keys[: len(matched)]
-        answer = Lookup(keys, matched, now_ms)
-        if request.targets is None:
-            return answer
-        return Lookup(keys, matched, now_ms, self._estimates(request, answer, now_ms))
+        self._count("keys_matched", matched)
 
     def _check_size(self, request: LookupRequest) -> None:
         keys, targets = len(request.block_keys), len(request.targets or ())
@@ -468,7 +364,7 @@ class IndexService:
             if size > limit:
                 raise _too_large(what, limit)
 
-    def _leading(
+    def leading(
         self, request: LookupRequest, keys: Sequence[bytes], now_ms: int
     ) -> list[list[Replica]]:
         found = self.store.get(request.scope_id, request.compat_id, keys, now_ms)
@@ -498,10 +394,14 @@ class IndexService:
             return False
         return covers((brief_record(replica, now_ms) for replica in replicas), descriptor.layers)
 
-    def _estimates(
-        self, request: LookupRequest, answer: Lookup, now_ms: int
+    def estimates(
+        self,
+        request: LookupRequest,
+        answer: Lookup,
+        descriptor: Descriptor | None,
+        now_ms: int,
     ) -> list[TargetEstimate]:
-        descriptor = self.descriptor(request.compat_id)
+        """What fetching and recomputing costs each target."""
         records = answer.records()
         return [
             self._estimate(self.board.get(target, now_ms), target, records, descriptor)
@@ -568,6 +468,45 @@ class IndexService:
         ]
 
 
+class Looking:
+    """A lookup that goes on step by step, so that others have their turn between."""
+
+    def __init__(self, service: IndexService, request: LookupRequest, now_ms: int) -> None:
+        self._service = service
+        self._request = request
+        self._now_ms = now_ms
+        self._matched: list[list[Replica]] = []
+        self._octets = 0
+        self._descriptor: Descriptor | None = None
+
+    def step(self) -> bool:
+        """Ask the store for the next keys; whether there is another step. Raises Problem
+        `kvsp-too-large`."""
+        service, request, at = self._service, self._request, len(self._matched)
+        if not at and request.targets is not None:
+            self._descriptor = service.descriptor(request.compat_id)
+        part = request.block_keys[at : at + service.limits.lookup_batch]
+        found = service.leading(request, part, self._now_ms) if part else []
+        self._matched += found
+        self._octets += sum(len(replica.data) for replicas in found for replica in replicas)
+        if self._octets > service.limits.answer_octets:
+            raise _too_large("the answer", service.limits.answer_octets)
+        if len(found) == len(part) and len(self._matched) < len(request.block_keys):
+            return True
+        service.looked(request, len(self._matched))
+        return False
+
+    def answer(self) -> Lookup:
+        """What was found: asks the store for nothing."""
+        request, now_ms = self._request, self._now_ms
+        keys = request.block_keys[: len(self._matched)]
+        answer = Lookup(keys, self._matched, now_ms)
+        if request.targets is None:
+            return answer
+        estimates = self._service.estimates(request, answer, self._descriptor, now_ms)
+        return Lookup(keys, self._matched, now_ms, estimates)
+
+
 def _entry(record: ReplicaRecord, descriptor: Descriptor | None, expires_ms: int) -> Entry:
     """Raises Problem `kvsp-compat-unknown`."""
     if descriptor is None:
@@ -576,7 +515,8 @@ def _entry(record: ReplicaRecord, descriptor: Descriptor | None, expires_ms: int
             f"PUT the descriptor to compat/{record.compat_id.hex()} before its replicas",
         )
     data = stored_form(record, descriptor)
-    return Entry(record.block, record.replica_id, record.holder, expires_ms, data)
+    position = record.position or 0
+    return Entry(record.block, record.replica_id, record.holder, expires_ms, data, position)
 
 
 def withdrawn_meanwhile() -> Problem:
@@ -586,7 +526,7 @@ def withdrawn_meanwhile() -> Problem:
 
 def _refusal(problem: Problem) -> dict[str, Any]:
     """The result of a record that was not taken."""
-    return {"problem": problem.name, "detail": problem.detail}
+    return {"problem": problem.name, "status": problem.status, "detail": problem.detail}
 
 
 def _too_large(what: str, limit: int, things: str = "keys") -> Problem:

@@ -7,12 +7,14 @@ of records.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 from kvsp.index.store import (
     KEPT_MS,
@@ -29,7 +31,7 @@ from kvsp.names.uris import BlockId
 
 logger = logging.getLogger("kvsp.index")
 
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
 CREATE TABLE scopes (id INTEGER PRIMARY KEY, scope_id BLOB NOT NULL UNIQUE);
 CREATE TABLE compats (id INTEGER PRIMARY KEY, compat_id BLOB NOT NULL UNIQUE);
@@ -40,18 +42,23 @@ CREATE TABLE IF NOT EXISTS descriptors (compat_id BLOB PRIMARY KEY, text BLOB NO
 CREATE TABLE replicas (
   id INTEGER PRIMARY KEY, scope INTEGER NOT NULL, block_key BLOB NOT NULL,
   compat INTEGER NOT NULL, replica_id TEXT NOT NULL, holder INTEGER NOT NULL,
-  expires_ms INTEGER NOT NULL, data BLOB NOT NULL
+  expires_ms INTEGER NOT NULL, position INTEGER NOT NULL, data BLOB NOT NULL
 );
 CREATE UNIQUE INDEX by_block ON replicas (scope, block_key, compat, replica_id);
-CREATE INDEX by_expiry ON replicas (scope, expires_ms);
+CREATE INDEX by_expiry ON replicas (scope, expires_ms, position DESC);
 CREATE INDEX by_holder ON replicas (holder, scope, expires_ms);
 """
+_BY_END = f"CREATE INDEX by_end ON replicas (expires_ms) WHERE expires_ms < {KEPT_MS}"
+"""Of all scopes; records that are kept end with their holder."""
 _OF_BEFORE = "".join(
     f"DROP TABLE IF EXISTS {table};" for table in ("scopes", "compats", "holders", "replicas")
 )
 """Records of an older version come again from their holders; descriptors stay."""
 _KEYS_PER_QUERY = 512
 _ROWS_PER_DELETE = 4096
+_SLACK = 1000
+"""When all scopes together are full, one of so many records goes at once: looking for the largest
+scope costs as much as there are scopes."""
 _INTERNED = 65_536
 
 
@@ -75,8 +82,7 @@ class SqliteStore:
         self.damaged = 0
         """Times that the file was damaged, was set aside and the store began anew."""
 
-        self._evicted = 0
-        self._expired = 0
+        self._totals = {"records": 0, "evicted": 0, "expired": 0}
         self._ids: dict[tuple[str, bytes | str], int] = {}
         self._cache_octets = cache_octets
         self._counts: Counter[int] = Counter()
@@ -88,8 +94,12 @@ class SqliteStore:
         self._alive: dict[int, int] = {}
         """Until when the kept records of each holder live."""
 
-        self._changes: list[tuple[Counter[int], int, int]] = []
-        """What a transaction has counted, to be taken back with it."""
+        self._ends: list[tuple[int, int]] = []
+        """The same as a heap, some of them ends of before."""
+
+        self._changes: list[tuple[dict[Any, int], Any, int | None]] = []
+        """What a transaction changed of these, and what was there before: to be taken back with
+        it."""
 
         try:
             self._open(self._path)
@@ -144,7 +154,10 @@ class SqliteStore:
             )
             self._kept = Counter(dict(rows.fetchall()))
             rows = self._db.execute("SELECT id, alive_ms FROM holders WHERE alive_ms > 0")
-            self._alive = dict(rows.fetchall())
+            # of one that was never kept alive, as after a crash before that, there are some, too
+            self._alive = dict.fromkeys(self._kept, 0) | dict(rows.fetchall())
+            self._ends = _heap(self._alive)
+            self._totals["records"] = self._counts.total()
         except BaseException:
             self._db.close()
             raise
@@ -159,7 +172,8 @@ class SqliteStore:
         db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version < _VERSION:
-            db.executescript(f"BEGIN;{_OF_BEFORE}{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
+            made = f"{_SCHEMA}{_BY_END};PRAGMA user_version = {_VERSION};"
+            db.executescript(f"BEGIN;{_OF_BEFORE}{made}COMMIT;")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"written by another version ({version})")
         # names that no record uses any more are not kept from run to run
@@ -172,8 +186,9 @@ class SqliteStore:
             fresh = [self._put(entry, now_ms) for entry in entries]
             for scope in {self._id("scopes", "scope_id", e.block.scope_id) for e in entries}:
                 self._evict(scope, self._counts[scope] - self.limits.records_per_scope)
-            while (excess := self._counts.total() - self.limits.records) > 0:
+            while (excess := self._totals["records"] - self.limits.records) > 0:
                 largest = max(self._counts, key=lambda scope: self._counts[scope])
+                excess = max(excess, self.limits.records // _SLACK)
                 self._evict(largest, min(excess, _ROWS_PER_DELETE))
         return fresh
 
@@ -182,8 +197,9 @@ class SqliteStore:
         scope = self._id("scopes", "scope_id", block.scope_id)
         compat = self._id("compats", "compat_id", block.compat_id)
         holder = self._id("holders", "uri", entry.holder)
-        if entry.expires_ms == KEPT_MS:
-            self._alive.setdefault(holder, now_ms)
+        if entry.expires_ms == KEPT_MS and holder not in self._alive:
+            self._set(self._alive, holder, now_ms)
+            heapq.heappush(self._ends, (now_ms, holder))
         found = self._db.execute(
             "SELECT id, expires_ms, holder FROM replicas"
             " WHERE scope = ? AND block_key = ? AND compat = ? AND replica_id = ?",
@@ -191,16 +207,17 @@ class SqliteStore:
         ).fetchone()
         if found is not None:
             self._db.execute(
-                "UPDATE replicas SET holder = ?, expires_ms = ?, data = ? WHERE id = ?",
-                (holder, entry.expires_ms, entry.data, found[0]),
+                "UPDATE replicas SET holder = ?, expires_ms = ?, position = ?, data = ?"
+                " WHERE id = ?",
+                (holder, entry.expires_ms, entry.position, entry.data, found[0]),
             )
             self._count_kept(found[2], found[1], -1)
             self._count_kept(holder, entry.expires_ms, 1)
             return self._ends_ms(found[2], found[1]) <= now_ms
         self._make_room(scope, block.block_key, compat)
         self._db.execute(
-            "INSERT INTO replicas (scope, block_key, compat, replica_id, holder, expires_ms, data)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO replicas (scope, block_key, compat, replica_id, holder, expires_ms,"
+            " position, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 scope,
                 block.block_key,
@@ -208,10 +225,11 @@ class SqliteStore:
                 entry.replica_id,
                 holder,
                 entry.expires_ms,
+                entry.position,
                 entry.data,
             ),
         )
-        self._count(self._counts, scope, 1)
+        self._count_records(scope, 1)
         self._count_kept(holder, entry.expires_ms, 1)
         return True
 
@@ -223,11 +241,20 @@ class SqliteStore:
         if expires_ms == KEPT_MS:
             self._count(self._kept, holder, change)
 
+    def _count_records(self, scope: int, change: int) -> None:
+        self._count(self._counts, scope, change)
+        self._add("records", change)
+
+    def _add(self, name: str, change: int) -> None:
+        self._set(self._totals, name, self._totals[name] + change)
+
     def _count(self, counter: Counter[int], key: int, change: int) -> None:
-        self._changes.append((counter, key, change))
-        counter[key] += change
-        if not counter[key]:
-            del counter[key]
+        self._set(counter, key, counter[key] + change or None)
+
+    def _set(self, numbers: dict[Any, int], key: Any, value: int | None) -> None:
+        """Have a number, None for none, until the transaction is taken back."""
+        self._changes.append((numbers, key, numbers.get(key)))
+        _put_number(numbers, key, value)
 
     def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
         number = self._id("holders", "uri", holder, create=False)
@@ -235,7 +262,9 @@ class SqliteStore:
             return 0
         with self._transaction():
             self._db.execute("UPDATE holders SET alive_ms = ? WHERE id = ?", (expires_ms, number))
-        self._alive[number] = expires_ms
+            if expires_ms < self._alive.get(number, KEPT_MS):
+                heapq.heappush(self._ends, (expires_ms, number))
+            self._set(self._alive, number, expires_ms)
         return self._kept[number]
 
     def _make_room(self, scope: int, block_key: bytes, compat: int) -> None:
@@ -250,14 +279,18 @@ class SqliteStore:
                 f"id IN (SELECT id FROM replicas WHERE {where} ORDER BY expires_ms LIMIT ?)",
                 (*block, count - self.limits.replicas_per_block + 1),
             )
-            self._evicted += removed
+            self._add("evicted", removed)
 
     def _evict(self, scope: int, excess: int) -> None:
+        """Those that end first go; of those that are kept, the last blocks of prompts: the first
+        ones are of use without them."""
         if excess > 0:
-            self._evicted += self._delete(
-                "id IN (SELECT id FROM replicas WHERE scope = ? ORDER BY expires_ms LIMIT ?)",
+            removed = self._delete(
+                "id IN (SELECT id FROM replicas INDEXED BY by_expiry WHERE scope = ?"
+                " ORDER BY expires_ms, position DESC LIMIT ?)",
                 (scope, excess),
             )
+            self._add("evicted", removed)
 
     def get(
         self, scope_id: bytes, compat_id: bytes, keys: Sequence[bytes], now_ms: int
@@ -335,25 +368,33 @@ class SqliteStore:
     def expire(self, now_ms: int, limit: int) -> int:
         removed, ended_ms = 0, now_ms - self.limits.linger_ms
         with self._transaction():
-            for scope in list(self._counts):
-                if removed >= limit:
-                    break
+            removed += self._delete(
+                "id IN (SELECT id FROM replicas INDEXED BY by_end"
+                f" WHERE expires_ms <= ? AND expires_ms < {KEPT_MS} LIMIT ?)",
+                (ended_ms, limit),
+            )
+            while removed < limit and (holder := self._ended_holder(ended_ms)) is not None:
                 removed += self._delete(
-                    "id IN (SELECT id FROM replicas WHERE scope = ? AND expires_ms <= ? LIMIT ?)",
-                    (scope, ended_ms, limit - removed),
+                    "id IN (SELECT id FROM replicas WHERE holder = ? AND expires_ms = ? LIMIT ?)",
+                    (holder, KEPT_MS, limit - removed),
                 )
-            # of one that was never kept alive, as after a crash before that, there are records, too
-            for holder in {*self._alive, *self._kept}:
-                if self._alive.get(holder, 0) <= ended_ms and removed < limit:
-                    removed += self._delete(
-                        "id IN (SELECT id FROM replicas"
-                        " WHERE holder = ? AND expires_ms = ? LIMIT ?)",
-                        (holder, KEPT_MS, limit - removed),
-                    )
-                    if not self._kept[holder]:
-                        self._alive.pop(holder, None)
-        self._expired += removed
+                if not self._kept[holder]:
+                    self._set(self._alive, holder, None)
+            self._add("expired", removed)
         return removed
+
+    def _ended_holder(self, ended_ms: int) -> int | None:
+        """A holder that was last kept alive until then."""
+        while self._ends and self._ends[0][0] <= ended_ms:
+            holder = self._ends[0][1]
+            alive_ms = self._alive.get(holder)
+            if alive_ms is None:
+                heapq.heappop(self._ends)
+            elif alive_ms <= ended_ms:
+                return holder
+            else:
+                heapq.heapreplace(self._ends, (alive_ms, holder))
+        return None
 
     def traces(self, scope_id: bytes, block_key: bytes) -> list[tuple[bytes, Replica]]:
         scope = self._id("scopes", "scope_id", scope_id, create=False)
@@ -399,7 +440,7 @@ class SqliteStore:
         return None if row is None else bytes(row[0])
 
     def counts(self) -> StoreCounts:
-        return StoreCounts(self._counts.total(), self._evicted, self._expired)
+        return StoreCounts(**self._totals)
 
     def close(self) -> None:
         self._db.close()
@@ -432,7 +473,7 @@ class SqliteStore:
         ) as rows:
             for scope, holder, expires_ms in rows:
                 removed += 1
-                self._count(self._counts, scope, -1)
+                self._count_records(scope, -1)
                 self._count_kept(holder, expires_ms, -1)
         return removed
 
@@ -443,14 +484,16 @@ class SqliteStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
+                # nothing of it is filed, also when it is the COMMIT that failed
                 with suppress(sqlite3.Error):  # a damaged file may have ended it
                     self._db.execute("ROLLBACK")
-                for counter, key, change in self._changes:
-                    counter[key] -= change
+                for numbers, key, before in reversed(self._changes):
+                    _put_number(numbers, key, before)
+                self._ends = _heap(self._alive)
                 self._ids.clear()
                 raise
-            self._db.execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -463,6 +506,19 @@ class SqliteStore:
                     f"{self._path} was damaged; the index has started empty"
                 ) from error
             raise StoreError(f"{self._path}: {error}") from error
+
+
+def _put_number(numbers: dict[Any, int], key: Any, value: int | None) -> None:
+    if value is None:
+        numbers.pop(key, None)
+    else:
+        numbers[key] = value
+
+
+def _heap(alive: dict[int, int]) -> list[tuple[int, int]]:
+    ends = [(ends_ms, holder) for holder, ends_ms in alive.items()]
+    heapq.heapify(ends)
+    return ends
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -36,6 +36,8 @@ class Entry:
     holder: str
     expires_ms: int
     data: bytes
+    position: int = 0
+    """Blocks before it in its prompt, as its holder says."""
 
 
 class Replica(NamedTuple):
@@ -48,8 +50,8 @@ class Replica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of a store. Where one is full the records that expire first go, and are counted
-    as evicted."""
+    """Bounds of a store. Where one is full the records that expire first go, of those that live
+    with their holder the last blocks of prompts, and are counted as evicted."""
 
     records_per_scope: Count = 1_000_000
     """Records of one scope."""
@@ -161,7 +163,7 @@ class ReplicaStore(Protocol):
         ...
 
     def counts(self) -> StoreCounts:
-        """The store's numbers."""
+        """The store's numbers; with very many scopes `records` may be that of a moment ago."""
         ...
 
     def close(self) -> None:

@@ -343,28 +343,19 @@ class InstanceService(Service):
         call.principal.require(scope_id, READ)
         after = b"" if call.query("after") is None else _hex_parameter(call, "after", HASH_OCTETS)
         limit = _number(call, "limit", _PAGE, 1, 10 * _PAGE)
-        keys = sorted(
-            block.block_key
-            for block in self._here()
-            if (block.compat_id, block.scope_id) == (compat_id, scope_id)
-            and block.block_key > after
-        )
-        page = keys[:limit]
+        page, more = self.shell.inventory.keys(compat_id, scope_id, after, limit)
         return json_response(
             {
                 "entries": [
                     {"block_key": key.hex(), "size": self.shell.loader.block_octets} for key in page
                 ],
-                "next": page[-1].hex() if len(keys) > limit else None,
+                "next": page[-1].hex() if more else None,
             }
         )
 
-    def _here(self) -> set[BlockId]:
-        """Every block in the engine's memory or the own store."""
-        return {*self._agent.pool, *self.shell.loader.holder.store.blocks()}
-
     def _cached(self) -> tuple[int, int]:
-        blocks = len(self._here())
+        """Blocks in the engine's memory or the own store, and their octets."""
+        blocks = len(self.shell.inventory)
         return blocks, blocks * self.shell.loader.block_octets
 
     def _found(self, request: LookupRequest) -> Found:

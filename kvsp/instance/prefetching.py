@@ -9,9 +9,12 @@ from functools import partial
 
 from kvsp.holder.uninterrupted import to_the_end
 from kvsp.instance.core.agent import Agent
-from kvsp.instance.core.directives import CAPACITY, TIMEOUT, Loading
+from kvsp.instance.core.directives import TIMEOUT, Loading
+from kvsp.instance.engines.engine import KvBlock
 from kvsp.instance.kept_directives import KeptDirective, KeptDirectives
-from kvsp.instance.loading import BlockLoader, LoadError
+from kvsp.instance.loading.fetchers import LoadError
+from kvsp.instance.loading.loader import BlockLoader
+from kvsp.instance.loading.sources import Wanted
 from kvsp.instance.tasks import Tasks, logger
 from kvsp.locks import Locks
 from kvsp.names.uris import BlockId
@@ -26,7 +29,7 @@ def unix_ms() -> int:
 
 
 class Prefetcher:
-    """One task per directive; blocks of a directive one after the other."""
+    """One task per directive."""
 
     def __init__(
         self,
@@ -147,32 +150,35 @@ class Prefetcher:
 
     async def _load(self, loading: Loading) -> None:
         table, directive = self._agent.directives, loading.directive
-        reason: str | None = TIMEOUT
         user = f"directive {directive.directive}"
+
+        def came(block: BlockId, outcome: KvBlock | LoadError) -> None:
+            if isinstance(outcome, LoadError):
+                table.failed(loading, block.block_key, outcome.reason)
+            else:
+                table.loaded(loading, block.block_key)
+
+        wanted: list[Wanted] = []
+        for each in loading.missing:
+            block = BlockId(directive.compat_id, directive.scope_id, each.block_key)
+            # they are of one prompt, in its order
+            prior = wanted[-1].block.block_key if wanted else None
+            wanted.append(Wanted(block, each.sources, prior))
+        over = True
         try:
-            async with asyncio.timeout((loading.ends_ms - self._clock_ms()) / 1000):
-                for wanted in loading.missing:
-                    block = BlockId(directive.compat_id, directive.scope_id, wanted.block_key)
-                    try:
-                        await self._loader.load(
-                            block, wanted.sources, user, lease_ms=directive.lease_ms
-                        )
-                    except LoadError as error:
-                        table.failed(loading, wanted.block_key, error.reason)
-                        if error.reason == CAPACITY:
-                            # the prefix ends here: no later block is of use
-                            reason = CAPACITY
-                            break
-                    else:
-                        table.loaded(loading, wanted.block_key)
-        except TimeoutError:
-            reason = TIMEOUT
+            await self._loader.load(
+                wanted,
+                user,
+                came,
+                seconds=(loading.ends_ms - self._clock_ms()) / 1000,
+                lease_ms=directive.lease_ms,
+            )
         except asyncio.CancelledError:
-            reason = None  # it is not over: the next process goes on with it
+            over = False  # the next process goes on with it
             raise
         finally:
-            if reason is not None:
-                table.finish(loading, self._clock_ms(), reason)
+            if over:
+                table.finish(loading, self._clock_ms(), TIMEOUT)
             # from now on they stay as others do: as long as there is room
             self._agent.pool.unpin_all(user)
 

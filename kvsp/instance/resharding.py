@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.directives import TIMEOUT
 from kvsp.instance.core.moves import MemberState
 from kvsp.instance.core.shards import Member, blocks_of, fetches
-from kvsp.instance.loading import BlockLoader, LoadError
+from kvsp.instance.engines.engine import KvBlock
+from kvsp.instance.loading.fetchers import LoadError
+from kvsp.instance.loading.loader import BlockLoader
+from kvsp.instance.loading.sources import Wanted
 from kvsp.instance.tasks import Tasks
 from kvsp.names.codes import ReshardState
 from kvsp.names.uris import BlockId
@@ -48,18 +51,11 @@ class Resharder:
         if member.state is MemberState.PREPARED:
             return member.answer(plan.to_version, ReshardState.PREPARED)
         done = False
-        at = plan.fetch[0].tokens if plan.fetch else range(0)
         try:
-            async with asyncio.timeout(plan.deadline_ms / 1000):
-                await self._keep(member, plan)
-                for fetch in fetches(plan):
-                    at = fetch.tokens
-                    await self._fetch(member, plan, fetch.block, fetch.source)
+            ends_ms = self._clock_ms() + plan.deadline_ms
+            await self._keep(member, plan)
+            await self._fetch(member, plan, (ends_ms - self._clock_ms()) / 1000)
             done = True
-        except TimeoutError:
-            raise _failed(at, "the deadline has passed") from None
-        except LoadError as error:
-            raise _failed(at, str(error)) from None
         finally:
             if not done and member.plan is plan:
                 self._let_go(plan.map, self._agent.shards.failed(member))
@@ -67,25 +63,57 @@ class Resharder:
 
     async def _keep(self, member: Member, plan: ReshardPlan) -> None:
         """Hold on to what is retained and, for the others until the commit, released."""
-        retained = blocks_of(plan, plan.retain)
-        for block in sorted(member.held):
-            try:
-                await self._loader.load(block, (), _owner(plan.map), publish=False)
-            except LoadError:
-                if block in retained:
-                    raise
-
-    async def _fetch(self, member: Member, plan: ReshardPlan, block: BlockId, source: str) -> None:
-        fresh = block not in self._agent.pool
-        await self._loader.load(
-            block, (source,), _owner(plan.map), lease_ms=plan.deadline_ms, publish=False
+        failures = await self._load(
+            plan, [Wanted(block) for block in sorted(member.held)], plan.deadline_ms / 1000
         )
+        for block in sorted(blocks_of(plan, plan.retain)):
+            if block in failures:
+                at = plan.fetch[0].tokens if plan.fetch else range(0)
+                raise _failed(at, failures[block])
+
+    async def _fetch(self, member: Member, plan: ReshardPlan, seconds: float) -> None:
+        parts = fetches(plan)
+        fresh = {part.block for part in parts if part.block not in self._agent.pool}
+
+        def there(block: BlockId) -> None:
+            if member.plan is not plan:  # aborted meanwhile
+                self._let_go(plan.map, {block} if block in fresh else ())
+            elif block in fresh:
+                member.fetched.add(block)
+
+        wanted = [Wanted(part.block, (part.source,)) for part in parts]
+        failures = await self._load(plan, wanted, seconds, there)
         if member.plan is not plan:
-            # aborted meanwhile
-            self._let_go(plan.map, {block} if fresh else ())
             raise Problem(ProblemName.MAP_VERSION, "the plan was aborted", version=member.version)
-        if fresh:
-            member.fetched.add(block)
+        for part in parts:
+            if part.block in failures:
+                raise _failed(part.tokens, failures[part.block])
+
+    async def _load(
+        self,
+        plan: ReshardPlan,
+        wanted: Sequence[Wanted],
+        seconds: float,
+        there: Callable[[BlockId], None] = lambda block: None,
+    ) -> dict[BlockId, LoadError]:
+        """Load blocks for a plan; why those that are not there are not."""
+        failures: dict[BlockId, LoadError] = {}
+
+        def came(block: BlockId, outcome: KvBlock | LoadError) -> None:
+            if isinstance(outcome, LoadError):
+                failures[block] = outcome
+            else:
+                there(block)
+
+        await self._loader.load(
+            wanted,
+            _owner(plan.map),
+            came,
+            seconds=seconds,
+            lease_ms=plan.deadline_ms,
+            publish=False,
+        )
+        return failures
 
     def _let_go(self, name: str, blocks: Iterable[BlockId]) -> None:
         """Give the memory of blocks back now, and their replicas after the withdrawal."""
@@ -124,7 +152,8 @@ def _owner(name: str) -> str:
     return f"map {name}"
 
 
-def _failed(tokens: range, why: str) -> Problem:
+def _failed(tokens: range, error: LoadError) -> Problem:
+    why = "the deadline has passed" if error.reason == TIMEOUT else str(error)
     return Problem(
         ProblemName.RESHARD_FAILED,
         f"tokens {tokens.start} to {tokens.stop} could not be loaded ({why}); the member keeps "

@@ -18,12 +18,15 @@ from typing import Any, Final, Protocol, TypeVar
 from kvsp.client.errors import ClientError
 from kvsp.instance.callers import PlacementCaller, PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.directives import TIMEOUT
 from kvsp.instance.core.moves import ServingState
 from kvsp.instance.core.sessions import Serving, StartSession
 from kvsp.instance.engines.engine import Context, Engine, KvBlock
-from kvsp.instance.loading import BlockLoader, LoadError
+from kvsp.instance.loading.fetchers import LoadError
+from kvsp.instance.loading.loader import BlockLoader
+from kvsp.instance.loading.sources import Wanted
 from kvsp.instance.tasks import Tasks, logger
-from kvsp.names.codes import NAMESPACE_FRAGMENT, DecodeErrorName
+from kvsp.names.codes import DecodeErrorName
 from kvsp.names.prefix import usable_blocks
 from kvsp.names.uris import BlockId
 from kvsp.records.problems import Problem, ProblemName
@@ -221,11 +224,7 @@ class SessionRunner:
         serving, agent = run.serving, self._agent
         if found is None:
             found = await self._find(serving, agent.limits.lookup_ms / 1000) or []
-        try:
-            async with asyncio.timeout(self._patience(serving)):
-                await self._attach(run, found)
-        except TimeoutError:
-            logger.warning("the cache of a session did not come in time; the rest is computed")
+        await self._attach(run, found)
         if not serving.live:
             self._leave(run)
             return
@@ -254,20 +253,36 @@ class SessionRunner:
         return min(longest, max(_LEAST_PATIENCE_S, 2 * computing))
 
     async def _attach(self, run: Run, found: Sequence[Sequence[ReplicaRecord]]) -> None:
-        """Load the leading blocks, up to the first that cannot be had."""
+        """Load the leading blocks, and attach them up to the first that cannot be had."""
         serving = run.serving
         length = serving.prompt_length + len(serving.generated)
         usable = usable_blocks(length, serving.block_tokens)
+        wanted: list[Wanted] = []
         for place, key in enumerate(serving.all_keys()[:usable]):
             replicas = found[place] if place < len(found) else ()
-            sources = [_source(record) for record in replicas]
-            try:
-                held = await self._loader.load(_block(serving, key), sources, run.user)
-            except LoadError:
+            if not replicas and not self._here(serving, key):
+                break
+            prior = wanted[-1].block.block_key if wanted else None
+            wanted.append(Wanted(_block(serving, key), replicas, prior))
+        came: dict[BlockId, KvBlock | LoadError] = {}
+        await self._loader.load(wanted, run.user, came.__setitem__, seconds=self._patience(serving))
+        for each in wanted:
+            held = came[each.block]
+            if isinstance(held, LoadError):
+                if held.reason == TIMEOUT:
+                    logger.warning(
+                        "the cache of a session did not come in time; the rest is computed"
+                    )
+                self._let_go_after(run, wanted, each)
                 return
             if not serving.live:
                 return
             await self._in_engine(partial(run.context.attach, held))
+
+    def _let_go_after(self, run: Run, wanted: Sequence[Wanted], last: Wanted) -> None:
+        """Blocks after one that is missing are of no use to a session."""
+        for each in wanted[wanted.index(last) :]:
+            self._agent.pool.unpin(each.block, run.user)
 
     async def _in_engine(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -333,7 +348,8 @@ class SessionRunner:
         keys = serving.all_keys()
         while run.published < complete:
             place = run.published
-            await self._loader.computed(_block(serving, keys[place]), run.made[place])
+            prior = keys[place - 1] if place else None
+            await self._loader.computed(_block(serving, keys[place]), run.made[place], prior)
             del run.made[place]
             run.published += 1
 
@@ -449,9 +465,3 @@ class SessionRunner:
 
 def _block(serving: Serving, key: bytes) -> BlockId:
     return BlockId(serving.descriptor.compat_id, serving.scope.scope_id, key)
-
-
-def _source(record: ReplicaRecord) -> str:
-    if record.moqt_namespace is None:
-        return record.holder
-    return f"{record.holder}#{NAMESPACE_FRAGMENT}{record.moqt_namespace}"

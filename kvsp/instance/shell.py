@@ -12,10 +12,12 @@ from kvsp.client.errors import ClientError
 from kvsp.holder.holder import Holder
 from kvsp.instance.callers import PlacementCaller
 from kvsp.instance.core.agent import Agent
+from kvsp.instance.core.inventory import Inventory
 from kvsp.instance.engines.engine import Engine
 from kvsp.instance.epochs import Epochs
 from kvsp.instance.kept_directives import KeptDirectives
-from kvsp.instance.loading import BlockLoader, Fetcher, HttpFetcher
+from kvsp.instance.loading.fetchers import Fetcher
+from kvsp.instance.loading.loader import BlockLoader
 from kvsp.instance.prefetching import Prefetcher
 from kvsp.instance.reporting import Reporter
 from kvsp.instance.resharding import Resharder
@@ -57,13 +59,14 @@ class InstanceShell:
         self.clock_ms = clock_ms
         self.client = client
         self.placement = placement
-        self._http = HttpFetcher(client)
+        self.inventory = Inventory()
+        agent.pool.watch = holder.store.watch = self.inventory.change
         self._given_links = tuple(links)
         self.loader = BlockLoader(
             engine.descriptor,
             agent.pool,
             holder,
-            (*fetchers, self._http),
+            fetchers,
             base_uri=agent.base_uri,
             client=client,
             export_to=export_to,
@@ -93,7 +96,7 @@ class InstanceShell:
     @property
     def links(self) -> list[Link]:
         """What is known of the links to holders; what was measured comes first."""
-        known = {link.holder: link for link in (*self._given_links, *self._http.links)}
+        known = {link.holder: link for link in (*self._given_links, *self.client.links)}
         return list(known.values())
 
     def status(self) -> InstanceStatus:
@@ -114,7 +117,7 @@ class InstanceShell:
         await self.sessions.idle()
 
     async def stop(self) -> None:
-        for part in (self._tasks, self.prefetcher, self.resharder, self.sessions):
+        for part in (self._tasks, self.prefetcher, self.resharder, self.sessions, self.loader):
             await part.stop()
         await self.placement.close()
         await self.client.close()

@@ -44,6 +44,8 @@ CONTAINER_MAGIC = b"KVB1"
 CONTAINER_VERSION = 1
 JSON_MEDIA_TYPE = "application/kvsp+json"
 BLOCK_MEDIA_TYPE = "application/kvsp-block"
+PRIOR_FIELD = "Kvsp-Prior-Block"
+"""Ours: a field of a PUT of a block with the key of the block before it in its prompt."""
 NAMESPACE_TAG = b"kvcs-1"
 """First field of the Track Namespace of every KVCS publication."""
 

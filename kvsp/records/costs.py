@@ -33,9 +33,9 @@ def load_us(record: ReplicaRecord, mbit_per_s: float, layers: int) -> float:
     rate is 0.
     """
     if record.residency is None:
-        return _transfer_us(record.size, mbit_per_s)
+        return transfer_us(record.size, mbit_per_s)
     return sum(
-        _transfer_us(
+        transfer_us(
             record.size * len(entry.layers) / layers,
             mbit_per_s if entry.read_mbit_per_s is None else min(mbit_per_s, entry.read_mbit_per_s),
         )
@@ -43,7 +43,8 @@ def load_us(record: ReplicaRecord, mbit_per_s: float, layers: int) -> float:
     )
 
 
-def _transfer_us(octets: float, mbit_per_s: float) -> float:
+def transfer_us(octets: float, mbit_per_s: float) -> float:
+    """Time to send octets at a rate, in microseconds; infinite at rate 0."""
     # 1 Mbit/s is one bit per microsecond
     try:
         return 8 * octets / mbit_per_s

@@ -100,6 +100,8 @@ class ReplicaRecord(Record):
     layer_digests: Annotated[tuple[bytes, ...] | None, _KEYS] = None
     residency: Annotated[tuple[Residency, ...] | None, array(record(Residency), least=1)] = None
     moqt_namespace: Annotated[str | None, TEXT] = None
+    position: Annotated[int | None, integer(0)] = None
+    """Ours: blocks before it in its prompt, as far as the holder knows."""
 
     REQUIRED_WHEN: ClassVar = {
         "moqt_namespace": lambda tree: (
@@ -198,7 +200,8 @@ class KeptRecords(Record):
 @dataclass(frozen=True, slots=True)
 class KeptAnswer(Record):
     """`records` is how many of the holder live for `ttl_ms` now. `results` has an object for
-    each record sent: `created` for one that was taken, `problem` and `detail` for another."""
+    each record sent: `created` for one that was taken, `problem`, `status` and `detail` for
+    another."""
 
     ttl_ms: Annotated[int, _TTL]
     records: Annotated[int, _COUNT]

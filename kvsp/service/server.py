@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from kvsp.controller.shell import IndexCaller
     from kvsp.holder.app import HolderService
     from kvsp.holder.holder import Holder
-    from kvsp.holder.records.publishing import NoIndex, RecordPublisher
+    from kvsp.holder.records.index import NoIndex
+    from kvsp.holder.records.publishing import RecordPublisher
     from kvsp.holder.tiers.tiers import TierStorage
     from kvsp.index.app import IndexApp
     from kvsp.instance.app import InstanceService
     from kvsp.instance.engines.engine import Engine
-    from kvsp.instance.loading import Fetcher
+    from kvsp.instance.loading.fetchers import Fetcher
     from kvsp.service.peers import Peers
 
 logger = logging.getLogger("kvsp.server")
@@ -171,8 +172,9 @@ class Assembly:
         from kvsp.holder.app import HolderService
         from kvsp.holder.descriptors import Descriptors
         from kvsp.holder.holder import Holder, HolderSettings
+        from kvsp.holder.records.index import NoIndex
         from kvsp.holder.records.index_client import HttpIndexClient
-        from kvsp.holder.records.publishing import NoIndex, RecordPublisher
+        from kvsp.holder.records.publishing import RecordPublisher
 
         table, folder = self.settings.holder, self.settings.data_dir
         tiers = self._role_tiers() if role else self._instance_tiers()

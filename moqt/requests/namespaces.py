@@ -76,11 +76,15 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
         session: RequestHost,
         prefix: TrackNamespace,
         parameters: Parameters,
-        *,
         on_namespace: Callable[[TrackNamespace, bool], None],
         on_ended: Callable[[MoqtError | None], None],
+        on_full: Callable[[], None] | None = None,
     ) -> None:
+        """`on_full` is told of the first namespace beyond `max_namespaces_told`, and what is told
+        goes on without those; by default the request ends there."""
         super().__init__(session, SubscribeNamespace(-1, prefix, parameters))
+        self._on_full = on_full
+        self._full = False
         self.prefix = prefix
         self.namespaces: set[TrackNamespace] = set()
         self._on_namespace = on_namespace
@@ -98,6 +102,11 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
                     return
                 if len(self.namespaces) >= limit:
                     self.session.requests.at_limit("max_namespaces_told", limit)
+                    if self._on_full is not None:
+                        full, self._full = self._full, True
+                        if not full:
+                            self._on_full()
+                        return
                     raise RequestError(
                         RequestErrorCode.NAMESPACE_TOO_LARGE, f"more than {limit} namespaces"
                     )
@@ -107,6 +116,8 @@ class OutgoingSubscribeNamespace(OutgoingRequest):
             case NamespaceDone():
                 namespace = self.prefix + message.suffix
                 if namespace not in self.namespaces:
+                    if self._full:
+                        return  # one of those that were not kept
                     raise protocol_violation("NAMESPACE_DONE without NAMESPACE")
                 self.namespaces.remove(namespace)
                 self._on_namespace(namespace, False)

@@ -9,7 +9,14 @@ from moqt.quic.transport import Transport
 from moqt.values.codes import SessionErrorCode, SetupOptionType
 from moqt.values.config import SessionConfig
 from moqt.values.errors import SessionError
-from moqt.values.messages import AuthorizationToken, KeyValue, Properties, Setup, property_value
+from moqt.values.messages import (
+    AuthorizationToken,
+    KeyValue,
+    PeerRelay,
+    Properties,
+    Setup,
+    property_value,
+)
 from moqt.wire.codec import Codec
 
 IMPLEMENTATION = b"kvcs/0"
@@ -48,10 +55,14 @@ def setup_options(config: SessionConfig, transport: Transport) -> Properties:
     pairs.append(KeyValue(option.MAX_FILTER_RANGES, config.max_filter_ranges))
     pairs.append(KeyValue(option.MOQT_IMPLEMENTATION, IMPLEMENTATION))
     pairs.append(KeyValue(option.MAX_REQUEST_UPDATES, config.max_request_updates))
+    if config.relay_id is not None:
+        pairs.append(KeyValue(option.RELAY_ID, config.relay_id))
+    if config.first_hand:
+        pairs.append(KeyValue(option.FIRST_HAND, 1))
     if config.grease is not None:
         kind = 0x7F * config.grease + 0x9D
         pairs.append(KeyValue(kind, b"" if kind & 1 else 0))
-    return tuple(pairs)
+    return tuple(sorted(pairs, key=lambda pair: pair.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,7 @@ class PeerSetup:
     """From WebTransport's CONNECT or the AUTHORITY option; None when the peer named none."""
     path: str | None
     """As it was dialled, with its query."""
+    relay: PeerRelay | None
 
 
 def read_setup(setup: Setup, codec: Codec, transport: Transport) -> PeerSetup:
@@ -93,7 +105,15 @@ def read_setup(setup: Setup, codec: Codec, transport: Transport) -> PeerSetup:
         max_auth_token_cache_size=_number(options, SetupOptionType.MAX_AUTH_TOKEN_CACHE_SIZE),
         authority=transport.authority or _text(options, SetupOptionType.AUTHORITY),
         path=transport.path or _text(options, SetupOptionType.PATH),
+        relay=_relay(options),
     )
+
+
+def _relay(options: Properties) -> PeerRelay | None:
+    relay_id = property_value(options, SetupOptionType.RELAY_ID)
+    if not isinstance(relay_id, int):
+        return None
+    return PeerRelay(relay_id, bool(_number(options, SetupOptionType.FIRST_HAND)))
 
 
 def _text(options: Properties, kind: SetupOptionType) -> str | None:

@@ -257,6 +257,8 @@ class OpenRequests:
         if not isinstance(message, Request):
             raise protocol_violation(f"a request stream begins with {message.TYPE.name}")
         session, rules = self._session, self._session.rules
+        if message.parameters.relay_path is not None and session.config.relay_id is None:
+            raise protocol_violation("RELAY_PATH, which was not announced (RELAY_ID)")
         opening = OPENINGS[type(message)]
         stream = RequestStream(session, message.TYPE, requester=False, stream_id=stream_id)
         rules.use_request_id(message.request_id)

@@ -61,15 +61,14 @@ from moqt.values.messages import (
     Goaway,
     Message,
     Parameters,
+    PeerRelay,
     Setup,
 )
 from moqt.values.names import FullTrackName, TrackNamespace
 from moqt.values.states import move
 from moqt.values.tokens import Token
 from moqt.wire.codec import Codec, codec_for
-from moqt.wire.objects import (
-    StreamKind,
-)
+from moqt.wire.objects import StreamKind
 
 logger = logging.getLogger("moqt.session")
 
@@ -111,6 +110,8 @@ class Session:
         """At a server: what the client dialled, from SETUP or WebTransport's CONNECT; with the
         authority the path (without its query) is the scope in which track names are unique."""
         self.peer_tokens: tuple[Token, ...] = ()
+        self.peer_relay: PeerRelay | None = None
+        """The peer is a relay of this implementation."""
         self.goaway: Goaway | None = None
         self.closed: SessionClosed | None = None
         self.observers: list[Callable[[SessionClosed | None], None]] = []
@@ -198,12 +199,12 @@ class Session:
         *,
         on_namespace: Callable[[TrackNamespace, bool], None],
         on_ended: Callable[[MoqtError | None], None],
+        on_full: Callable[[], None] | None = None,
     ) -> OutgoingSubscribeNamespace:
         """SUBSCRIBE_NAMESPACE; `on_namespace(full namespace, present)` as they come and go."""
+        told, ended, full = on_namespace, on_ended, on_full
         return self.requests.submit(
-            OutgoingSubscribeNamespace(
-                self, prefix, parameters, on_namespace=on_namespace, on_ended=on_ended
-            )
+            OutgoingSubscribeNamespace(self, prefix, parameters, told, ended, full)
         )
 
     def track_status(
@@ -531,7 +532,7 @@ class Session:
             peer.max_auth_token_cache_size, map(self.codec.decode_token, self.config.setup_tokens)
         )
         self.rules.peer_max_filter_ranges = peer.max_filter_ranges
-        self.peer_max_request_updates = peer.max_request_updates
+        self.peer_max_request_updates, self.peer_relay = peer.max_request_updates, peer.relay
         self.move(SessionState.ESTABLISHED)
         self.clock.cancel(self._setup_deadline)
         self.handler.session_established(self)

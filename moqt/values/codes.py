@@ -61,6 +61,10 @@ class SetupOptionType(IntEnum):
     MAX_FILTER_RANGES = 0x06
     MOQT_IMPLEMENTATION = 0x07
     MAX_REQUEST_UPDATES = 0x08
+    RELAY_ID = 0x4B5700
+    """Of this implementation: who sends it is a relay, and understands RELAY_PATH."""
+    FIRST_HAND = 0x4B5702
+    """Of this implementation: a relay that wants what its peer has itself, nobody else asked."""
 
 
 class ParameterType(IntEnum):
@@ -84,6 +88,9 @@ class ParameterType(IntEnum):
     NEW_GROUP_REQUEST = 0x32
     TRACK_NAMESPACE_PREFIX = 0x34
     INCLUDE_PROPERTIES = 0x35
+    RELAY_PATH = 0x4B5705
+    """Of this implementation, where the peer's RELAY_ID has come: the relays that wait for the
+    answer."""
 
 
 class PropertyType(IntEnum):

@@ -45,6 +45,10 @@ class SessionConfig:
     kept of the headers of Objects that are not whole. Streams beyond are stopped."""
     send_budget: int = 256 * 1024
     """Octets kept unsent inside QUIC: enough to fill batches, little enough for priorities."""
+    relay_id: int | None = None
+    """Announced by a relay (RELAY_ID): requests among such relays say who waits for the answer."""
+    first_hand: bool = False
+    """Of a relay: the peer is to answer with what it has itself (FIRST_HAND)."""
     known_properties: frozenset[int] = frozenset()
     """Mandatory Track Properties (0x4000 to 0x7FFF) that the application understands."""
     grease: int | None = None

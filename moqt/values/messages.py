@@ -7,7 +7,7 @@ names are the draft's. `None` means absent.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from moqt.values.codes import (
     MAX_VI64,
@@ -166,9 +166,19 @@ class Parameters:
     new_group_request: int | None = None
     track_namespace_prefix: TrackNamespace | None = None
     include_properties: int | None = None
+    relay_path: tuple[int, ...] | None = None
 
 
 NO_PARAMETERS = Parameters()
+
+
+class PeerRelay(NamedTuple):
+    """A peer that is a relay, and understands RELAY_PATH."""
+
+    id: int
+    """Its name among relays; it chooses it itself."""
+    first_hand: bool
+    """It wants to be answered with what is here, and nobody else asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TypeGuard
 
@@ -44,15 +43,20 @@ class Downstream:
 
     def reads(self, session: Session) -> bool:
         """Whether `session` waits for the track, or is served."""
-        return any(session in kind for kind in self._sessions)
+        return any(session in kind.sessions for kind in self._kinds)
 
-    def only_of(self, sessions: Container[Session]) -> bool:
-        """Whether all who wait, or are served, are of `sessions`."""
-        return all(each in sessions for kind in self._sessions for each in kind)
+    def some(self, test: Callable[[Session], bool]) -> bool:
+        """Whether `test` holds for a session that waits, or is served; the first will do."""
+        return any(test(each) for kind in self._kinds for each in kind.sessions)
 
     @property
-    def _sessions(self) -> tuple[Counter[Session], ...]:
-        return self.waiting.sessions, self.requests.sessions, self.offers.sessions
+    def relays(self) -> frozenset[int]:
+        """The relays among them, and those that wait behind these."""
+        return frozenset(chain.from_iterable(kind.relays for kind in self._kinds))
+
+    @property
+    def _kinds(self) -> tuple[Readers[TrackRequest] | Readers[OutgoingPublish], ...]:
+        return self.waiting, self.requests, self.offers
 
     @property
     def listens(self) -> bool:

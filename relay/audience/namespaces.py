@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from moqt.requests import IncomingPublishNamespace, IncomingSubscribeNamespace, RequestState
@@ -13,8 +14,13 @@ from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.rights.policy import Action
 from relay.rights.refusals import Refusals
+from relay.sources.hops import is_one_of
 
 logger = logging.getLogger("relay")
+
+HELD_SECONDS = 3.0
+"""For which other relays are not told of a namespace that has lost a source here, and that upstream
+relays still tell of: in a circle they would go on to tell each other of what is gone."""
 
 
 @dataclass(slots=True)
@@ -25,15 +31,17 @@ class NamespaceEvents:
     """A local publisher has it: the first one, or one more."""
     withdrawn: list[Callable[[TrackNamespace], None]] = field(default_factory=list)
     """A local publisher has it no more; others may."""
+    told: list[Callable[[TrackNamespace], None]] = field(default_factory=list)
+    """Some source of it has come or gone."""
     listed: list[Callable[[Session, TrackNamespace, object, bool], None]] = field(
         default_factory=list
     )
     """A SUBSCRIBE_NAMESPACE for the prefix has come (True) or gone."""
-    await_upstream: Callable[[Session, TrackNamespace, Callable[[], None]], None] = (
-        lambda session, prefix, then: then()
+    awaited: list[Callable[[Session, TrackNamespace, Callable[[], None]], None]] = field(
+        default_factory=list
     )
-    """Calls `then`, perhaps more than once, when those upstream tell of what they know under the
-    prefix, or will not: a listing is accepted then, so that whoever asked can tell soon after
+    """Each calls `then`, perhaps more than once, when it tells of what it knows under the prefix,
+    or will not: a listing is accepted when all have, so that whoever asked can tell soon after
     REQUEST_OK that nothing more is there."""
 
 
@@ -57,13 +65,24 @@ class Namespaces:
         self.listings: dict[IncomingSubscribeNamespace, TrackNamespace] = {}
         """SUBSCRIBE_NAMESPACEs, with the prefix each is filed under."""
         self._published_by: dict[Session, int] = {}
+        self._held: dict[TrackNamespace, float] = {}
+        """Those that other relays are not told of, until when."""
+        self._now = 0.0
         self._by_prefix: PrefixMap[IncomingSubscribeNamespace] = PrefixMap()
 
-    def _sources(self, session: Session) -> tuple[PrefixMap[Any], ...]:
-        """Whose namespaces `session` is told of: an upstream relay's own are not its news."""
+    def _tells(self, session: Session, namespace: TrackNamespace) -> bool:
+        """Whether `session` is told of `namespace`: what an upstream relay told is not its news."""
+        if namespace in self.published or namespace in self.published_here:
+            return True
+        peer = session.peer_relay
         if session in self._refusals.trusted:
-            return (self.published, self.published_here)
-        return (self.published, self.published_here, self.remote)
+            return False
+        if peer is None:
+            return namespace in self.remote
+        if namespace in self._held:
+            return False
+        own = frozenset((peer.id,))
+        return any(not is_one_of(each, own) for each in self.remote.at(namespace))
 
     @property
     def tables(self) -> tuple[PrefixMap[Any], ...]:
@@ -107,7 +126,7 @@ class Namespaces:
         logger.info("%s is published no more", printable_namespace(namespace))
         for withdrawn in self.events.withdrawn:
             withdrawn(namespace)
-        self.tell(namespace)
+        self.tell(namespace, lost=True)
 
     def publishers(self, namespace: TrackNamespace) -> list[Session]:
         """The sessions to ask for a track of `namespace` (MOQT "Publisher Interactions").
@@ -131,7 +150,17 @@ class Namespaces:
         request.when_ended(lambda: self._unlist(request))
         prefix = request.prefix
         self._file(request)
-        self.events.await_upstream(session_of(request), prefix, lambda: self._accept(request))
+        left = set(range(len(self.events.awaited)))
+
+        def told(by: int) -> None:
+            left.discard(by)
+            if not left:
+                self._accept(request)
+
+        for number, wait in enumerate(self.events.awaited):
+            wait(session_of(request), prefix, partial(told, number))
+        if not left:
+            self._accept(request)
 
     def _accept(self, request: IncomingSubscribeNamespace) -> None:
         if request.state is not RequestState.PENDING:
@@ -159,16 +188,30 @@ class Namespaces:
                 listed(session_of(request), prefix, request, False)
 
     def _list(self, request: IncomingSubscribeNamespace) -> None:
+        session = session_of(request)
         found: dict[TrackNamespace, None] = {}
-        for known in self._sources(session_of(request)):
+        for known in (self.published, self.published_here, self.remote):
             found.update(dict.fromkeys(known.namespaces_under(request.prefix)))
         for namespace in found:
-            request.add(namespace)
+            if self._tells(session, namespace):
+                request.add(namespace)
 
-    def tell(self, namespace: TrackNamespace) -> None:
-        """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches, where it is new."""
+    def tick(self, now: float) -> None:
+        """Time has passed. Needed only where there are upstream relays."""
+        self._now = now
+        for namespace in [each for each, until in self._held.items() if now >= until]:
+            del self._held[namespace]
+            self.tell(namespace)
+
+    def tell(self, namespace: TrackNamespace, *, lost: bool = False) -> None:
+        """NAMESPACE or NAMESPACE_DONE to every session whose prefix matches, where it is new;
+        `lost`: one of its sources is gone."""
+        if lost and namespace in self.remote:
+            self._held[namespace] = self._now + HELD_SECONDS
+        for told in self.events.told:
+            told(namespace)
         for listing in list(self._by_prefix.above(namespace)):
-            if any(namespace in known for known in self._sources(session_of(listing))):
+            if self._tells(session_of(listing), namespace):
                 listing.add(namespace)
             else:
                 listing.remove(namespace)

@@ -54,7 +54,7 @@ class Offers:
         self.wanted: dict[IncomingSubscribeTracks, TrackNamespace] = {}
         """SUBSCRIBE_TRACKS, with the prefix each is filed under."""
         self.by_prefix: PrefixMap[IncomingSubscribeTracks] = PrefixMap()
-        self.on_wanted: Callable[[Session, TrackNamespace, object, bool], None] | None = None
+        self.on_wanted: list[Callable[[Session, TrackNamespace, object, bool], None]] = []
         """Told when a SUBSCRIBE_TRACKS for a prefix has come (True) or gone."""
 
     def subscribe(self, request: IncomingSubscribeTracks) -> None:
@@ -77,15 +77,15 @@ class Offers:
     def _file(self, request: IncomingSubscribeTracks) -> None:
         self.wanted[request] = request.prefix
         self.by_prefix.add(request.prefix, request)
-        if self.on_wanted is not None:
-            self.on_wanted(session_of(request), request.prefix, request, True)
+        for wanted in self.on_wanted:
+            wanted(session_of(request), request.prefix, request, True)
 
     def _forget(self, request: IncomingSubscribeTracks) -> None:
         prefix = self.wanted.pop(request, None)
         if prefix is not None:
             self.by_prefix.remove(prefix, request)
-            if self.on_wanted is not None:
-                self.on_wanted(session_of(request), prefix, request, False)
+            for wanted in self.on_wanted:
+                wanted(session_of(request), prefix, request, False)
 
     def _offer_all(self, request: IncomingSubscribeTracks) -> None:
         for track in self._tracks_under(request.prefix):

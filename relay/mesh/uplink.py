@@ -1,4 +1,4 @@
-"""A relay behind a relay: what is asked of, and told to, the one upstream. Sans-IO.
+"""A relay behind a relay: what is asked of, and told to, one upstream relay. Sans-IO.
 
 What no publisher here has is asked upstream: SUBSCRIBE, FETCH and TRACK_STATUS by
 `Relay.publishers`; namespaces and tracks by one SUBSCRIBE_NAMESPACE and SUBSCRIBE_TRACKS
@@ -9,6 +9,7 @@ interconnect is out of the draft's scope; only its ordinary requests are used he
 from __future__ import annotations
 
 import logging
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -20,6 +21,7 @@ from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.core import Relay
+from relay.sources.hops import is_one_of
 
 logger = logging.getLogger("relay")
 
@@ -28,6 +30,15 @@ UPSTREAM_PATIENCE = 0.5
 
 RETRY_SECONDS = 1.0
 """After which a prefix is asked for again that upstream still had another one overlap."""
+
+MOST_RETRY_SECONDS = 60.0
+"""Between two requests for a prefix that is refused again and again."""
+
+UNWANTED_SECONDS = 10.0
+"""For which a prefix that covers others is asked for when it is wanted no more."""
+
+FADING_SECONDS = 2.0
+"""For which the namespaces of a listing given up for another one are held: that tells them anew."""
 
 
 class Cancellable(Protocol):
@@ -45,8 +56,9 @@ Ended = Callable[[MoqtError | None], None]
 class Interests:
     """The prefixes wanted downstream, as few requests upstream as cover them.
 
-    Requests of one session must not overlap (PREFIX_OVERLAP), so a prefix under another is
-    asked for only when that one is wanted no more.
+    Requests of one session must not overlap (PREFIX_OVERLAP), so a prefix under another is asked
+    for only when that one is wanted no more, or is of no use to those under it: upstream refuses
+    it, or has more to tell than is kept.
     """
 
     def __init__(self, ask: Callable[[Session, TrackNamespace, Ended], Cancellable]) -> None:
@@ -54,14 +66,22 @@ class Interests:
         self._session: Session | None = None
         self._wanted: PrefixMap[object] = PrefixMap()
         self._asked: dict[TrackNamespace, Cancellable] = {}
+        self._useless: set[TrackNamespace] = set()
+        """Prefixes that upstream does not tell all of: they cover no other."""
+        self._unwanted: dict[TrackNamespace, float] = {}
+        """Those that are asked for a while still, so that who asks for one again and again does
+        not have all that it covers asked for in turn."""
         self._retry: dict[TrackNamespace, float] = {}
+        self._tries: dict[TrackNamespace, int] = {}
         self._waiting: dict[TrackNamespace, dict[Callable[[], None], None]] = {}
         """Who waits for the answer to what was asked."""
         self._now = 0.0
 
     def attach(self, session: Session | None) -> None:
         """Ask this session from now on, all anew; None when there is none."""
-        self._retry.clear()
+        self._session = None
+        for table in (self._retry, self._useless, self._unwanted, self._tries):
+            table.clear()
         for prefix in list(self._asked):
             self._cancel(prefix)
         self._session = session
@@ -69,9 +89,14 @@ class Interests:
             self._start(prefix)
 
     def add(self, prefix: TrackNamespace, item: object) -> None:
-        new = prefix not in self._wanted
+        new = prefix not in self._wanted and self._unwanted.pop(prefix, None) is None
         self._wanted.add(prefix, item)
-        if new and not self._covered(prefix):
+        if not new:
+            return
+        for length in range(len(prefix)):
+            if prefix[:length] in self._useless:
+                self._cancel(prefix[:length])  # it tells of a part alone
+        if not self._covered(prefix):
             for narrower in self._wanted.namespaces_under(prefix):
                 self._cancel(narrower)
             self._start(prefix)
@@ -81,15 +106,37 @@ class Interests:
         if prefix in self._wanted:
             return
         self._retry.pop(prefix, None)
+        if prefix in self._asked and self._wanted.namespaces_under(prefix):
+            self._unwanted[prefix] = self._now + UNWANTED_SECONDS
+        else:
+            self._drop(prefix)
+
+    def _drop(self, prefix: TrackNamespace) -> None:
+        """It is asked for no more; those that it covered are."""
+        self._useless.discard(prefix)
+        self._tries.pop(prefix, None)
         self._cancel(prefix)
-        for narrower in self._wanted.namespaces_under(prefix):
-            self._start(narrower)
+        self._start_under(prefix)
+
+    def full(self, prefix: TrackNamespace) -> None:
+        """Upstream has more to tell of `prefix` than is kept."""
+        self._useless.add(prefix)
+        if any(each != prefix for each in self._wanted.namespaces_under(prefix)):
+            self._cancel(prefix)
+            self._start_under(prefix)
 
     def tick(self, now: float) -> None:
         self._now = now
+        for prefix in [each for each, at in self._unwanted.items() if now >= at]:
+            del self._unwanted[prefix]
+            self._drop(prefix)
         for prefix in [each for each, at in self._retry.items() if now >= at]:
             del self._retry[prefix]
-            self._start(prefix)
+            self._useless.discard(prefix)
+            if not self._covered(prefix):
+                for narrower in self._wanted.namespaces_under(prefix):
+                    self._cancel(narrower)
+                self._start(prefix)
 
     def await_answer(
         self, prefix: TrackNamespace, then: Callable[[], None]
@@ -110,8 +157,10 @@ class Interests:
         waiting.pop(then, None)
         then()
 
-    def answered(self, prefix: TrackNamespace) -> None:
+    def answered(self, prefix: TrackNamespace, *, accepted: bool = False) -> None:
         """What was asked for `prefix` is answered, refused or given up."""
+        if accepted:
+            self._tries.pop(prefix, None)
         for then in tuple(self._waiting.pop(prefix, ())):
             then()
 
@@ -122,7 +171,15 @@ class Interests:
         self.answered(prefix)
 
     def _covered(self, prefix: TrackNamespace) -> bool:
-        return any(prefix[:length] in self._wanted for length in range(len(prefix)))
+        return any(
+            (shorter in self._wanted or shorter in self._unwanted) and shorter not in self._useless
+            for shorter in (prefix[:length] for length in range(len(prefix)))
+        )
+
+    def _start_under(self, prefix: TrackNamespace) -> None:
+        for narrower in self._wanted.namespaces_under(prefix):
+            if narrower != prefix:
+                self._start(narrower)
 
     def _start(self, prefix: TrackNamespace) -> None:
         session = self._session
@@ -130,6 +187,7 @@ class Interests:
             session is None
             or prefix not in self._wanted
             or prefix in self._asked
+            or prefix in self._retry
             or self._covered(prefix)
         ):
             return
@@ -148,7 +206,15 @@ class Interests:
         logger.info("upstream refuses to tell of %s: %s", printable_namespace(prefix), error)
         wait = retry_after(error)
         if wait is not None:
-            self._retry[prefix] = self._now + wait
+            tries = self._tries[prefix] = self._tries.get(prefix, 0) + 1
+            longest = max(MOST_RETRY_SECONDS, wait)
+            self._retry[prefix] = self._now + min(wait * 2.0 ** (min(tries, 16) - 1), longest)
+        self.answered(prefix)
+        overlaps = isinstance(error, RequestError) and error.code == RequestErrorCode.PREFIX_OVERLAP
+        if not overlaps and (error is None or isinstance(error, RequestError)):
+            # not those under it for what it is refused
+            self._useless.add(prefix)
+            self._start_under(prefix)
 
 
 def retry_after(error: MoqtError | None) -> float | None:
@@ -165,18 +231,24 @@ def retry_after(error: MoqtError | None) -> float | None:
 class Uplink:
     """One upstream relay, over the sessions to it that come and go."""
 
-    def __init__(self, relay: Relay, *, announce: bool = False) -> None:
-        """`announce`: what is published here is announced there (PUBLISH_NAMESPACE)."""
+    def __init__(self, relay: Relay, *, announce: bool = False, place: int = 0) -> None:
+        """`announce`: what is published here is announced there (PUBLISH_NAMESPACE). Of several
+        upstream relays those of a lower `place` are asked first."""
         self.relay = relay
         self._announce = announce
+        self._place = place
         self._session: Session | None = None
         self._announced: dict[TrackNamespace, OutgoingPublishNamespace] = {}
         self._again: dict[TrackNamespace, float] = {}
+        self._told: Counter[TrackNamespace] = Counter()
+        """Namespaces that the session tells of, and that fade."""
+        self._fading: deque[tuple[float, Session, TrackNamespace]] = deque()
         self._namespaces = Interests(self._subscribe_namespace)
         self._tracks = Interests(self._subscribe_tracks)
+        relay.askable.unreachable.add(self)
         relay.namespaces.events.listed.append(self._listed)
-        relay.namespaces.events.await_upstream = self._await_upstream
-        relay.offers.on_wanted = self._tracks_wanted
+        relay.namespaces.events.awaited.append(self._await_upstream)
+        relay.offers.on_wanted.append(self._tracks_wanted)
         relay.namespaces.events.appeared.append(self._appeared)
         relay.namespaces.events.withdrawn.append(self._withdrawn)
 
@@ -188,28 +260,50 @@ class Uplink:
     def attach(self, session: Session) -> None:
         """A session is established. An older one that is still there is moved away from."""
         old, self._session = self._session, session
-        self.relay.add_upstream(session)
+        self.relay.askable.unreachable.discard(self)
+        self.relay.add_upstream(session, self._place)
         self._announced.clear()
         self._again.clear()
+        self._forget_fading()
         self._namespaces.attach(session)
         self._tracks.attach(session)
         for namespace in self.relay.namespaces.published.namespaces_under(()):
             self._appeared(namespace)
         if old is not None and old.closed is None:
-            self.relay.move_upstream(old, session)
+            self.relay.upstreams.pop(old, None)
+            self._move(old, session)
+
+    def leave(self, session: Session) -> None:
+        """The upstream relay is going away (GOAWAY), and no other session to it is there yet: what
+        comes from it is asked of the next one, where there is one."""
+        others = [each for each in self.relay.askable.above() if each.goaway is None]
+        if session is self._session and others:
+            self._move(session, others[0])
+
+    def _move(self, old: Session, new: Session) -> None:
+        """Ask `new` for what comes on `old`."""
+        for track in tuple(self.relay.tracks.values()):
+            if track.publishes(old):
+                track.move(old, new)
 
     def detach(self, session: Session) -> None:
         """The session has ended."""
         if session is self._session:
             self._session = None
+            self.relay.askable.unreachable.add(self)
             self._announced.clear()
             self._again.clear()
+            self._forget_fading()
             self._namespaces.attach(None)
             self._tracks.attach(None)
 
     def tick(self, now: float) -> None:
+        self.relay.namespaces.tick(now)
         self._namespaces.tick(now)
         self._tracks.tick(now)
+        while self._fading and now >= self._fading[0][0]:
+            _, session, namespace = self._fading.popleft()
+            self._changed(session, namespace, False)
         for namespace in [each for each, at in self._again.items() if now >= at]:
             del self._again[namespace]
             self._appeared(namespace)
@@ -223,8 +317,11 @@ class Uplink:
     def _await_upstream(
         self, session: Session, prefix: TrackNamespace, then: Callable[[], None]
     ) -> None:
-        if session in self.relay.upstreams:
-            then()
+        above, asking = self._session, session.peer_relay
+        if session in self.relay.upstreams or (
+            above is not None and asking is not None and is_one_of(above, frozenset((asking.id,)))
+        ):
+            then()  # who asks would wait for itself
             return
         enough = self._namespaces.await_answer(prefix, then)
         if enough is not None:
@@ -241,21 +338,51 @@ class Uplink:
         self, session: Session, prefix: TrackNamespace, ended: Ended
     ) -> Cancellable:
         told: set[TrackNamespace] = set()
-        names = self.relay.namespaces
 
         def changed(namespace: TrackNamespace, present: bool) -> None:
             (told.add if present else told.discard)(namespace)
-            (names.remote.add if present else names.remote.remove)(namespace, session)
-            names.tell(namespace)
+            self._changed(session, namespace, present)
 
         def over(error: MoqtError | None) -> None:
-            for namespace in tuple(told):
-                changed(namespace, False)
+            gone = tuple(told)
+            told.clear()
+            for namespace in gone:
+                self._changed(session, namespace, False)
             ended(error)
 
-        request = session.subscribe_namespace(prefix, on_namespace=changed, on_ended=over)
-        request.on_answer = lambda error: self._namespaces.answered(prefix)
-        return _Listing(request, over)
+        def given_up() -> None:
+            if self._session is not session:
+                over(None)
+                return
+            until = self.relay.clock.now + FADING_SECONDS
+            self._fading.extend((until, session, namespace) for namespace in told)
+            told.clear()
+            ended(None)
+
+        request = session.subscribe_namespace(
+            prefix,
+            on_namespace=changed,
+            on_ended=over,
+            on_full=lambda: self._namespaces.full(prefix),
+        )
+        request.on_answer = lambda error: self._namespaces.answered(prefix, accepted=error is None)
+        return _Listing(request, given_up)
+
+    def _changed(self, session: Session, namespace: TrackNamespace, present: bool) -> None:
+        """One more, or one less, of the listings at `session` tells of `namespace`."""
+        before = self._told[namespace]
+        self._told[namespace] = before + (1 if present else -1)
+        if not self._told[namespace]:
+            del self._told[namespace]
+        if not (before and self._told[namespace]):
+            names = self.relay.namespaces
+            (names.remote.add if present else names.remote.remove)(namespace, session)
+            names.tell(namespace, lost=not present)
+
+    def _forget_fading(self) -> None:
+        while self._fading:
+            _, session, namespace = self._fading.popleft()
+            self._changed(session, namespace, False)
 
     def _subscribe_tracks(
         self, session: Session, prefix: TrackNamespace, ended: Ended
@@ -303,11 +430,11 @@ class Uplink:
 
 
 class _Listing:
-    """A SUBSCRIBE_NAMESPACE whose namespaces are gone when it is given up."""
+    """A SUBSCRIBE_NAMESPACE whose namespaces are held for a moment when it is given up."""
 
-    def __init__(self, request: Cancellable, over: Callable[[MoqtError | None], None]) -> None:
+    def __init__(self, request: Cancellable, given_up: Callable[[], None]) -> None:
         self._request = request
-        self._over = over
+        self._given_up = given_up
 
     @property
     def state(self) -> RequestState:
@@ -315,4 +442,4 @@ class _Listing:
 
     def cancel(self) -> None:
         self._request.cancel()
-        self._over(None)
+        self._given_up()

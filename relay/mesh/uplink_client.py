@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from moqt.aio import MoqtSession
 from moqt.backoff import Backoff
+from moqt.quic.config import QuicConfig
 from moqt.redirects import Churn
+from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError, SessionClosed
 from relay.mesh.uplink import Uplink
 
@@ -19,6 +22,23 @@ Connect = Callable[[str], Awaitable[MoqtSession]]
 
 MAX_MOVES = 4
 """GOAWAYs followed at once in a minute; beyond, with growing delays."""
+
+MOST_SECONDS = 5.0
+"""Between two tries to connect: a relay that is back is found within that."""
+
+STAYING_SECONDS = 1.0
+"""Before who says GOAWAY without a new URI is dialled again: it is still leaving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """A relay behind which this one stands."""
+
+    url: str
+    quic: QuicConfig
+    session: SessionConfig = field(default_factory=SessionConfig)
+    announce: bool = False
+    """Announce there what is published here."""
 
 
 class UplinkClient:
@@ -40,8 +60,10 @@ class UplinkClient:
         self._uplink = uplink
         self._url = url
         self._connect = connect
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(most=MOST_SECONDS)
         self._sleep = sleep
+        self._lost = False
+        """The log has heard that there is no session."""
         self._moves = Churn(MAX_MOVES, 60.0)
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -55,15 +77,19 @@ class UplinkClient:
                 try:
                     session = await self._connect(url)
                 except MoqtError as error:
+                    self._lost = True
                     logger.warning("upstream %s: %s", url, error)
                     url = self._url
                 else:
                     moved = await self._use(session)
                     lived = loop.time() - began
                     if moved is not None:
-                        url = moved or url
                         if self._moves.allow(loop.time()):
+                            if not moved:
+                                await self._sleep(STAYING_SECONDS)
+                            url = moved or url
                             continue
+                        url = moved or url
                         logger.warning("upstream moves too often, next to %s", url)
                     else:
                         url = self._url
@@ -77,13 +103,18 @@ class UplinkClient:
     async def _use(self, session: MoqtSession) -> str | None:
         """Until the session ends (None) or is to be moved from (the URI, "" for the same)."""
         self._uplink.attach(session.session)
-        logger.info("connected upstream")
+        logger.log(
+            logging.WARNING if self._lost else logging.INFO, "upstream %s: connected", self._url
+        )
+        self._lost = False
         try:
             goaway = await session.wait_goaway()
         except SessionClosed as closed:
             self._uplink.detach(session.session)
-            logger.warning("upstream has gone: %s", closed)
+            self._lost = True
+            logger.warning("upstream %s has gone: %s", self._url, closed)
             return None
+        self._uplink.leave(session.session)
         task = asyncio.create_task(self._leave(session))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -8,6 +8,7 @@ from moqt.requests import IncomingRequest, OpenRequest
 from moqt.session import Session, session_of
 from moqt.track.malformed import MalformedTracks
 from moqt.values.codes import RequestErrorCode
+from moqt.values.errors import RequestError
 from moqt.values.messages import Redirect
 from moqt.values.names import TrackNamespace
 from relay.config import Counters, RelayConfig
@@ -15,6 +16,35 @@ from relay.rights.absent import AbsentTracks
 from relay.rights.policy import Action, Policy
 
 logger = logging.getLogger("relay")
+
+UNREACHABLE = "an upstream relay cannot be asked"
+
+
+_PASSED_ON = frozenset(
+    {
+        RequestErrorCode.INTERNAL_ERROR,
+        RequestErrorCode.UNAUTHORIZED,
+        RequestErrorCode.TIMEOUT,
+        RequestErrorCode.NOT_SUPPORTED,
+        RequestErrorCode.EXCESSIVE_LOAD,
+        RequestErrorCode.DOES_NOT_EXIST,
+        RequestErrorCode.MALFORMED_TRACK,
+        RequestErrorCode.UNSUPPORTED_EXTENSION,
+        RequestErrorCode.REDIRECT,
+    }
+)
+"""Refusals that mean downstream what they meant to us; others are about our own request."""
+
+
+def passed_on(error: RequestError) -> tuple[RequestErrorCode, str]:
+    """Code and reason of a publisher's refusal, as those downstream are told of it."""
+    try:
+        code = RequestErrorCode(error.code)
+    except ValueError:
+        code = RequestErrorCode.INTERNAL_ERROR
+    if code in _PASSED_ON:
+        return code, error.reason
+    return RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
 
 
 class Refusals:
@@ -24,8 +54,8 @@ class Refusals:
         self.config = config
         self.policy = policy
         self.counters = counters
-        self.trusted: dict[Session, None] = {}
-        """Sessions to upstream relays: who runs this relay has chosen them."""
+        self.trusted: dict[Session, int] = {}
+        """Sessions to upstream relays: who runs this relay has chosen them, in that order."""
         self._told: set[str] = set()
         """Limits of which the log has heard that the relay came to them."""
         self.absent = AbsentTracks(config.max_absent)
@@ -64,6 +94,22 @@ class Refusals:
         self.refuse(
             request, RequestErrorCode.EXCESSIVE_LOAD, reason, retry=self.config.retry_after_ms
         )
+
+    def unreachable(self, request: IncomingRequest) -> None:
+        """What is asked for may be at an upstream relay that cannot be asked now."""
+        if UNREACHABLE not in self._told:
+            self._told.add(UNREACHABLE)
+            logger.warning("%s: requests for what is not here are refused for now", UNREACHABLE)
+        self.refuse(
+            request,
+            RequestErrorCode.INTERNAL_ERROR,
+            UNREACHABLE,
+            retry=self.config.retry_after_ms,
+        )
+
+    def reached(self) -> None:
+        """There is a session to an upstream relay again: the next time is told anew."""
+        self._told.discard(UNREACHABLE)
 
     def refuse(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Admin:
         registry: CollectorRegistry,
         *,
         token: bytes | None = None,
-        upstream: Upstream | None = None,
+        upstreams: Sequence[Upstream] = (),
     ) -> None:
         """`token` is what `Authorization: Bearer` must show for all that tells of tenants."""
         self.port = 0
@@ -64,7 +64,7 @@ class Admin:
         self._scopes = scopes
         self._registry = registry
         self._token = token
-        self._upstream = upstream
+        self._above = upstreams
         self._loopback = False
         app = web.Application(client_max_size=OCTETS)
         app.router.add_get("/healthz", self._healthz)
@@ -131,8 +131,9 @@ class Admin:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         why = self.not_ready
-        if why is None and self._upstream is not None and self._upstream.session() is None:
-            why = f"the upstream relay {self._upstream.url} is not connected"
+        if why is None and self._above and all(each.session() is None for each in self._above):
+            urls = ", ".join(each.url for each in self._above)
+            why = f"no upstream relay is connected ({urls})"
         return web.Response(text=f"{why or 'ready'}\n", status=200 if why is None else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -245,19 +246,18 @@ class Admin:
         return {"sessions": entries, "of": len(every), "after": skip + len(entries)}
 
     async def _upstreams(self, request: web.Request) -> dict[str, Any]:
-        if self._upstream is None:
-            return {"upstreams": []}
-        session = self._upstream.session()
-        return {
-            "upstreams": [
+        found = []
+        for each in self._above:
+            session = each.session()
+            found.append(
                 {
-                    "url": self._upstream.url,
+                    "url": each.url,
                     "connected": session is not None,
                     "peer": None if session is None else session.transport.peer_address,
                     "leaving": session is not None and session.goaway is not None,
                 }
-            ]
-        }
+            )
+        return {"upstreams": found}
 
     async def _purge(self, request: web.Request) -> dict[str, int]:
         if "namespace" not in request.query:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
+import ipaddress
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from moqt.private_files import PrivateFileError, read_private
 from moqt.quic.certificates import check_key_pair
+from moqt.quic.config import QuicConfig
 from moqt.quic.packets.reset import load_key
+from moqt.token_file import TokenFileError, bearer, read_token_file
+from moqt.uri import parse_uri
+from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
+from relay.mesh.directory_client import DIRECTORY_SCHEMES, Mesh
+from relay.mesh.uplink_client import Upstream
 
 PROGRAM = "kvcs-relay"
+
+_SECRET_OCTETS = 4096
 
 
 class Usage(Exception):
@@ -42,6 +55,150 @@ def check_makeable(folder: Path | None, option: str) -> None:
         raise Usage(f"{option}: {place} is no folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise Usage(f"{option}: {place} cannot be written to")
+
+
+def upstreams_of(
+    urls: Sequence[str],
+    here: tuple[str, int],
+    *,
+    cafile: Path | None,
+    token_file: Path | None,
+    announce: bool,
+    quic: QuicConfig,
+    session: SessionConfig,
+) -> tuple[Upstream, ...]:
+    """The upstream relays, in their order; `here` is what is listened on. Raises Usage."""
+    if not urls and (cafile is not None or token_file is not None or announce):
+        raise Usage("give --upstream URL with the other options of the upstream relays")
+    try:
+        if cafile is not None:
+            cafile.read_bytes()
+        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
+        places = [(uri.host, uri.port, uri.path.partition("?")[0]) for uri in map(parse_uri, urls)]
+    except OSError as error:
+        raise Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
+    except TokenFileError as error:
+        raise Usage(f"--upstream-token-file: {error}") from None
+    except MoqtError as error:
+        raise Usage(f"--upstream: {error}") from None
+    if any(place[:2] == here for place in places):
+        # not by another name for it: that the relays notice themselves
+        raise Usage("--upstream is this relay itself: it would ask itself for what it has not")
+    for place in places:
+        if places.count(place) > 1:
+            raise Usage(f"--upstream: {urls[places.index(place)]} is given twice")
+    above = replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None)
+    with_tokens = replace(session, setup_tokens=tokens)
+    return tuple(
+        Upstream(url=url, quic=above, session=with_tokens, announce=announce) for url in urls
+    )
+
+
+def mesh_of(
+    url: str | None,
+    host: str,
+    *,
+    reached_as: str | None,
+    password_file: Path | None,
+    directory_cafile: Path | None,
+    cafile: Path | None,
+    token_file: Path | None,
+    quic: QuicConfig,
+    session: SessionConfig,
+) -> Mesh | None:
+    """The directory and how its relays are dialled; `host` is listened on. Raises Usage."""
+    others = (reached_as, password_file, directory_cafile, cafile, token_file)
+    if url is None:
+        if any(each is not None for each in others):
+            raise Usage("give --directory URL with the other options of the mesh")
+        return None
+    _check_directory(url)
+    if directory_cafile is not None and not url.startswith("rediss"):
+        raise Usage("--directory-cafile is for a server that is dialled by rediss://")
+    option = "--directory-cafile"
+    try:
+        if directory_cafile is not None:
+            directory_cafile.read_bytes()
+        option = "--mesh-cafile"
+        if cafile is not None:
+            cafile.read_bytes()
+        option = "--directory-password-file"
+        password = None if password_file is None else _line_in(password_file)
+        option = "--mesh-token-file"
+        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
+    except OSError as error:
+        raise Usage(f"{option}: {error.filename}: {error.strerror or error}") from None
+    except (TokenFileError, PrivateFileError, UnicodeDecodeError) as error:
+        raise Usage(f"{option}: {error}") from None
+    return Mesh(
+        url=url,
+        reached_as=_reached_as(reached_as, host),
+        quic=replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None),
+        session=replace(session, setup_tokens=tokens),
+        password=password,
+        cafile=directory_cafile,
+    )
+
+
+def _line_in(secret: Path) -> str:
+    return read_private(secret, _SECRET_OCTETS).rstrip(b"\r\n").decode()
+
+
+def _check_directory(url: str) -> None:
+    if importlib.util.find_spec("redis") is None:
+        raise Usage("--directory needs a library: pip install kvcs[directory]")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise Usage(f"--directory: {error}") from None
+    if parts.scheme not in DIRECTORY_SCHEMES:
+        schemes = ", ".join(f"{each}://" for each in DIRECTORY_SCHEMES)
+        raise Usage(f"--directory must begin with one of {schemes}")
+    if parts.password is not None:
+        # whoever lists the processes would read it
+        raise Usage("--directory: the password belongs in the file of --directory-password-file")
+    if parts.scheme != "unix" and not parts.hostname:
+        raise Usage("--directory names no host")
+
+
+def _reached_as(url: str | None, host: str) -> str | None:
+    """Where other relays reach this one; None: at `host`, where it listens. Raises Usage for what
+    cannot be right."""
+    if url is None:
+        if _is_wildcard(host):
+            raise Usage(
+                "--directory: say with --reached-as moqt://HOST:PORT where other relays reach this "
+                f"one, which listens on every address ({host})"
+            )
+        return None
+    try:
+        uri = parse_uri(url)
+    except MoqtError as error:
+        raise Usage(f"--reached-as: {error}") from None
+    if uri.path not in ("", "/") or uri.fragment:
+        raise Usage("--reached-as has no path: relays of a mesh share all paths")
+    if _is_wildcard(uri.host):
+        raise Usage(f"--reached-as: {uri.host} is every address, which nobody can dial")
+    if _is_loopback(uri.host) and not _is_loopback(host):
+        raise Usage(
+            f"--reached-as: {uri.host} is reached from this machine alone, and --listen is not"
+        )
+    return url
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_reset_key(path: Path) -> None:

@@ -21,8 +21,7 @@ from moqt.loop_hold import watched_loop
 from moqt.quic.backend import VARIABLE, Backend, chosen
 from moqt.quic.config import MAX_DATAGRAM_SIZE, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
-from moqt.token_file import TokenFileError, bearer, read_token_file
-from moqt.uri import parse_uri
+from moqt.token_file import TokenFileError, read_token_file
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 from relay.config import RelayConfig
@@ -36,8 +35,10 @@ from relay.service.checks import (
     check_makeable,
     check_pair,
     check_reset_key,
+    mesh_of,
+    upstreams_of,
 )
-from relay.service.daemon import DaemonConfig, Upstream, run
+from relay.service.daemon import DaemonConfig, run
 from relay.service.limits import Chosen
 from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import (
@@ -256,21 +257,52 @@ def relay_command(
         ),
     ] = None,
     upstream: Annotated[
-        str | None,
+        list[str] | None,
         _Option(
-            metavar="URL", help="Ask this relay for what nobody here publishes under the same path."
+            metavar="URL",
+            help="Ask this relay for what nobody here publishes under the same path; may be "
+            "repeated: the next one is asked for what the one before has not, or does not answer.",
+            show_default="none",
         ),
     ] = None,
     upstream_cafile: Annotated[
         Path | None,
-        _Option(metavar="FILE", help="Authorities that sign the upstream relay, PEM."),
+        _Option(metavar="FILE", help="Authorities that sign the upstream relays, PEM."),
     ] = None,
     upstream_token_file: Annotated[
-        Path | None, _Option(metavar="FILE", help="Show it the token in FILE.")
+        Path | None, _Option(metavar="FILE", help="Show them the token in FILE.")
     ] = None,
     announce_upstream: Annotated[
         bool, _Option(help="Announce there what is published here.")
     ] = False,
+    directory: Annotated[
+        str | None,
+        _Option(
+            metavar="URL",
+            help="Find what is not here by this directory, Valkey or Redis: redis://, rediss://, "
+            "unix:// or, for a cluster, redis+cluster:// (pip install kvcs[directory]).",
+        ),
+    ] = None,
+    directory_password_file: Annotated[
+        Path | None, _Option(metavar="FILE", help="The password of its server is in FILE.")
+    ] = None,
+    directory_cafile: Annotated[
+        Path | None, _Option(metavar="FILE", help="Authorities that sign its server, PEM.")
+    ] = None,
+    reached_as: Annotated[
+        str | None,
+        _Option(
+            metavar="URL",
+            help="Where the other relays in the directory reach this one.",
+            show_default="moqt:// and the address of --listen, if that is one",
+        ),
+    ] = None,
+    mesh_cafile: Annotated[
+        Path | None, _Option(metavar="FILE", help="Authorities that sign the other relays, PEM.")
+    ] = None,
+    mesh_token_file: Annotated[
+        Path | None, _Option(metavar="FILE", help="Show the other relays the token in FILE.")
+    ] = None,
     admin: Annotated[
         str | None,
         _Option(
@@ -401,10 +433,25 @@ def relay_command(
         policy = None if auth is None else TokenPolicy(auth)
     except PrincipalsFileError as error:
         raise Usage(f"--auth: {error}") from None
-    if upstream is not None and _is_here(upstream, host, port):
-        raise Usage("--upstream is this relay itself: it would ask itself for what it has not")
-    above = _upstream(
-        upstream, upstream_cafile, upstream_token_file, announce_upstream, quic, session
+    above = upstreams_of(
+        upstream or [],
+        (host, port),
+        cafile=upstream_cafile,
+        token_file=upstream_token_file,
+        announce=announce_upstream,
+        quic=quic,
+        session=session,
+    )
+    mesh = mesh_of(
+        directory,
+        host,
+        reached_as=reached_as,
+        password_file=directory_password_file,
+        directory_cafile=directory_cafile,
+        cafile=mesh_cafile,
+        token_file=mesh_token_file,
+        quic=quic,
+        session=session,
     )
     for variable in unknown_variables(PREFIX, os.environ, [*settings(), "config", "limit"]):
         logger.warning("the environment has a variable that is no setting: %s", variable)
@@ -438,7 +485,8 @@ def relay_command(
         drain_timeout=drain_timeout,
         policy=policy,
         certificate=served,
-        upstream=above,
+        upstreams=above,
+        mesh=mesh,
     )
 
     def ready(real_port: int, admin_port: int | None) -> None:
@@ -471,46 +519,6 @@ def settings() -> dict[str, Setting]:
     """What can be set by option, variable and file alike."""
     without = ("ctx", "config_file", "print_config", "check_config", "show_version", "limit")
     return settings_of(relay_command, without)
-
-
-def _upstream(
-    url: str | None,
-    cafile: Path | None,
-    token_file: Path | None,
-    announce: bool,
-    quic: QuicConfig,
-    session: SessionConfig,
-) -> Upstream | None:
-    if url is None:
-        if cafile is not None or token_file is not None or announce:
-            raise Usage("give --upstream URL with the other options of the upstream relay")
-        return None
-    try:
-        parse_uri(url)
-        if cafile is not None:
-            cafile.read_bytes()
-        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
-    except OSError as error:
-        raise Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
-    except TokenFileError as error:
-        raise Usage(f"--upstream-token-file: {error}") from None
-    except MoqtError as error:
-        raise Usage(f"--upstream: {error}") from None
-    return Upstream(
-        url=url,
-        quic=replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None),
-        session=replace(session, setup_tokens=tokens),
-        announce=announce,
-    )
-
-
-def _is_here(url: str, host: str, port: int) -> bool:
-    """Whether `url` names the very address that is listened on (not by another name for it)."""
-    try:
-        uri = parse_uri(url)
-    except MoqtError:
-        return False  # `_upstream` says what is wrong with it
-    return (uri.host, uri.port) == (host, port)
 
 
 def _usage(parse: Callable[[S], T], text: S, option: str) -> T:

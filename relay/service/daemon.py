@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
+import secrets
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import moqt
-from moqt.loop_hold import longest_hold
+from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
+from moqt.session import Session
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from relay.core import Relay
+from relay.mesh.directory_client import DirectoryClient, Mesh
 from relay.mesh.uplink import Uplink
-from relay.mesh.uplink_client import Connect, UplinkClient
+from relay.mesh.uplink_client import Connect, UplinkClient, Upstream
 from relay.rights.tokens import TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
@@ -35,17 +40,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relay")
 
 TICK_SECONDS = 0.5
+LOOKS = 5
+"""Times in each tick that it is looked how many Objects have come."""
+EXPIRED_AT_ONCE = 1024
+"""Objects that expire before the sockets have a turn, some milliseconds' worth."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upstream:
-    """The relay behind which this one stands."""
-
-    url: str
-    quic: QuicConfig
-    session: SessionConfig = field(default_factory=SessionConfig)
-    announce: bool = False
-    """Announce there what is published here."""
+UPSTREAM_IDLE = 8.0
+"""Seconds without a word after which an upstream relay is taken for dead; one that lives is heard
+three times in that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,10 @@ class DaemonConfig:
     admin: tuple[str, int] | None = None
     """Where to answer over HTTP how it is (`relay.service.admin`)."""
     admin_token: bytes | None = None
-    upstream: Upstream | None = None
+    upstreams: tuple[Upstream, ...] = ()
+    """The first is asked first."""
+    mesh: Mesh | None = None
+    """The directory of relays that this one is of."""
     policy: TokenPolicy | None = None
     """Looks now and then whether its file has changed."""
     certificate: ServedCertificate | None = None
@@ -95,13 +100,18 @@ async def run(
             config.certificate.look()  # those of principals are with every tick
 
     numbers = RelayMetrics(scopes)
-    ticking: asyncio.Task[None] | None = None
-    connecting: asyncio.Task[None] | None = None
-    uplink = _uplink(scopes, config.upstream)
-    listener = await _admin(scopes, config, numbers, uplink)
+    tasks: list[asyncio.Task[None]] = []
+    mesh: DirectoryClient | None = None
+    relay_id = secrets.randbits(62)
+    uplinks = _uplinks(scopes, config.upstreams)
+    listener = await _admin(scopes, config, numbers, uplinks)
     try:
         server = await moqt.serve(
-            config.host, config.port, quic=config.quic, session=config.session, handler=scopes
+            config.host,
+            config.port,
+            quic=config.quic,
+            session=replace(config.session, relay_id=relay_id),
+            handler=scopes,
         )
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,17 +119,23 @@ async def run(
             loop.add_signal_handler(signal.SIGHUP, hangup)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
-            ticking = asyncio.create_task(
-                _tick(scopes, numbers, transport, config, uplink, server.endpoint)
-            )
-            # without its clock the relay would keep what it should forget: rather stop
-            ticking.add_done_callback(lambda _: stopping.set())
-            if config.upstream is not None and uplink is not None:
-                client = UplinkClient(
-                    uplink, config.upstream.url, _connect(uplink.relay, config.upstream)
+            tasks.append(
+                asyncio.create_task(
+                    _tick(scopes, numbers, transport, config, uplinks, server.endpoint)
                 )
-                connecting = asyncio.create_task(client.run())
-                connecting.add_done_callback(lambda _: stopping.set())
+            )
+            for uplink, upstream in zip(uplinks, config.upstreams, strict=True):
+                connect = _connect(uplink.relay, upstream, relay_id)
+                tasks.append(asyncio.create_task(UplinkClient(uplink, upstream.url, connect).run()))
+            if config.mesh is not None:
+                reached_as = config.mesh.reached_as or _url(config.host, server.port)
+                mesh = _mesh(scopes, config.mesh, relay_id, reached_as)
+                tasks.append(asyncio.create_task(mesh.run()))
+            for task in tasks:
+                # without its clock the relay would keep what it should forget: rather stop
+                task.add_done_callback(lambda _: stopping.set())
+            gc.freeze()  # what was imported is no garbage: a look at it takes 40 ms
+            forget_holds()  # those of the start
             if ready is not None:
                 ready(server.port, None if listener is None else listener.port)
             if listener is not None:
@@ -129,49 +145,89 @@ async def run(
             if listener is not None:
                 listener.not_ready = "the relay is draining"
             _notify("STOPPING=1")
+            if mesh is not None:
+                mesh.leave()
             await _drain(server, config.drain_timeout, hurry)
-            for task in (ticking, connecting):
-                if task is not None and task.done():
+            for task in tasks:
+                if task.done():
                     task.result()
         finally:
             await server.close()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
     finally:
-        for task in (ticking, connecting):
-            if task is not None:
-                task.cancel()
+        for task in tasks:
+            task.cancel()
         if listener is not None:
             await listener.close()
 
 
-def _uplink(scopes: Scopes, upstream: Upstream | None) -> Uplink | None:
-    """The upstream relay serves the scope of the path it is dialled with, and no other."""
-    if upstream is None:
-        return None
-    relay = scopes.keep(parse_uri(upstream.url).path)
-    return Uplink(relay, announce=upstream.announce)
+def _uplinks(scopes: Scopes, upstreams: Sequence[Upstream]) -> list[Uplink]:
+    """An upstream relay serves the scope of the path it is dialled with, and no other."""
+    return [
+        Uplink(scopes.keep(parse_uri(each.url).path), announce=each.announce, place=place)
+        for place, each in enumerate(upstreams)
+    ]
 
 
 async def _admin(
-    scopes: Scopes, config: DaemonConfig, numbers: RelayMetrics, uplink: Uplink | None
+    scopes: Scopes, config: DaemonConfig, numbers: RelayMetrics, uplinks: Sequence[Uplink]
 ) -> Admin | None:
     if config.admin is None:
         return None
     # an HTTP server takes a tenth of a second to import: who wants none starts without
     from relay.service import admin
 
-    above = None
-    if uplink is not None and config.upstream is not None:
-        above = admin.Upstream(config.upstream.url, lambda: uplink.session)
-    listener = admin.Admin(scopes, numbers.registry, token=config.admin_token, upstream=above)
+    above = [
+        admin.Upstream(upstream.url, partial(_session, uplink))
+        for upstream, uplink in zip(config.upstreams, uplinks, strict=True)
+    ]
+    listener = admin.Admin(scopes, numbers.registry, token=config.admin_token, upstreams=above)
     await listener.start(*config.admin)
     return listener
 
 
-def _connect(relay: Relay, upstream: Upstream) -> Connect:
+def _url(host: str, port: int) -> str:
+    return f"moqt://[{host}]:{port}" if ":" in host else f"moqt://{host}:{port}"
+
+
+def _mesh(scopes: Scopes, mesh: Mesh, relay_id: int, reached_as: str) -> DirectoryClient:
+    # a library that only this needs
+    from relay.mesh.directory_store import DirectoryError, DirectoryStore
+
+    session = replace(mesh.session, relay_id=relay_id, first_hand=True)
+    quic = replace(mesh.quic, idle_timeout=min(mesh.quic.idle_timeout, UPSTREAM_IDLE))
+
+    async def connect(url: str, relay: Relay) -> moqt.MoqtSession:
+        return await moqt.connect(url, quic=quic, session=session, handler=relay)
+
+    store = DirectoryStore(
+        mesh.url,
+        prefix=mesh.prefix,
+        timeout_s=mesh.timeout,
+        password=mesh.password,
+        cafile=mesh.cafile,
+    )
+    return DirectoryClient(
+        scopes,
+        store,
+        f"{relay_id:016x}",
+        reached_as,
+        connect,
+        failures=(DirectoryError, OSError),
+    )
+
+
+def _session(uplink: Uplink) -> Session | None:
+    return uplink.session
+
+
+def _connect(relay: Relay, upstream: Upstream, relay_id: int) -> Connect:
+    session = replace(upstream.session, relay_id=relay_id)
+    quic = replace(upstream.quic, idle_timeout=min(upstream.quic.idle_timeout, UPSTREAM_IDLE))
+
     async def connect(url: str) -> moqt.MoqtSession:
-        return await moqt.connect(url, quic=upstream.quic, session=upstream.session, handler=relay)
+        return await moqt.connect(url, quic=quic, session=session, handler=relay)
 
     return connect
 
@@ -181,26 +237,30 @@ async def _tick(
     numbers: RelayMetrics,
     transport: TransportMetrics,
     config: DaemonConfig,
-    uplink: Uplink | None,
+    uplinks: Sequence[Uplink],
     endpoint: Endpoint,
 ) -> None:
     policy, certificate = config.policy, config.certificate
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
-        scopes.tick(loop.time())
+        scopes.tick(loop.time(), EXPIRED_AT_ONCE)
+        while scopes.cache.expire_more(EXPIRED_AT_ONCE):  # noqa: ASYNC110  (it is not waited for)
+            await asyncio.sleep(0)
         counters = scopes.counters
         ended = counters.sessions - len(scopes.sessions())
         garbage.tick(counters.objects_in, ended, counters.requests)
-        if uplink is not None:
+        for uplink in uplinks:
             uplink.tick(scopes.clock.now)
         if policy is not None and policy.reload():
             for relay in scopes.relays.values():
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
-        numbers.update(longest_hold() or 0.0)
+        numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
         transport.update()
-        await asyncio.sleep(TICK_SECONDS)
+        for _ in range(LOOKS):
+            await asyncio.sleep(TICK_SECONDS / LOOKS)
+            garbage.grown(counters.objects_in)
 
 
 async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> None:
@@ -208,6 +268,7 @@ async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> N
     deadline = asyncio.get_running_loop().time() + seconds
     left = seconds
     logger.info("draining %d sessions", len(server.sessions))
+    server.refuse_new("the relay is going away; another may take its place here")
     while server.sessions and not hurry.is_set():
         server.goaway(timeout_ms=max(1, round(left * 1000)))  # those, too, that have just come
         left = deadline - asyncio.get_running_loop().time()

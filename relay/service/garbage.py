@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-GROWTH: Final = 20_000
+GROWTH: Final = 4_000
 """Objects that come before they are left out, some milliseconds' worth."""
 
 SESSIONS: Final = 256
@@ -37,8 +37,16 @@ class Garbage:
         if sessions_ended >= self._sessions + SESSIONS or requests >= self._requests + REQUESTS:
             self._sessions, self._requests = sessions_ended, requests
             gc.unfreeze()
-        elif objects < self._objects + GROWTH:
-            return
+            self._leave_out(objects)
+        else:
+            self.grown(objects)
+
+    def grown(self, objects: int) -> None:
+        """So many Objects have come: in between, as a collection takes as long as many are new."""
+        if objects >= self._objects + GROWTH:
+            self._leave_out(objects)
+
+    def _leave_out(self, objects: int) -> None:
         self._objects = objects
         gc.collect()  # of what is new alone: requests that are over refer to themselves
         gc.freeze()

@@ -17,6 +17,7 @@ GAUGES = {
     "scopes": "Paths in use, or with something cached.",
     "sessions": "Established sessions.",
     "upstream_sessions": "Established sessions to upstream relays.",
+    "mesh_sessions": "Established sessions to relays that the directory named.",
     "namespaces": "Published namespaces, each publisher counted.",
     "tracks": "Tracks known, cached ones included.",
     "pending_requests": "Requests waiting for a publisher.",
@@ -32,13 +33,20 @@ GAUGES = {
     "cache_intervals": "Ranges known not to exist, billed to the cache at 128 octets each.",
     "cache_properties": "Octets billed to the cache for Track Properties.",
     "cache_statuses": "End of Group and End of Track Objects held.",
-    "loop_hold_seconds": "Longest time, since the start, in which no socket was looked at.",
+    "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
+    "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
 }
 COUNTERS = {
     "sessions": "Sessions established.",
     "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
     "requests_over_limit": "Of these, those beyond a limit of the relay.",
+    "requests_unreachable": "Of the refused, those that an upstream relay might have served that "
+    "could not be asked.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
+    "directory_lookups": "Namespaces that the directory of the mesh was asked for.",
+    "directory_failures": "Times that the directory did not answer.",
+    "namespaces_unregistered": "Namespaces the directory was not told of (max_registered).",
+    "mesh_sessions_refused": "Sessions to other relays not made (max_mesh_sessions).",
     "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",
     "scopes_refused": "Sessions closed, and requests refused, because of one path too many.",
@@ -115,10 +123,11 @@ class RelayMetrics(Collector):
         self.update()
         self.registry.register(self)
 
-    def update(self, loop_hold: float = 0.0) -> None:
+    def update(self, loop_hold: float = 0.0, loop_work: float = 0.0) -> None:
         """Take the relay's numbers of now. Call it from the thread that runs the relay.
 
-        `loop_hold` is the longest hold of its event loop, in seconds.
+        `loop_hold` is the longest hold of its event loop, in seconds, `loop_work` the most CPU time
+        that its thread took in a turn.
         """
         cache, counters = self.scopes.cache, self.scopes.counters
         self._gauges = dict.fromkeys(GAUGES, 0) | {
@@ -132,6 +141,7 @@ class RelayMetrics(Collector):
             "cache_statuses": cache.statuses,
             "cache_intervals": cache.intervals,
             "loop_hold_seconds": loop_hold,
+            "loop_work_seconds": loop_work,
         }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
@@ -172,6 +182,7 @@ def _numbers(relay: Relay) -> dict[str, int]:
     """The gauges of one scope."""
     return {
         "upstream_sessions": len(relay.upstreams),
+        "mesh_sessions": 0 if relay.askable.finder is None else len(relay.askable.finder.sessions),
         "namespaces": relay.namespaces.publications,
         "tracks": len(relay.tracks),
         "pending_requests": len(relay.waiting),

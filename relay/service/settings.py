@@ -31,7 +31,8 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: `kind` is bool, int, float, Path or str; an Enum's values are strings."""
+    """One setting: `kind` is bool, int, float, Path or str; an Enum's values are strings, and
+    `many` of them may be given."""
 
     name: str
     kind: type
@@ -39,6 +40,7 @@ class Setting:
     default: Any
     required: bool
     help: str
+    many: bool = False
 
 
 def settings_of(command: Callable[..., object], without: Iterable[str]) -> dict[str, Setting]:
@@ -51,6 +53,9 @@ def settings_of(command: Callable[..., object], without: Iterable[str]) -> dict[
         kind, option = get_args(hints[name])
         if get_origin(kind) in (UnionType, Union):
             kind = next(each for each in get_args(kind) if each is not NoneType)
+        many = get_origin(kind) is list
+        if many:
+            (kind,) = get_args(kind)
         required = parameter.default is inspect.Parameter.empty
         choices = tuple(each.value for each in kind) if issubclass(kind, Enum) else ()
         default = None if required else parameter.default
@@ -61,6 +66,7 @@ def settings_of(command: Callable[..., object], without: Iterable[str]) -> dict[
             default.value if isinstance(default, Enum) else default,
             required,
             option.help or "",
+            many,
         )
     return found
 
@@ -109,6 +115,13 @@ def read(path: Path, settings: Mapping[str, Setting]) -> File:
 
 
 def _value(path: Path, key: str, setting: Setting, value: object) -> object:
+    if setting.many:
+        each = value if isinstance(value, list) else [value]
+        return [_one(path, key, setting, item) for item in each]
+    return _one(path, key, setting, value)
+
+
+def _one(path: Path, key: str, setting: Setting, value: object) -> object:
     kind = setting.kind
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -154,7 +167,7 @@ def text(
     """The settings as a file that `read` takes, each with where it comes from."""
     lines = []
     for name, value in values.items():
-        if value is None:
+        if value is None or (isinstance(value, list | tuple) and not value):
             lines.append(f"# {name}: not set")
         else:
             lines.append(f"{name} = {_toml(value)}  # {origins[name]}")
@@ -184,6 +197,8 @@ def schema(
             "type": _JSON.get(setting.kind, "string"),
             "description": setting.help,
         }
+        if setting.many:
+            entry |= {"type": [entry["type"], "array"], "items": {"type": entry["type"]}}
         if setting.choices:
             entry["enum"] = list(setting.choices)
         if setting.default is not None:

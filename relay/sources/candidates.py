@@ -36,6 +36,8 @@ class Candidates:
         """Who has refused the track, or lost it, in this round of asking."""
         self.denied: WeakSet[Session] = WeakSet()
         """Of those, who has said that it does not exist."""
+        self.waiting: frozenset[int] = frozenset()
+        """The relays that whoever was asked last was told to wait for the track."""
         self._refusal: RequestError | None = None
         self._again_at = 0.0
         self._lingers_until: float | None = None

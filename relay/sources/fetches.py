@@ -18,6 +18,7 @@ from moqt.values.messages import LocationFilter, Parameters, Properties, Request
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 from relay.sources.filled import Filled
+from relay.sources.hops import relay_path
 from relay.sources.receiver import StreamState, UpstreamReceiver
 
 MAX_RANGES = 256
@@ -118,7 +119,9 @@ class UpstreamFetch(UpstreamReceiver):
             try:
                 wanted = LocationFilter.between(self.next, self.end)
                 self.request = session.fetch(
-                    self.track.name, self, Parameters(location_filter=wanted)
+                    self.track.name,
+                    self,
+                    Parameters(location_filter=wanted, relay_path=relay_path(session)),
                 )
             except MoqtError:
                 continue

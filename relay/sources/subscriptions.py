@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -17,6 +18,7 @@ from moqt.values.names import Location, location_after
 from moqt.wire.objects import ObjectHeader, SubgroupHeader
 from relay.sources.fetches import UpstreamFill
 from relay.sources.filled import Filled
+from relay.sources.hops import relay_path
 from relay.sources.receiver import StreamState, UpstreamReceiver
 from relay.sources.wanted import EVERYTHING, Wanted
 
@@ -391,13 +393,19 @@ class UpstreamSubscribe(UpstreamSubscription):
         """Of the SUBSCRIBE, without its filters."""
 
     def open(
-        self, wanted: Wanted, *, forward: bool, new_group: int | None, rendezvous_ms: int
+        self,
+        wanted: Wanted,
+        *,
+        forward: bool,
+        new_group: int | None,
+        rendezvous_ms: int,
+        waiting: Iterable[int] = (),
     ) -> MoqtError | None:
         """Send SUBSCRIBE, or have it wait for a stream.
 
         One subscription serves all: it asks for what all of them want, and each one's own filters
         are applied downstream (MOQT "Subscriber Interactions"). An upstream relay waits for a
-        publisher as long as this one would: `rendezvous_ms`.
+        publisher as long as this one would: `rendezvous_ms`. It is told which relays are `waiting`.
         """
         track = self.track
         if self.unfiltered:
@@ -412,6 +420,7 @@ class UpstreamSubscribe(UpstreamSubscription):
             forward=None if forward else 0,
             new_group_request=new_group,
             rendezvous_timeout=rendezvous_ms if self.rendezvous else None,
+            relay_path=relay_path(self.session, waiting),
         )
         error = self._subscribe()
         if error is None:

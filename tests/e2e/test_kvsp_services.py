@@ -363,3 +363,42 @@ def test_records_are_kept_alive_together_and_end_with_their_holder_however_it_en
     holder.process.signal(signal.SIGTERM)
     holder.process.finish(0)
     assert model.lookup(index, keys) == 0
+
+
+def test_a_directive_is_carried_out_although_one_of_its_sources_hangs(tmp_path):
+    core = Server(tmp_path, "core", "index,controller,holder").begin()
+    model = Model(tmp_path / "model")
+    peers = {"index": core.base, "placement": core.base}
+    hung = Server(tmp_path, "hung", "holder", peers={"index": core.base}).begin()
+    scopes = {"scopes": [str(model.scope_file)], "block_tokens": model.descriptor.block_tokens}
+    instance = Server(tmp_path, "instance", "instance", peers=peers, instance=scopes).begin()
+    for server in (core, hung, instance):
+        server.ready()
+    keys = model.store(core, core, TOKENS)
+    hung.process.signal(signal.SIGSTOP)
+
+    def prefetch(number, deadline_ms, *sources):
+        name = f"00000000-0000-4000-8000-{number:012}"
+        directive = {
+            "directive": name,
+            "scope_id": model.scope.scope_id.hex(),
+            "compat_id": model.descriptor.compat_id.hex(),
+            "blocks": [{"block_key": key.hex(), "sources": list(sources)} for key in keys],
+            "deadline_ms": deadline_ms,
+            "lease_ms": 5000,
+        }
+        assert instance.ask("POST", "prefetch", directive)[0] == 202
+        path = f"prefetch/{name}"
+        eventually(lambda: instance.ask("GET", path)[1]["state"] != "pending", "the outcome")
+        return instance.ask("GET", path)[1]
+
+    failed = prefetch(1, 700, hung.base)
+    assert (failed["state"], {each["reason"] for each in failed["failed"]}) == (
+        "failed",
+        {"timeout"},
+    )
+    status = prefetch(2, 60_000, hung.base, core.base)
+    assert status["state"] == "complete"
+    assert status["loaded"] == [key.hex() for key in keys]
+    assert instance.metric('kvsp_instance_blocks_events_total{event="fetched"}') == len(keys)
+    hung.process.signal(signal.SIGCONT)

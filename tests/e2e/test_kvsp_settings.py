@@ -11,7 +11,7 @@ from pathlib import Path
 from kvsp.names.uris import block_path, compat_path
 from tests.e2e.kvsp_support import Model, Server, ask, free_port
 from tests.e2e.support import BIN, Process, eventually
-from tests.kvsp.index.conftest import redis_server
+from tests.redis_server import redis_server
 
 TOKENS = [(5 * number + 3) % 256 for number in range(24)]
 NEW_BLOCK = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}

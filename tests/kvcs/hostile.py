@@ -132,7 +132,7 @@ def manifest_track(
     store = TrackStore(name)
     sealer = TrackSealer(world.content_keys[-1], name) if world.content_keys else None
     for version, payload in enumerate(payloads):
-        octets = payload if signer is None else sign(payload, signer)
+        octets = payload if signer is None else b"".join(sign([payload], signer))
         if sealer is None:
             store.append(version, 0, octets, priority=0)
         else:

@@ -378,8 +378,6 @@ class World:
 
     def _least(self, made: Made, relay: int) -> int:
         """Blocks of a publication that are surely found when the relays up to one are asked."""
-        if made.named is not None and made.recorded is None and not self.strict:
-            return 0  # an index that lies of it is believed so far that it may cost it
         if made.obtainable(relay) and made.anchored:
             return made.sure if len(self.made) <= SEATS else made.anchored
         named = relay == 0 and made.recorded is not None

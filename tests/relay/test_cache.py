@@ -525,6 +525,21 @@ def test_nothing_is_looked_at_when_nothing_expires(looked_at):
     assert 0 < len(looked_at) < 20
 
 
+def test_many_that_expire_at_once_go_a_part_at_a_time():
+    cache = Cache(1 << 30)
+    properties = (KeyValue(PropertyType.MAX_CACHE_DURATION, 10_000),)
+    for number in range(3):
+        store = TrackStore(FullTrackName(NAMESPACE, b"%d" % number), properties)
+        for object_ in range(40):
+            cache.age(store, grow(store, 0, object_, now=1))
+    cache.expire(4, 50)
+    assert cache.expirations == 0 and not cache.expire_more(50)
+    cache.expire(12, 50)
+    assert cache.expirations == 50
+    left = [cache.expire_more(50), cache.expirations, cache.expire_more(50), cache.expirations]
+    assert left == [True, 100, False, 120]
+
+
 def test_a_track_that_is_published_again_with_a_shorter_duration_expires_by_it():
     star = Star()
     first = star.publisher(

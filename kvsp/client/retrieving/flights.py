@@ -8,8 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from kvsp.client.policy import Fault
-from kvsp.client.retrieving.sources import Candidate
-from kvsp.records.records import ReplicaRecord
+from kvsp.client.retrieving.sources import Candidate, Replica
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ class Fetch(NamedTuple):
     candidate: Candidate
 
     @property
-    def record(self) -> ReplicaRecord:
+    def record(self) -> Replica:
         return self.candidate.record
 
 
@@ -69,6 +68,8 @@ class Flight:
     """Seconds it was estimated to take."""
     octets: int
     hedged: bool = False
+    brought: bool = False
+    """Whether a layer came of it."""
 
 
 def runs_of(values: Mapping[int, T]) -> Iterator[tuple[range, T]]:

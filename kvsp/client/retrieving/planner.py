@@ -8,7 +8,7 @@ says is a miss, and the next replica is asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 
 from kvsp.client.limits import ClientLimits
@@ -22,8 +22,16 @@ from kvsp.client.retrieving.flights import (
     State,
     runs_of,
 )
-from kvsp.client.retrieving.sources import Candidate, Source, Task, candidate_of, common_ranges
-from kvsp.records.records import Link, ReplicaRecord
+from kvsp.client.retrieving.sources import (
+    Candidate,
+    Replica,
+    Source,
+    Task,
+    candidate_of,
+    common_ranges,
+)
+from kvsp.names import uris
+from kvsp.records.records import Link
 
 _STEAL_LOOKS = 16
 _BACKOFF_S = 0.05
@@ -37,7 +45,7 @@ class Planner:
 
     def __init__(
         self,
-        blocks: Sequence[Sequence[ReplicaRecord]],
+        blocks: Sequence[Sequence[Replica]],
         wanted: Sequence[Iterable[range]],
         layers: int,
         *,
@@ -46,18 +54,25 @@ class Planner:
         codec: int | None = None,
         allow_lossy: bool = False,
         ordered: bool = False,
+        by_block: bool = False,
+        late: Collection[str] = (),
+        takes: Callable[[str], bool] = lambda source: not uris.is_moqt(source),
         budget_octets: int | None = None,
         now: float = 0.0,
     ) -> None:
         """`blocks` are the replicas of each block, `wanted` the ascending disjoint ranges of
         layers needed of each, `layers` those of the descriptor. `links` are known links, by
         holder. With `ordered` one layer after the other is asked for, each from one source.
+        With `by_block` the first blocks come first, whole, else the lower layers of all, so
+        that computing can start while the rest is loaded. Holders in `late`, which did not
+        answer lately, are asked after the others; `takes` says to which there is a way.
         Blocks after the first that does not fit into `budget_octets` are missing, reason
         `capacity`.
         """
         self._limits = limits or ClientLimits()
         self._layers = layers
         self._ordered = ordered
+        self._by_block = by_block
         self._numbers = count()
         self._flights: dict[int, Flight] = {}
         self._cancels: list[Cancel] = []
@@ -68,11 +83,15 @@ class Planner:
 
         self._candidates = [
             [
-                candidate_of(r, self._source(r.holder, links or {}), layers, codec, allow_lossy)
+                candidate_of(
+                    r, self._source(r.holder, links or {}), layers, codec, allow_lossy, takes
+                )
                 for r in replicas
             ]
             for replicas in blocks
         ]
+        for candidate in (each for replicas in self._candidates for each in replicas):
+            candidate.attempts = int(candidate.record.holder in late)
         self._states = [bytearray(layers) for _ in blocks]
         self._origins: list[dict[int, str]] = [{} for _ in blocks]
         self._reasons: list[dict[int, Fault]] = [{} for _ in blocks]
@@ -113,6 +132,15 @@ class Planner:
         flight = self._flights.get(number)
         return flight is not None and bool(self._left(flight))
 
+    def awaits(self, block: int) -> bool:
+        """Whether layers of a block are still to come."""
+        states = self._states[block]
+        return State.QUEUED in states or State.ASKED in states
+
+    def late(self) -> set[str]:
+        """The holders that did not answer, as far as they were asked."""
+        return {each.holder for each in self.sources.values() if each.strikes or each.lost}
+
     def arrivals(self) -> list[Arrived]:
         """Where each layer came from, in order of block and layer."""
         return [
@@ -142,14 +170,14 @@ class Planner:
         if states[layer] not in (State.QUEUED, State.ASKED):
             return False
         source = flight.fetch.candidate.source
-        source.strikes = source.waits = 0
+        source.strikes = source.waits = source.lost = 0
+        flight.brought = True
         states[layer] = State.ARRIVED
         self._origins[block][layer] = source.holder
         self._unresolved -= 1
         for other, rival in list(self._flights.items()):
             if other != number and rival.fetch.block == block and not self._left(rival):
-                self._land(other)
-                self._cancels.append(Cancel(other))
+                self._abandon(other)
         return True
 
     def finished(self, number: int, now: float, octets: int) -> None:
@@ -190,8 +218,7 @@ class Planner:
     def give_up(self, fault: Fault) -> None:
         """Nothing is waited for any more: what did not come is missing."""
         for number in list(self._flights):
-            self._land(number)
-            self._cancels.append(Cancel(number))
+            self._abandon(number)
         for source in self.sources.values():
             source.take_all()
         for block, states in enumerate(self._states):
@@ -207,7 +234,7 @@ class Planner:
         return self.sources[holder]
 
     def _plan(self, wanted: Sequence[Iterable[range]], budget: int | None, now: float) -> None:
-        pieces: list[tuple[int, int, range]] = []
+        pieces: list[tuple[int, int, int, range]] = []
         left = budget
         for block, runs in enumerate(wanted):
             needed = list(runs)
@@ -227,11 +254,17 @@ class Planner:
                     continue
                 for start in range(run.start, run.stop, step):
                     piece = range(start, min(start + step, run.stop))
-                    pieces.append((piece.start, block, piece))
-        # lower layers first: with equal sources all queues are then filled in order
+                    pieces.append((*self._order(block, piece), block, piece))
+        # with equal sources all queues are then filled in order
         pieces.sort(key=lambda each: each[:2])
-        for _, block, piece in pieces:
+        for _, _, block, piece in pieces:
             self._assign(block, piece, now)
+
+    def _order(self, block: int, layers: range) -> tuple[int, int]:
+        return (block, layers.start) if self._by_block else (layers.start, block)
+
+    def _task(self, block: int, layers: range, candidate: Candidate) -> Task:
+        return Task(block, layers, candidate, self._order(block, layers))
 
     def _assign(self, block: int, run: range, now: float) -> None:
         """Put a run of layers into the queues of the best replicas, or say it is missing."""
@@ -249,7 +282,7 @@ class Planner:
                 run = range(run.start + 1, run.stop)
                 continue
             _, candidate, part = best
-            self._queue(Task(block, part, candidate))
+            self._queue(self._task(block, part, candidate))
             run = range(part.stop, run.stop)
 
     def _queue(self, task: Task) -> None:
@@ -323,10 +356,12 @@ class Planner:
                 candidate = self._at(thief, task.block, task.layers)
                 if candidate is None or len(self._queued(task)) < len(task.layers):
                     continue
+                if candidate.attempts > task.candidate.attempts:
+                    continue  # it failed here before
                 if thief.finish_us(candidate.load_us(task.layers), now) < self._drained_us(
                     victim, now
                 ):
-                    fetch = self._start(Task(task.block, task.layers, candidate), now)
+                    fetch = self._start(self._task(task.block, task.layers, candidate), now)
                     if fetch is not None:
                         victim.pop(index)
                         self.counters["stolen"] += 1
@@ -357,7 +392,7 @@ class Planner:
             candidate = self._at(helper, flight.fetch.block, run)
             if candidate is None:
                 continue
-            fetch = self._start(Task(flight.fetch.block, run, candidate), now)
+            fetch = self._start(self._task(flight.fetch.block, run, candidate), now)
             if fetch is not None:
                 flight.hedged = self._flights[fetch.number].hedged = True
                 self.counters["hedges"] += 1
@@ -414,6 +449,13 @@ class Planner:
             source.outstanding -= flight.octets
             self._octets -= flight.octets
         return flight
+
+    def _abandon(self, number: int) -> None:
+        """End a request that nobody needs any more."""
+        flight = self._land(number)
+        if flight is not None and not flight.brought:
+            flight.fetch.candidate.source.lost += 1
+        self._cancels.append(Cancel(number))
 
     def _again(self, flight: Flight, now: float) -> None:
         """Queue what an ended request did not bring and no other is to bring."""

@@ -7,25 +7,22 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from kvsp.blocks.codecs import known_codec
-from kvsp.blocks.container import LayerSections, layers_parameter
 from kvsp.blocks.layout import Tensor, octets_of
-from kvsp.client.caller import Caller, within
-from kvsp.client.errors import ClientError, RequestRefusedError, VerificationError
+from kvsp.client.caller import within
+from kvsp.client.errors import ClientError, RequestRefusedError
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Fault, fault_of
 from kvsp.client.retrieving.flights import Arrived, Cancel, Fetch, Missing
+from kvsp.client.retrieving.leasing import Leasing
 from kvsp.client.retrieving.planner import Planner
-from kvsp.client.retrieving.receiving import BlockReceiver, Layer
-from kvsp.names.codes import Codec
+from kvsp.client.retrieving.receiving import Layer
+from kvsp.client.retrieving.ways import Way, WayError
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.prefix import block_tokens_range
-from kvsp.names.uris import BlockId, block_path
-
-_CHUNK: Final = 1 << 20
+from kvsp.names.uris import BlockId
 
 
 class Destination(Protocol):
@@ -80,6 +77,12 @@ class RetrievalResult:
     details: Mapping[Fault, str] = field(default_factory=dict)
     """The last failure of each kind, in words."""
 
+    failures: Mapping[int, ClientError] = field(default_factory=dict)
+    """The last failure of each block that had one."""
+
+    late: frozenset[str] = frozenset()
+    """Holders that did not answer."""
+
     @property
     def complete(self) -> bool:
         return not self.missing
@@ -114,28 +117,32 @@ def _pair(layers: range) -> list[int]:
 
 
 class Retrieval:
-    """One run of a planner over a caller."""
+    """One run of a planner over the ways to its sources."""
 
     def __init__(
         self,
-        caller: Caller,
+        ways: Sequence[Way],
         planner: Planner,
-        descriptor: Descriptor,
         limits: ClientLimits,
         tell: Callable[[str, BlockId], None],
+        leasing: Leasing | None = None,
     ) -> None:
-        """`tell` is called with a holder and a block of which its octets fail verification."""
+        """Of `ways` the first that takes a source is gone. `tell` is called with a holder and a
+        block of which its octets fail verification. Blocks are leased when there is
+        `leasing`."""
         self._tell = tell
-        self._caller = caller
+        self._ways = ways
         self._planner = planner
-        self._descriptor = descriptor
         self._limits = limits
+        self.leasing = leasing
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._octets = 0
         self.errors: dict[Fault, ClientError] = {}
         """The last exception of each kind."""
+        self.failures: dict[int, ClientError] = {}
+        """The last one of each block."""
         self.unproven: ClientError | None = None
         """Why an answer is not right whose layers all are."""
 
@@ -155,6 +162,8 @@ class Retrieval:
             self._planner.give_up(Fault.TIMEOUT)
         finally:
             await self._stop()
+            if self.leasing is not None:
+                self.leasing.end()
         if self._failure is not None:
             raise self._failure
         return self.result(blocks)
@@ -171,6 +180,8 @@ class Retrieval:
             Counter(planner.counters),
             bad,
             {fault: str(error) for fault, error in self.errors.items()},
+            dict(self.failures),
+            frozenset(planner.late()),
         )
 
     async def _loop(self, destination: Destination) -> None:
@@ -224,21 +235,21 @@ class Retrieval:
 
         `seconds` bounds all of it, the time the caller takes for a layer included.
         """
-        now = asyncio.get_running_loop().time
+        now, octets = asyncio.get_running_loop().time, 0
+
+        def received(count: int) -> None:
+            nonlocal octets
+            octets += count
+            self._octets += count
+
+        replica = fetch.record
+        way = next(each for each in self._ways if each.takes(replica.holder))
         try:
-            async with within(fetch.record.holder, seconds):
-                octets = 0
-                async with self._open(fetch) as response:
-                    receiver = self._receiver(fetch, response.headers)
-                    async for chunk in response.content.iter_chunked(_CHUNK):
-                        octets += len(chunk)
-                        self._octets += len(chunk)
-                        for sections in receiver.feed(chunk):
-                            layer = await self._decoded(fetch, sections)
-                            if self._planner.arrived(fetch.number, layer.layer):
-                                yield layer
-                    for sections in receiver.close():
-                        layer = await self._decoded(fetch, sections)
+            async with within(replica.holder, seconds):
+                if self.leasing is not None and way.leases:
+                    await self.leasing.hold(replica.holder, replica.block)
+                async with contextlib.aclosing(way.layers(fetch, received)) as arriving:
+                    async for layer in arriving:
                         if self._planner.arrived(fetch.number, layer.layer):
                             yield layer
             self._planner.finished(fetch.number, now(), octets)
@@ -246,54 +257,21 @@ class Retrieval:
             self._report(fetch, error, now())
         except DecodeError:  # the record's holder is no base URI
             self._planner.failed(fetch.number, Fault.REFUSED, now())
-
-    def _open(self, fetch: Fetch) -> Any:
-        query = f"layers={layers_parameter(fetch.layers)}&" if fetch.candidate.by_layer else ""
-        path = f"{block_path(fetch.record.block)}?{query}codec={fetch.candidate.codec}"
-        return self._caller.open("GET", fetch.record.holder, path)
-
-    def _receiver(self, fetch: Fetch, fields: Mapping[str, str]) -> BlockReceiver:
-        return BlockReceiver(
-            fetch.record.holder,
-            self._descriptor,
-            fields,
-            layers=fetch.layers,
-            codec=fetch.candidate.codec,
-            record=fetch.record,
-        )
-
-    async def _decoded(self, fetch: Fetch, sections: LayerSections) -> Layer:
-        return await decoded(
-            fetch.record.holder, self._descriptor, fetch.candidate.codec, fetch.block, sections
-        )
+        if self.leasing is not None and not self._planner.awaits(fetch.block):
+            self.leasing.done(replica.block)
 
     def _report(self, fetch: Fetch, error: ClientError, now: float) -> None:
         retry_after, available = None, None
         if isinstance(error, RequestRefusedError):
             retry_after = error.problem.retry_after
             available = _available(error.problem.members.get("available"))
-        fault = fault_of(error)
-        self.errors[fault] = error
+        fault = error.fault if isinstance(error, WayError) else fault_of(error)
+        self.errors[fault] = self.failures[fetch.block] = error
         if fault is Fault.VERIFICATION:
             self._tell(fetch.record.holder, fetch.record.block)
         if fault is Fault.VERIFICATION and not self._planner.needs(fetch.number):
             self.unproven = error
         self._planner.failed(fetch.number, fault, now, retry_after=retry_after, available=available)
-
-
-async def decoded(
-    source: str, descriptor: Descriptor, codec: int, block: int, sections: LayerSections
-) -> Layer:
-    """A layer as raw octets. Raises VerificationError when its sections do not decode."""
-    known = known_codec(codec)
-    try:
-        if known is Codec.RAW:
-            k, v = sections.k, sections.v
-        else:
-            k, v = await asyncio.to_thread(sections.decode, known, descriptor)
-    except DecodeError as error:
-        raise VerificationError(source, f"{error.name}: {error.detail}") from None
-    return Layer(block, sections.layer, k, v, source)
 
 
 def _available(value: Any) -> list[range] | None:

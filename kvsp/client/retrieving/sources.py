@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from kvsp.client.limits import ClientLimits
 from kvsp.client.policy import Fault
-from kvsp.names import uris
 from kvsp.names.codes import Codec
+from kvsp.names.uris import BlockId
 from kvsp.records import costs
 from kvsp.records.records import Link, ReplicaRecord
 
@@ -20,11 +21,36 @@ _NEWEST: Final = 0.3
 """Weight of the newest measurement of a rate."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedReplica:
+    """A replica that somebody names without its Replica Record: a whole block, of which
+    nothing proves a layer before the end of the answer."""
+
+    block: BlockId
+    holder: str
+    """A holder URI, or what another way takes as a source."""
+
+    size: int
+    """Octets of the block, about."""
+
+    codec: int = Codec.RAW
+
+    layer_digests: ClassVar[None] = None
+    residency: ClassVar[None] = None
+
+    def held_layers(self, layers: int) -> list[range]:
+        """All: whoever names it says no less."""
+        return [range(layers)]
+
+
+Replica = ReplicaRecord | NamedReplica
+
+
 @dataclass(slots=True, eq=False)
 class Candidate:
     """One replica of one block: what it holds as far as is known, and why not to use it."""
 
-    record: ReplicaRecord
+    record: Replica
     source: Source
     codec: int
     held: list[range]
@@ -61,6 +87,8 @@ class Candidate:
     def load_us(self, part: range) -> float:
         """Time to load these layers by KVSP "Placement Inputs", in microseconds."""
         record, rate = self.record, self.source.mbit_per_s
+        if isinstance(record, NamedReplica):
+            return costs.transfer_us(self.octets(part), rate)
         if record.residency is None or not self.by_layer or len(part) == self.layers:
             share = len(part) / self.layers if self.by_layer else 1.0
             return share * costs.load_us(record, rate, self.layers)
@@ -78,11 +106,8 @@ class Task(NamedTuple):
     block: int
     layers: range
     candidate: Candidate
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Lower layers first, so that computing can start while the rest is loaded."""
-        return self.layers.start, self.block
+    order: tuple[int, int]
+    """The lowest is asked for first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +123,13 @@ class Source:
     fault: Fault | None = None
     """Why it is not used any more."""
 
+    measured_rate: bool = False
+    measured_rtt: bool = False
+
     strikes: int = 0
+    lost: int = 0
+    """Requests that brought nothing before they were given up, since the last layer came."""
+
     waits: int = 0
     bad: int = 0
     active: int = 0
@@ -115,7 +146,8 @@ class Source:
     def of(cls, holder: str, link: Link | None) -> Source:
         if link is None:
             return cls(holder)
-        return cls(holder, max(link.mbit_per_s, 1e-3), link.rtt_us)
+        rate = max(link.mbit_per_s, 1e-3)
+        return cls(holder, rate, link.rtt_us, measured_rate=True, measured_rtt=True)
 
     def free(self, limits: ClientLimits, now: float) -> bool:
         """Whether another request may go to it now."""
@@ -134,6 +166,13 @@ class Source:
             # what went on beside it shared the link
             rate = 8 * octets * max(1, self.active) / (seconds * 1e6)
             self.mbit_per_s += _NEWEST * (rate - self.mbit_per_s)
+            self.measured_rate = True
+
+    def answered(self, seconds: float) -> None:
+        """Take the time of a small request into the round trip."""
+        us = seconds * 1e6
+        self.rtt_us = min(self.rtt_us, us) if self.measured_rtt else us
+        self.measured_rtt = True
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -161,16 +200,22 @@ class Source:
 
 
 def candidate_of(
-    record: ReplicaRecord, source: Source, layers: int, codec: int | None, allow_lossy: bool
+    record: Replica,
+    source: Source,
+    layers: int,
+    codec: int | None,
+    allow_lossy: bool,
+    takes: Callable[[str], bool],
 ) -> Candidate:
-    """What a record offers to a retrieval; with `fault` set when it cannot be used.
+    """What a replica offers to a retrieval; with `fault` set when it cannot be used.
 
-    `codec` is the one asked for; None asks for the replica's own.
+    `codec` is the one asked for; None asks for the replica's own. `takes` says whether there
+    is a way to a holder.
     """
     asked = record.codec if codec is None else codec
     candidate = Candidate(record, source, asked, record.held_layers(layers), layers)
     digests = record.layer_digests
-    if uris.is_moqt(record.holder):
+    if not takes(record.holder):
         candidate.fault = Fault.NO_REPLICA
     elif asked not in _CODECS or (codec is None and not (allow_lossy or _CODECS[asked].lossless)):
         candidate.fault = Fault.CODEC

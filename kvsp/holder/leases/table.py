@@ -77,16 +77,20 @@ class LeaseTable:
         quota: LeaseQuota,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
         on_ended: Callable[[str], None] = lambda lease_id: None,
+        on_free: Callable[[BlockId], None] = lambda block: None,
     ) -> None:
-        """`on_ended` is called with each lease that has ended, however it did."""
+        """`on_ended` is called with each lease that has ended, however it did, `on_free` with
+        each block that no lease covers any more."""
         self.quota = quota
         self.granted = 0
         self.refused = 0
         self._new_id = new_id
         self._on_ended = on_ended
+        self._on_free = on_free
         self._leases: dict[str, Lease] = {}
         self._accounts: dict[str, _Account] = {}
         self._sizes: dict[BlockId, int] = {}
+        self._octets = 0
         self._holders: dict[BlockId, set[str]] = {}
         self._deadlines: list[tuple[float, str]] = []
 
@@ -96,7 +100,7 @@ class LeaseTable:
     @property
     def octets(self) -> int:
         """Octets under lease, each replica counted once."""
-        return sum(self._sizes.values())
+        return self._octets
 
     def acquire(
         self,
@@ -137,7 +141,9 @@ class LeaseTable:
         for block, size in blocks.items():
             if block not in account.held:
                 account.octets += size
-            self._sizes.setdefault(block, size)
+            if block not in self._sizes:
+                self._sizes[block] = size
+                self._octets += size
             account.held[block] += 1
             self._holders.setdefault(block, set()).add(lease.lease_id)
         self._schedule(lease)
@@ -253,7 +259,9 @@ class LeaseTable:
             holders = self._holders[block]
             holders.remove(lease_id)
             if not holders:
-                del self._holders[block], self._sizes[block]
+                self._octets -= self._sizes.pop(block)
+                del self._holders[block]
+                self._on_free(block)
         if not account.leases:
             del self._accounts[lease.client]
 

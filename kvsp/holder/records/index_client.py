@@ -10,12 +10,14 @@ import msgspec
 
 from kvsp.client.caller import Answer, Caller
 from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError, UnavailableError
-from kvsp.holder.records.publishing import (
+from kvsp.holder.records.index import (
     CompatUnknownError,
     IndexRefusedError,
     IndexUnavailableError,
     Kept,
     ManyUnsupportedError,
+    OvertakenError,
+    TooManyError,
 )
 from kvsp.holder.records.table import Published
 from kvsp.names.errors import DecodeError
@@ -26,6 +28,8 @@ from kvsp.records.records import KeptAnswer, ReplicaRecord, TtlAnswer
 
 _ANSWER_OCTETS: Final = 1 << 20
 _REPLICAS: Final = "replicas"
+_CONFLICT: Final = 409
+_TOO_LARGE: Final = 413
 
 
 class HttpIndexClient:
@@ -116,6 +120,8 @@ def _result(result: Mapping[str, Any], ttl_ms: int) -> Published | IndexRefusedE
     if isinstance(created, bool):
         return Published(ttl_ms, created)
     text = f"{result.get('problem') or 'refused'}: {result.get('detail')}"
+    if result.get("problem") is None and result.get("status") == _CONFLICT:
+        return OvertakenError(text)
     unknown = result.get("problem") == ProblemName.COMPAT_UNKNOWN
     return (CompatUnknownError if unknown else IndexRefusedError)(text)
 
@@ -128,5 +134,11 @@ def _failure(
         return ManyUnsupportedError(str(error))
     if not isinstance(error, RequestRefusedError) or isinstance(error, UnavailableError):
         return IndexUnavailableError(str(error))
-    unknown = error.problem.name is ProblemName.COMPAT_UNKNOWN
+    problem = error.problem
+    if many and problem.status == _TOO_LARGE:
+        limit = problem.members.get("limit")
+        return TooManyError(str(error), limit if type(limit) is int else None)
+    if problem.name is None and problem.status == _CONFLICT:
+        return OvertakenError(str(error))
+    unknown = problem.name is ProblemName.COMPAT_UNKNOWN
     return (CompatUnknownError if unknown else IndexRefusedError)(str(error))

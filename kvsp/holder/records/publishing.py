@@ -13,30 +13,36 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
+from kvsp.holder.records.index import (
+    DEFAULT_TTL_MS,
+    CompatUnknownError,
+    DescriptorSource,
+    IndexClient,
+    IndexRefusedError,
+    IndexUnavailableError,
+    Kept,
+    ManyRecords,
+    ManyUnsupportedError,
+    OvertakenError,
+    RecordSource,
+    TooManyError,
+)
 from kvsp.holder.records.table import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
     Published,
     RecordTable,
 )
-from kvsp.names.errors import KvspError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
 from kvsp.records.records import ReplicaRecord
 
 logger = logging.getLogger("kvsp.holder")
 
-RecordSource = Callable[[BlockId, int], ReplicaRecord | None]
-"""The record of a block with a TTL in milliseconds; None when it is not to be published."""
-
-DescriptorSource = Callable[[bytes], Awaitable[Descriptor | None]]
-"""The descriptor of a Compatibility ID, None for one that is not known."""
-
-DEFAULT_TTL_MS: Final = 600_000
 _CONCURRENT: Final = 8
 MANY_OCTETS: Final = 2 << 20
 """Octets of records in one request, about."""
@@ -48,101 +54,6 @@ PENDING_WITHDRAWALS: Final = 4096
 _AWAY: Final = "the index service is away"
 _BEHIND: Final = "records are late"
 _NO_DESCRIPTOR: Final = "the index service cannot be asked for descriptors"
-
-
-class IndexUnavailableError(KvspError):
-    """The index service does not answer, or not now."""
-
-
-class IndexRefusedError(KvspError):
-    """The index service refused a record; asking again the same way does not help."""
-
-
-class CompatUnknownError(IndexRefusedError):
-    """The index service has no descriptor for a record's Compatibility ID."""
-
-
-class ManyUnsupportedError(IndexRefusedError):
-    """The index service takes records one by one only, as KVSP has it."""
-
-
-class Kept(NamedTuple):
-    """The index service's answer to many records, or to none."""
-
-    ttl_ms: int
-    records: int
-    """How many of the holder's it keeps."""
-
-    results: Sequence[Published | IndexRefusedError]
-    """One for each record sent."""
-
-
-class IndexClient(Protocol):
-    """What a holder asks of an index service."""
-
-    async def publish(self, record: ReplicaRecord) -> Published:
-        """Raises IndexUnavailableError, IndexRefusedError, CompatUnknownError."""
-        ...
-
-    async def put_descriptor(self, descriptor: Descriptor) -> None:
-        """Store a descriptor; one that is there already is fine. Raises as `withdraw`."""
-        ...
-
-    async def withdraw(self, path: str) -> None:
-        """Delete the record with that path; an unknown one is fine.
-        Raises IndexUnavailableError, IndexRefusedError."""
-        ...
-
-    async def descriptor(self, compat_id: bytes) -> Descriptor | None:
-        """The descriptor of a Compatibility ID; None when the index has none."""
-        ...
-
-
-class ManyRecords(Protocol):
-    """What a holder asks of an index service that takes many records at once."""
-
-    async def keep(self, holder: str, ttl_ms: int, records: Sequence[bytes]) -> Kept:
-        """Publish records, as JSON, of a holder that live as long as it is kept alive, and keep
-        it alive. Raises IndexUnavailableError, IndexRefusedError, ManyUnsupportedError."""
-        ...
-
-    async def withdraw_all(self, holder: str) -> None:
-        """Delete every record of a holder. Raises as `keep`."""
-        ...
-
-
-class NoIndex:
-    """A holder that nobody looks up: nothing is published."""
-
-    unavailable = False
-    behind = ""
-
-    def __init__(self, ttl_ms: int = DEFAULT_TTL_MS) -> None:
-        self._ttl_s = ttl_ms / 1000
-
-    def attach(self, source: RecordSource) -> None:
-        """Nothing is asked of it."""
-
-    def describe(self, descriptors: DescriptorSource) -> None:
-        """Nothing is asked of it."""
-
-    def changed(self, block: BlockId) -> None:
-        """Nobody is told."""
-
-    async def withdraw(self, block: BlockId) -> None:
-        """Nobody is told."""
-
-    def remaining_s(self, block: BlockId) -> float:
-        return self._ttl_s
-
-    async def descriptor(self, compat_id: bytes) -> Descriptor | None:
-        return None
-
-    async def start(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class RecordPublisher:
@@ -242,12 +153,17 @@ class RecordPublisher:
         if (running := self._busy.get(block)) is not None:
             path = self._flying.get(block, path)
             until = self._ends_by_itself()
-            await asyncio.wait([running], timeout=self._withdraw_s)
+            if not self.table.unavailable:
+                await asyncio.wait([running], timeout=self._withdraw_s)
             self.table.forget(block)
             if path is not None and not running.done():
                 # it may reach the index after this withdrawal: then there is one more
                 running.add_done_callback(partial(self._late, path))
         if path is None:
+            return
+        if self.table.unavailable:
+            # whoever makes room waits for an index that answers, not for one that does not
+            self._remember(path, until)
             return
         self._withdrawing += 1
         try:
@@ -259,6 +175,7 @@ class RecordPublisher:
             # running out of the time for this is no other reason than the last one
             self._warn(_AWAY, str(error) or self._warned.get(_AWAY, "no answer in time"))
             self.failures += 1
+            self.table.failed(None, self._clock())
             self._remember(path, until)
         except IndexRefusedError as error:
             self.refusals += 1
@@ -422,7 +339,11 @@ class RecordPublisher:
             for block in blocks:
                 self.table.changed(block, sent)
         except IndexUnavailableError as error:
+            for block, record in told:
+                self.table.uncertain(block, record.path, self._ends_by_itself())
             self._unreached(error, blocks)
+        except TooManyError as error:
+            self._send_fewer(error, told)
         except IndexRefusedError as error:
             self.refusals += 1
             logger.warning("the index service refused records: %s", error)
@@ -430,6 +351,27 @@ class RecordPublisher:
                 self.table.refused(block, self._clock())
         else:
             await self._take_results(told, kept, sent)
+
+    def _send_fewer(
+        self, error: TooManyError, told: Sequence[tuple[BlockId, ReplicaRecord]]
+    ) -> None:
+        """The index takes fewer records in a request than there were: from now on there are."""
+        if len(told) == 1:
+            self._refuse(told[0][0], error)
+            return
+        fewer = len(told) // 2
+        if error.limit is not None and 0 < error.limit < len(told):
+            fewer = error.limit
+        self._most = min(self._most, fewer)
+        logger.warning(
+            "the index service takes no %d records at once, it gets %d from now on (%s); lower "
+            "holder.records_per_request or raise its limit",
+            len(told),
+            self._most,
+            error,
+        )
+        for block, _ in told:
+            self.table.changed(block, self._clock())
 
     async def _take_results(
         self, told: Sequence[tuple[BlockId, ReplicaRecord]], kept: Kept, sent: float
@@ -460,6 +402,9 @@ class RecordPublisher:
         self.table.published(block, record.path, answer, self._clock(), kept=kept)
 
     def _refuse(self, block: BlockId, error: IndexRefusedError) -> None:
+        if isinstance(error, OvertakenError):
+            self.table.refused(block, self._clock(), FIRST_DELAY_S)
+            return
         self.refusals += 1
         logger.warning("the index service refused a record: %s", error)
         self.table.refused(block, self._clock())
@@ -545,6 +490,7 @@ class RecordPublisher:
         try:
             answer = await self._told(block, record)
         except IndexUnavailableError as error:
+            self.table.uncertain(block, record.path, self._ends_by_itself())
             self._unreached(error, [block])
         except IndexRefusedError as error:
             self._refuse(block, error)
@@ -588,10 +534,14 @@ class RecordPublisher:
             if until <= now:
                 self._pending.pop(path, None)
                 continue
+            if not self.table.may_ask(now):
+                return
             try:
                 async with asyncio.timeout(self._withdraw_s):
                     await self._index.withdraw(path)
+                self.table.reached()
             except (IndexUnavailableError, TimeoutError):
+                self.table.failed(None, self._clock())
                 return
             except IndexRefusedError as error:
                 logger.warning("the index service refused a withdrawal: %s", error)

@@ -41,6 +41,9 @@ class _Row:
     kept: bool = False
     """Whether it is there as long as the holder is kept alive."""
 
+    maybe: float = 0.0
+    """Until when it may be there although the index did not say so."""
+
 
 class RecordTable:
     """Every record before half its TTL is over, and what is kept by one request for all."""
@@ -130,7 +133,7 @@ class RecordTable:
             return
         refreshed = row.known and self._ends(row) > now
         self._mark(row, known=True, kept=kept)
-        row.path, row.expires = path, now + answer.ttl_ms / 1000
+        row.path, row.expires, row.maybe = path, now + answer.ttl_ms / 1000, 0.0
         if not row.dirty and not kept:
             self._schedule(block, row, now + answer.ttl_ms / 1000 * _REFRESH)
         self.reached()
@@ -162,19 +165,24 @@ class RecordTable:
         if block is not None and (row := self._rows.get(block)) is not None:
             self._schedule(block, row, self._resume)
 
-    def refused(self, block: BlockId, now: float) -> None:
-        """The index does not want a record: ask again much later."""
+    def uncertain(self, block: BlockId, path: str, until: float) -> None:
+        """The index did not answer to a record that was sent: it may have it."""
+        if (row := self._rows.get(block)) is not None:
+            row.path, row.maybe = path, until
+
+    def refused(self, block: BlockId, now: float, after_s: float = 10 * LONGEST_DELAY_S) -> None:
+        """The index does not want a record: ask again later."""
         if (row := self._rows.get(block)) is not None and not row.dirty:
             self._mark(row, known=False, kept=False)
-            self._schedule(block, row, now + 10 * LONGEST_DELAY_S)
+            self._schedule(block, row, now + after_s)
 
     def forget(self, block: BlockId) -> tuple[str, float] | None:
-        """Publish a block no more; its path and when it ends at the index, if it is there: never
-        by itself when it is kept."""
+        """Publish a block no more; its path and when it ends at the index, if it may be there:
+        never by itself when it is kept."""
         row = self._rows.pop(block, None)
         if row is None:
             return None
-        ends = math.inf if row.kept else row.expires
+        ends = math.inf if row.kept else max(row.expires, row.maybe)
         self._mark(row, known=False, kept=False)
         return (row.path, ends) if row.path else None
 

@@ -142,17 +142,18 @@ def block_of(name: str) -> BlockId | None:
 
 def trailer(info: BlockInfo, part: Part) -> bytes:
     """What follows the container in a file: everything `parse_trailer` gives back."""
-    text = ijson.canonical(
-        {
-            "codec": int(info.codec),
-            "size": info.size,
-            "layer_digests": b"".join(info.layer_digests).hex(),
-            "first_layer": part.layers.start,
-            "token_count": part.header.token_count,
-            "table": part.header.table.hex(),
-            "container_digest": part.container_digest.hex(),
-        }
-    )
+    tree: dict[str, Any] = {
+        "codec": int(info.codec),
+        "size": info.size,
+        "layer_digests": b"".join(info.layer_digests).hex(),
+        "first_layer": part.layers.start,
+        "token_count": part.header.token_count,
+        "table": part.header.table.hex(),
+        "container_digest": part.container_digest.hex(),
+    }
+    if info.prior is not None:
+        tree |= {"prior": info.prior.hex(), "position": info.position}
+    text = ijson.canonical(tree)
     return text + _TAIL.pack(len(text), hashlib.sha256(text).digest(), _TAIL_MAGIC)
 
 
@@ -190,6 +191,8 @@ def _from_json(tree: Mapping[str, Any]) -> tuple[BlockInfo, Part]:
         size=tree["size"],
         digest=hashlib.sha256(digests).digest(),
         layer_digests=layer_digests,
+        prior=parse_hex(tree["prior"], HASH_OCTETS) if "prior" in tree else None,
+        position=tree.get("position", 0),
     )
     header = header_of(
         info.codec, tree["first_layer"], tree["token_count"], parse_hex(tree["table"])

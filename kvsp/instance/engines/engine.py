@@ -14,11 +14,11 @@ class KvBlock:
     """K and V of one block in the engine's memory: `[block_tokens, kv_heads, head_dim]`
     for each layer, in layout "kvsp-layout-1".
 
-    Layers are written in ascending order as they arrive. A complete block does not change
-    and is shared by whatever uses it.
+    Layers are written as they arrive, each once. A complete block does not change and is
+    shared by whatever uses it.
     """
 
-    __slots__ = ("arrays", "written")
+    __slots__ = ("_there", "arrays")
 
     def __init__(self, descriptor: Descriptor) -> None:
         tokens = descriptor.block_tokens
@@ -26,24 +26,27 @@ class KvBlock:
             (allocate(descriptor, tokens), allocate(descriptor, tokens))
             for _ in range(descriptor.layers)
         ]
-        self.written = 0
-        """Layers that are there, from layer 0 on."""
+        self._there = bytearray(descriptor.layers)
 
     @property
     def complete(self) -> bool:
-        return self.written == len(self.arrays)
+        return all(self._there)
 
     @property
     def octets(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.arrays)
 
     def write(self, layer: int, k: Octets, v: Octets) -> None:
-        """Take the raw octets of the next layer. Raises ValueError for another layer."""
-        if layer != self.written:
-            raise ValueError(f"layer {layer} came where {self.written} is due")
+        """Take the raw octets of a layer. Raises ValueError for one that is there."""
+        if self._there[layer]:
+            raise ValueError(f"layer {layer} came twice")
         for array, raw in zip(self.arrays[layer], (k, v), strict=True):
             octets_of(array)[:] = memoryview(raw).cast("B")
-        self.written += 1
+        self._there[layer] = True
+
+    def fill(self) -> None:
+        """All of `arrays` was written otherwise."""
+        self._there[:] = bytes([True]) * len(self._there)
 
     def sections(self) -> list[tuple[memoryview, memoryview]]:
         """The raw K and V sections of each layer, as views."""

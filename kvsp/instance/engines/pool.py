@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvsp.instance.engines.engine import KvBlock
 from kvsp.names.errors import KvspError
@@ -24,6 +24,8 @@ class BlockPool:
         self.reserved = 0
         self.counters: Counter[str] = Counter()
         """`evicted`, `rejected`."""
+        self.watch: Callable[[BlockId, int], None] = lambda block, by: None
+        """Called with each block that has come, and 1, or has gone, and -1."""
         self._blocks: OrderedDict[BlockId, KvBlock] = OrderedDict()
         self._pins: dict[BlockId, set[str]] = {}
         self._pinned_by: dict[str, set[BlockId]] = {}
@@ -79,6 +81,7 @@ class BlockPool:
         if known is None:
             self._blocks[block] = known = held
             self.used += held.octets
+            self.watch(block, 1)
         return known
 
     def pin(self, block: BlockId, user: str) -> None:
@@ -115,3 +118,4 @@ class BlockPool:
 
     def _remove(self, block: BlockId) -> None:
         self.used -= self._blocks.pop(block).octets
+        self.watch(block, -1)

@@ -151,7 +151,7 @@ class TorchContext:
             keys, values = _layer(self._cache, layer)
             k[:] = _from_model(keys, rows)
             v[:] = _from_model(values, rows)
-        block.written = descriptor.layers
+        block.fill()
         return block
 
 

@@ -144,7 +144,7 @@ class ToyContext:
         for layer, (k, v) in enumerate(block.arrays):
             k[:] = self._k[layer, rows.start : rows.stop].reshape(k.shape).astype(k.dtype)
             v[:] = self._v[layer, rows.start : rows.stop].reshape(v.shape).astype(v.dtype)
-        block.written = descriptor.layers
+        block.fill()
         return block
 
     def _make_room(self, rows: int) -> None:

@@ -43,6 +43,10 @@ MIN_INITIAL_CID = 8
 
 SUPPORTED_VERSIONS = [int(QuicProtocolVersion.VERSION_1), int(QuicProtocolVersion.VERSION_2)]
 
+NO_ROOM = "the server has no room for more connections"
+MAX_REASON = 256
+"""Octets of the reason that a refused client is told."""
+
 
 class QuicContext:
     """What the connections of one endpoint share: TLS material, settings, the secrets log."""
@@ -191,9 +195,11 @@ class QuicContext:
         full: bool = False,
         addr: Address | None = None,
         prove: bool = False,
+        why: str = "",
     ) -> AioquicTransport | bytes | None:
         """What a server does with a datagram for no known connection.
 
+        One that is `full` refuses it, because of `why` or for want of room.
         With `prove` a client must first show with a Retry packet that it is at `addr`. Returns
         a new transport (which has not seen `data` yet and has no handler), a datagram
         to answer with, or None.
@@ -215,7 +221,7 @@ class QuicContext:
         if len(destination) < MIN_INITIAL_CID:
             return None
         if full:
-            return _refusal(version, destination, source)
+            return _refusal(version, destination, source, why or NO_ROOM)
         self._start_log(now)
         original, retried = destination, None
         if addr is not None:
@@ -240,8 +246,8 @@ class QuicContext:
         return AioquicTransport(connection, self.config, now=now)
 
 
-def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
-    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED), for a server that is full."""
+def _refusal(version: int, destination: bytes, source: bytes, why: str) -> bytes:
+    """An Initial packet with CONNECTION_CLOSE(CONNECTION_REFUSED) and the reason `why`."""
     crypto = CryptoPair()
     crypto.setup_initial(cid=destination, is_client=False, version=version)
     builder = QuicPacketBuilder(
@@ -251,7 +257,7 @@ def _refusal(version: int, destination: bytes, source: bytes) -> bytes:
         peer_cid=source,
         version=version,
     )
-    reason = b"the server has no room for more connections"
+    reason = why.encode()[:MAX_REASON]
     builder.start_packet(QuicPacketType.INITIAL, crypto)
     buf = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=25 + len(reason))
     buf.push_uint_var(QuicErrorCode.CONNECTION_REFUSED)

@@ -17,6 +17,8 @@ class Admission:
     def __init__(self, config: QuicConfig) -> None:
         self.half_open: set[Hashable] = set()
         """Those whose handshake is not complete."""
+        self.closed = ""
+        """Why no connection at all may be begun; empty when some may."""
         self._config = config
         self._origins: dict[Hashable, str] = {}
         self._per_origin: dict[str, int] = {}
@@ -25,13 +27,16 @@ class Admission:
         """Whether one more from `addr`, with `connections` there are, would be too many."""
         config = self._config
         return (
-            connections >= config.max_connections
+            bool(self.closed)
+            or connections >= config.max_connections
             or self._of(addr) >= config.max_connections_per_address
         )
 
     def why_full(self, addr: Address, connections: int) -> str:
         """Which limit `is_full` has met, for the log."""
         config = self._config
+        if self.closed:
+            return self.closed
         if connections >= config.max_connections:
             return f"there are {connections} connections already (max_connections)"
         return (

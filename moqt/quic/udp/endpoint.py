@@ -24,13 +24,15 @@ from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.udp.admission import Admission
 from moqt.quic.udp.refusals import Refusals
-from moqt.quic.udp.socket import UdpSocket
+from moqt.quic.udp.socket import MAX_BATCH, RECEIVE_OCTETS, UdpSocket
 from moqt.quic.windows import WindowMemory
 from moqt.values.codes import SessionErrorCode
 from moqt.values.errors import ConnectError, escaped
 
 log = logging.getLogger(__name__)
 
+TURN_SECONDS = 0.005
+"""Seconds of CPU that what is received in one turn may take; if it does, there is less of it."""
 TRANSMIT_ROUNDS = 4
 """Bursts (of 256 KiB at most) before other work has its turn."""
 
@@ -75,6 +77,8 @@ class Endpoint:
         self._handler_factory = handler_factory
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._at_once = MAX_BATCH
+        """Octets that are received in one turn of the loop: fewer where they take long."""
         self._routes: dict[bytes, AioquicTransport] = {}
         self._cids: dict[AioquicTransport, set[bytes]] = {}
         self._timers: dict[AioquicTransport, tuple[float, asyncio.TimerHandle]] = {}
@@ -135,6 +139,10 @@ class Endpoint:
     @property
     def refused_connections(self) -> int:
         return self.counters.connections_refused
+
+    def refuse_new(self, why: str) -> None:
+        """Take no connection from now on: clients are refused at once, and told `why`."""
+        self._admission.closed = why
 
     @property
     def transports(self) -> list[AioquicTransport]:
@@ -203,7 +211,9 @@ class Endpoint:
             return
         full = self._admission.is_full(addr, len(self._cids))
         prove = self._admission.needs_proof(addr)
-        answer = self._context.unsolicited(data, now=now, full=full, addr=addr, prove=prove)
+        answer = self._context.unsolicited(
+            data, now=now, full=full, addr=addr, prove=prove, why=self._admission.closed
+        )
         if answer is None:
             self.counters.datagrams_ignored += 1
             return
@@ -293,7 +303,8 @@ class Endpoint:
     # ---- receiving
 
     def _on_readable(self) -> None:
-        batches, _ = self._udp.receive()
+        began = time.thread_time()
+        batches, _ = self._udp.receive(self._at_once)
         if self._udp.refused:
             self._on_refused()
         routes = self._routes
@@ -326,6 +337,12 @@ class Endpoint:
                 if answer:
                     self._send(answer)
             self._pump(transport)
+        # small Objects take a hundred times as long as large ones of as many octets
+        took = time.thread_time() - began
+        if took > TURN_SECONDS:
+            self._at_once = max(1, self._at_once // 2)
+        elif took < TURN_SECONDS / 4:
+            self._at_once = min(RECEIVE_OCTETS, 2 * self._at_once)
 
     def _on_refused(self) -> None:
         """An ICMP answer on a client's socket: nobody listens there."""

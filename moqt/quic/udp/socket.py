@@ -181,8 +181,9 @@ class UdpSocket:
     def close(self) -> None:
         self.sock.close()
 
-    def receive(self) -> tuple[list[tuple[list[bytes], Address]], bool]:
-        """`([(datagrams, address), ...], whether more may be waiting)`."""
+    def receive(self, most: int = RECEIVE_OCTETS) -> tuple[list[tuple[list[bytes], Address]], bool]:
+        """`([(datagrams, address), ...], whether more may be waiting)`: no further ones when there
+        are `most` octets."""
         batches: list[tuple[list[bytes], Address]] = []
         octets = 0
         view, buffer = self._view, self._buffer
@@ -216,7 +217,7 @@ class UdpSocket:
                 whole = bytes(view[:count])
                 batches.append(([whole[i : i + size] for i in range(0, count, size)], addr))
             octets += count
-            if octets >= RECEIVE_OCTETS:
+            if octets >= most:
                 break
         return batches, True
 

@@ -58,6 +58,7 @@ _PLACES = {
     _P.NEW_GROUP_REQUEST: "X.....X . XX.....",
     _P.TRACK_NAMESPACE_PREFIX: "....... . .....XX",
     _P.INCLUDE_PROPERTIES: "X.XX..X . .......",
+    _P.RELAY_PATH: "X.XX... . .......",
 }
 
 
@@ -242,6 +243,26 @@ def _write_fill(parameters: Parameters) -> bytes:
     return encode_octets(write_parameters(parameters, _IN_FILL, "FILL_PARAMETERS"))
 
 
+MAX_RELAY_PATH = 256
+"""Relays that a RELAY_PATH may name."""
+
+
+def _read_relay_path(reader: Reader) -> tuple[int, ...]:
+    body = Reader(reader.octets(), f"{reader.what}: RELAY_PATH")
+    path = []
+    while not body.at_end:
+        path.append(body.vi64())
+    if not 0 < len(path) <= MAX_RELAY_PATH:
+        raise body.violation(f"{len(path)} relays")
+    return tuple(path)
+
+
+def _write_relay_path(path: tuple[int, ...]) -> bytes:
+    if not 0 < len(path) <= MAX_RELAY_PATH:
+        raise MisuseError(f"a RELAY_PATH of {len(path)} relays")
+    return encode_octets(b"".join(map(encode_vi64, path)))
+
+
 # In ascending order, which is the order on the wire.
 _VALUES: dict[ParameterType, _Value] = {
     _P.OBJECT_DELIVERY_TIMEOUT: _vi64("object_delivery_timeout"),
@@ -265,6 +286,7 @@ _VALUES: dict[ParameterType, _Value] = {
     _P.NEW_GROUP_REQUEST: _vi64("new_group_request"),
     _P.TRACK_NAMESPACE_PREFIX: _Value("track_namespace_prefix", Reader.namespace, encode_namespace),
     _P.INCLUDE_PROPERTIES: _u8("include_properties", range(2)),
+    _P.RELAY_PATH: _Value("relay_path", _read_relay_path, _write_relay_path),
 }
 # A parameter that is in one table only would silently not be sent.
 assert _VALUES.keys() == _PLACES.keys() == frozenset(ParameterType)

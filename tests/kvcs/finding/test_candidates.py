@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from kvcs.finding.candidates import (
     OF_ONE_PREFIX,
     Candidate,
@@ -14,7 +16,8 @@ from kvcs.finding.candidates import (
     named_by,
 )
 from kvcs.finding.relays import Sessions
-from kvcs.names.errors import NotFound, PublisherLost, VerificationFailed
+from kvcs.keeping.failures import Failures
+from kvcs.names.errors import NotFound, PublisherLost, Unsupported, VerificationFailed
 from kvcs.names.namespace import PublicationNamespace
 from kvsp.records.records import LookupResponse, MatchedBlock
 from moqt.values.errors import ConnectError
@@ -157,3 +160,30 @@ def test_publications_in_an_answer_are_those_that_have_every_earlier_block() -> 
     found = named_by(LookupResponse(len(matched), tuple(matched)))
     assert [each.blocks for each in found] == [1, 1]
     assert all(each.records == (each_record(client, 0, each),) for each in found)
+
+
+@pytest.mark.parametrize("kind", [VerificationFailed, Unsupported])
+async def test_one_that_its_records_made_fail_is_tried_once_more_for_what_its_anchor_shows(kind):
+    published, shorter = namespace(2), namespace(1)
+    lie = Candidate(None, published, 5, records=(None,) * 5)
+    named = index(lie, Candidate(None, shorter, 1))
+    search = candidates(index=named, failures=Failures(60))
+    first = search.best()
+    assert first.namespace == published and first.blocks == 5
+    search.take(first)
+    search.failed(kind("layer 0 of block 2 is not what the record says"), first)
+    again = search.best()
+    assert (again.namespace, again.blocks, again.records) == (published, 2, ())
+    assert not search.doubted(again), "it was the fault of the records"
+    search.take(again)
+    search.failed(kind("bad"), again)
+    assert search.best().namespace == shorter and search.doubted(again)
+
+
+async def test_one_whose_anchor_shows_nothing_is_not_tried_without_its_records():
+    published = PublicationNamespace.create(SCOPE.scope_id, DESCRIPTOR.compat_id, bytes([9]) * 32)
+    search = candidates(index=index(Candidate(None, published, 5, records=(None,) * 5)))
+    first = search.best()
+    search.take(first)
+    search.failed(VerificationFailed("other tokens"), first)
+    assert search.best() is None

@@ -51,7 +51,7 @@ ACCEPTED = Producers([PRODUCER.public])
 GOOD = {
     "Object payload": payloads(2)[7],
     "manifest": payloads(0)[-1],
-    "signed manifest": sign(payloads(0)[-1], PRODUCER),
+    "signed manifest": b"".join(sign([payloads(0)[-1]], PRODUCER)),
     "namespace": PUBLICATION.namespace.encoded,
     "block container": container(),
     "safetensors file": tensors(),

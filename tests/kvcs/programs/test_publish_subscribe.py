@@ -26,7 +26,7 @@ from kvcs.programs.publish import app
 from kvcs.programs.serving import CountingPublisher
 from kvsp.blocks.kv_files import KvFileWriter
 from kvsp.cli.common import ExitCode, InputError, check_cafile, check_output, parse_layers
-from kvsp.holder.records.publishing import DEFAULT_TTL_MS
+from kvsp.holder.records.index import DEFAULT_TTL_MS
 from kvsp.names.errors import FileError
 from moqt.backoff import Backoff
 from moqt.values.codes import RequestErrorCode, SessionErrorCode

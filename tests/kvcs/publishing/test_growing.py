@@ -12,6 +12,7 @@ import pytest
 from kvcs.names import codes
 from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError, MisuseError
+from kvcs.names.limits import REACHED
 from kvcs.names.manifest import Manifest, check_progress, keys_digest
 from kvcs.publishing import publication as publications
 from kvcs.publishing.announcing import publish, unpublish
@@ -150,15 +151,21 @@ def test_each_wrong_order_is_told_in_a_plain_sentence_and_changes_nothing():
 
 def test_more_segments_than_a_publication_may_have_are_refused_and_warned_of_by_both_sides(caplog):
     assert codes.MAX_SEGMENTS == 1024
+    REACHED.clear()
     whole = manifests(grown((1, 1, 1), CACHE))[-1].to_json()
     publication = grown((1, 1), CACHE, finish=False, max_segments=2)
     with pytest.raises(KvcsError, match=r"has 2 segments, and no more are allowed \(max_segments"):
         publication.extend(TOKENS[2 * BLOCK :])
-    assert "a publication is at its limit of 2 segments" in caplog.messages
+    said = "a publication is at its limit of 2 segments (max_segments; said once, and counted)"
+    assert said in caplog.messages
     publication.finish()
     with pytest.raises(DecodeError, match=r"bad-manifest.* 3 segments, and at most 2 are read: al"):
         Manifest.parse(whole, max_segments=2)
-    assert "it has 3 segments, and at most 2 are read (max_segments)" in caplog.messages[-1]
+    assert len(caplog.messages) == 1 and REACHED["max_segments"] == 2, "said once, and counted"
+    REACHED.clear()
+    with pytest.raises(DecodeError):
+        Manifest.parse(whole, max_segments=2)
+    assert "a manifest was not read: it has 3 segments" in caplog.messages[-1]
     assert len(Manifest.parse(whole, max_segments=3).segments) == 3
 
 

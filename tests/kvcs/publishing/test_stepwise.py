@@ -16,6 +16,7 @@ from kvcs.publishing import stepwise
 from kvcs.publishing.limits import manifests_octets
 from kvcs.publishing.publication import Publication
 from kvcs.trust.producers import ProducerKey
+from kvsp.names.codes import Codec
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from tests.kvcs.support import BLOCK, DESCRIPTOR, LAYERS, SCOPE, TOKENS, kv, manifests, produced
@@ -25,7 +26,7 @@ from tests.kvcs.support import BLOCK, DESCRIPTOR, LAYERS, SCOPE, TOKENS, kv, man
 async def test_a_layer_put_step_by_step_is_the_same_and_leaves_before_it_is_all_hashed(
     threads, monkeypatch
 ):
-    monkeypatch.setattr(stepwise, "STEP_BLOCKS", 2)
+    monkeypatch.setattr(stepwise, "STEP_OBJECTS", 4)
     monkeypatch.setattr(stepwise, "LEAST_IN_THREAD", 0 if threads else 1 << 30)
     publication, at_once, seen = Publication(SCOPE, DESCRIPTOR, TOKENS), produced(), []
 
@@ -48,7 +49,7 @@ async def test_a_layer_put_step_by_step_is_the_same_and_leaves_before_it_is_all_
 
 
 async def test_what_was_abandoned_while_a_layer_is_put_step_by_step_gets_no_more_of_it(monkeypatch):
-    monkeypatch.setattr(stepwise, "STEP_BLOCKS", 2)
+    monkeypatch.setattr(stepwise, "STEP_OBJECTS", 4)
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS)
     putting = asyncio.create_task(aput_layer(publication, 0, *kv()[0]))
     while publication.next_object == (0, 0):  # noqa: ASYNC110
@@ -139,3 +140,61 @@ async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) ->
 def test_the_octets_of_all_versions_are_known_before_they_are_made() -> None:
     assert manifests_octets(DESCRIPTOR, [3]) == 2 * LAYERS * 3 * 67
     assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * 6 * 67
+
+
+async def test_what_is_left_to_an_extension_that_has_no_block_is_written_in_a_thread(monkeypatch):
+    threads, real = [], publications.sign
+
+    def noted(*arguments):
+        threads.append(threading.get_ident())
+        return real(*arguments)
+
+    publication = Publication(
+        SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True, signer=ProducerKey.generate()
+    )
+    monkeypatch.setattr(publications, "sign", noted)
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k, v, more=True)
+    assert not threads
+    assert await aextend(publication, TOKENS[:1]) == 0
+    assert publication.tracks[1].ended
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+async def test_a_step_has_no_more_objects_in_several_encodings_than_in_one(monkeypatch) -> None:
+    monkeypatch.setattr(stepwise, "STEP_OBJECTS", 8)
+    most = {}
+    for encodings in ([Codec.RAW], [Codec.RAW, Codec.X_ZSTD]):
+        publication = Publication(SCOPE, DESCRIPTOR, TOKENS, encodings=encodings)
+        seen = [0]
+
+        async def watch(publication=publication, seen=seen):
+            while publication.next_object != (1, 0):
+                seen.append(sum(store.placed for store in publication.tracks[1:]))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        await aput_layer(publication, 0, *kv()[0])
+        await watching
+        most[len(encodings)] = max(b - a for a, b in itertools.pairwise(seen))
+    assert most[1] <= 8 and most[2] <= 8
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_version_is_made_of_pieces_that_the_versions_before_it_have(signed) -> None:
+    """A copy of all would hold up every thread, and each version would have its own."""
+    signer = ProducerKey.generate() if signed else None
+    publication = Publication(SCOPE, DESCRIPTOR, TOKENS[:BLOCK], growing=True, signer=signer)
+    for number in range(4):
+        if number:
+            publication.extend(TOKENS[number * BLOCK : (number + 1) * BLOCK])
+        for layer, (k, v) in enumerate(kv()):
+            rows = slice(number * BLOCK, (number + 1) * BLOCK)
+            publication.put_layer(layer, k[rows], v[rows])
+    publication.finish()
+    *_, before, last = (each.parts for each in publication.tracks[0].objects())
+    shared = {id(part) for part in before} & {id(part) for part in last}
+    digests = 3 * 2 * LAYERS * 66
+    assert sum(len(part) for part in last if id(part) in shared) >= digests
+    # of a whole segment one for each track, and what stands between them
+    assert len(last) <= 4 * 2 * 2 + 3

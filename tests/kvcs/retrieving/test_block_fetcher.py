@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import pytest
@@ -10,7 +11,7 @@ from kvcs.names.namespace import publication_uri
 from kvcs.retrieving.block_fetcher import MoqtFetcher, fetcher
 from kvcs.trust.producers import ProducerKey, Producers
 from kvsp.instance.engines.engine import KvBlock
-from kvsp.instance.loading import LoadError
+from kvsp.instance.loading.fetchers import LoadError
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from kvsp.names.uris import BlockId
@@ -20,7 +21,6 @@ from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
     DESCRIPTOR,
-    LAYERS,
     SCOPE,
     Link,
     altered,
@@ -87,7 +87,7 @@ async def test_a_publication_is_retrieved_once_for_all_its_blocks():
         for number in range(BLOCKS):
             made = KvBlock(DESCRIPTOR)
             await way.fetch(source, block_of(client, number), DESCRIPTOR, 1000, made.write)
-            assert made.written == LAYERS
+            assert made.complete
     assert connected == [URL]
     assert way.octets == sum(k.nbytes + v.nbytes for k, v in CACHE)
 
@@ -123,6 +123,32 @@ async def test_octets_that_are_not_those_of_the_record_are_a_digest_mismatch():
     wrong = Index(blocks=0).knows(publication, CACHE[::-1], URL)
     async with Link(publisher(publication)) as link:
         assert await reason(wrong, link, publication, block) == "digest-mismatch"
+
+
+async def test_no_block_is_had_for_two_keys_nor_another_than_the_last_for_the_anchor_key():
+    """Whatever the records of an index service say."""
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    keys = [block_of(client, number) for number in range(BLOCKS)]
+    lies = [replica[0] for replica in client.held]
+    for number, of in ((1, 0), (BLOCKS - 1, 2), (3, BLOCKS - 1)):
+        wrong = replace(lies[of], block_key=lies[number].block_key)
+        client.held[number] = [wrong]
+    async with Link(publisher(publication)) as link:
+
+        async def connecting(url):
+            return link.session
+
+        way = MoqtFetcher(client, connecting)
+        source = publication_uri(URL, publication.namespace)
+        had = []
+        for number in range(BLOCKS):
+            try:
+                await way.fetch(source, keys[number], DESCRIPTOR, 1000, KvBlock(DESCRIPTOR).write)
+                had.append(number)
+            except LoadError as error:
+                assert error.reason == "digest-mismatch" and "another one" in str(error)
+    assert had == [0, 2]
 
 
 @pytest.mark.parametrize("signed", [False, True])

@@ -45,6 +45,7 @@ from tests.kvcs.support import (
     until,
 )
 from tests.kvcs.support_fallback import CACHE, H1, FakeClient, check
+from tests.kvcs.support_segments import grown
 
 RELAY = "moqt://relay.example:4443"
 ALL = [0, LAYERS - 1]
@@ -251,6 +252,19 @@ async def test_after_a_publication_of_other_tokens_the_right_one_is_retrieved():
     async with Link(publisher(wrong, right)) as link:
         consumer = link.consumer(fallback=fallback(client, after=5))
         check(await collect(consumer))
+
+
+async def test_records_that_lie_of_what_follows_cost_no_publication_whose_beginning_is_ours():
+    """Its first segment is of our tokens, the second goes on with others."""
+    others = [*TOKENS[: 2 * BLOCK], *range(3 * BLOCK)]
+    publication = grown((2, 3), CACHE, others)
+    client = FakeClient(blocks=0).knows(publication, OTHER, RELAY)
+    async with Link(publisher(publication)) as link:
+        consumer = link.consumer(fallback=fallback(client, after=5))
+        layers = await collect(consumer)
+        check(layers[-LAYERS:], blocks=2)
+        assert consumer.stats.discarded["other-tokens"] == 1
+        await link.assert_clean()
 
 
 async def test_a_publication_at_another_relay_is_retrieved_there():

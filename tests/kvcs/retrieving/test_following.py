@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcs.names.errors import PublisherLost
+from kvcs.names.manifest import check_progress
 from kvcs.publishing.publication import Publication
+from kvcs.retrieving import assembly as assemblies
 from kvcs.retrieving import manifest_track
-from kvcs.retrieving import retrieval as retrievals
+from kvcs.retrieving.asking import waits
 from kvcs.retrieving.destinations import ArrayDestination
 from kvcs.trust.producers import ProducerKey, Producers
 from kvcs.trust.terms import Terms
@@ -89,8 +91,10 @@ class Production:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-async def test_a_long_signed_manifest_is_read_in_a_thread_and_all_comes_once(monkeypatch, sealed):
+@pytest.mark.parametrize("how", ["in clear", "signed", "sealed"])
+async def test_a_long_manifest_is_read_and_compared_in_a_thread_and_all_comes_once(
+    monkeypatch, how
+):
     monkeypatch.setattr(manifest_track, "BESIDE_OCTETS", 1)
     threads, read = set(), Terms.read
 
@@ -98,14 +102,20 @@ async def test_a_long_signed_manifest_is_read_in_a_thread_and_all_comes_once(mon
         threads.add(threading.get_ident())
         return read(*arguments)
 
+    def compared(*versions):
+        threads.add(threading.get_ident())
+        check_progress(*versions)
+
     monkeypatch.setattr(Terms, "read", noted)
-    key, scope = ProducerKey.generate(), SCOPE
-    if sealed:
+    monkeypatch.setattr(manifest_track, "check_progress", compared)
+    monkeypatch.setattr(assemblies, "check_progress", compared)
+    key, scope = None if how == "in clear" else ProducerKey.generate(), SCOPE
+    if how == "sealed":
         scope = Scope(bytes(range(32)), (ContentKey.generate(),))
     production = Production(scope=scope, signer=key)
     production.put(LAYERS + 2)
     async with Link(production.handler) as link:
-        producers = Producers([key.public])
+        producers = None if key is None else Producers([key.public])
         consumer = link.consumer(follow=True, scope=scope, producers=producers)
         _, layers = await asyncio.gather(production.put_all(), collect(consumer))
         assert whole(layers, CACHE, BLOCKS) == len(SIZES)
@@ -255,7 +265,7 @@ async def test_the_arrays_are_made_once_for_all_tokens_that_may_come():
 
 
 async def test_segments_are_asked_for_in_order_and_only_so_many_at_once(monkeypatch):
-    monkeypatch.setattr(retrievals, "SEGMENTS_AT_ONCE", 2)
+    monkeypatch.setattr(waits, "SEGMENTS_AT_ONCE", 2)
     handler = Split()
     publication = grown((1,) * BLOCKS, CACHE)
     publication.serve(handler)

@@ -94,7 +94,7 @@ class Asked:
 
     fetch = subscribe
 
-    def version_received(self, location, read) -> None:
+    def version_received(self, location, read, after) -> None:
         self.read.append(read)
 
     @property

@@ -47,6 +47,7 @@ async def test_the_manifest_is_subscribed_to_with_a_fill_of_the_current_version(
         for asked in handler.asked.values():
             assert asked.location_filter == LocationFilter.next_object()
             assert asked.fill_parameters.location_filter == LocationFilter.relative_start(1)
+            assert asked.group_order == GroupOrder.DESCENDING, "the newest one goes first"
 
 
 @pytest.mark.parametrize("layers", [range(LAYERS), range(1, 4), range(5, 6)])

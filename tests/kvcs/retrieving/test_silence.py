@@ -8,6 +8,7 @@ import pytest
 
 from kvcs.names.errors import PublisherLost
 from kvcs.retrieving import retrieval
+from kvcs.retrieving.asking import waits
 from moqt.publisher import Publisher
 from moqt.requests import IncomingFetch, RequestState
 from moqt.track.store import TrackStore
@@ -46,8 +47,8 @@ class Standing(Publisher):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(retrieval, "STALL", 0.05)
-    monkeypatch.setattr(retrieval, "RECOVERY_DELAYS", (0.0, 0.005, 0.01))
-    monkeypatch.setattr(retrieval, "RECOVERY_PAUSE", 0.01)
+    monkeypatch.setattr(waits, "RECOVERY_DELAYS", (0.0, 0.005, 0.01))
+    monkeypatch.setattr(waits, "RECOVERY_PAUSE", 0.01)
 
 
 async def test_what_a_standing_subscription_owes_still_comes_when_it_goes_on():
@@ -69,7 +70,7 @@ async def test_what_a_standing_subscription_owes_still_comes_when_it_goes_on():
 
 
 async def test_a_subscription_that_stays_silent_is_given_up_in_the_end(monkeypatch):
-    monkeypatch.setattr(retrieval, "PATIENCE", 0.2)
+    monkeypatch.setattr(waits, "PATIENCE", 0.2)
     handler = Standing(produced())
     async with Link(handler) as link:
         task = asyncio.create_task(collect(link.consumer(mode="live")))

@@ -43,6 +43,11 @@ def vector_key(vector_id: str, tmp_path) -> ProducerKey:
     return ProducerKey.load(path)
 
 
+def signed(payload: bytes, key: ProducerKey) -> bytes:
+    """A message, its payload in two pieces."""
+    return b"".join(sign([payload[:5], payload[5:]], key))
+
+
 @pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
 def test_a_signed_manifest_of_the_vectors_is_opened(vector) -> None:
     head = bytes.fromhex(vector["cose_sign1_hex_head"])
@@ -56,14 +61,14 @@ def test_a_signed_manifest_of_the_vectors_is_opened(vector) -> None:
 
 
 def test_an_eddsa_signature_is_the_one_of_the_vectors(tmp_path) -> None:
-    message = sign(MANIFEST, vector_key("EdDSA", tmp_path))
+    message = signed(MANIFEST, vector_key("EdDSA", tmp_path))
     assert hashlib.sha256(message).hexdigest() == VECTORS["EdDSA"]["cose_sign1_sha256"]
 
 
 @pytest.mark.parametrize("vector_id", VECTORS)
 def test_what_is_signed_is_opened_by_its_key_alone(vector_id, tmp_path) -> None:
     key = vector_key(vector_id, tmp_path)
-    message = sign(b"payload", key)
+    message = signed(b"payload", key)
     assert message[0] == 0xD2
     assert open_message(message, PRODUCERS) == b"payload"
     other = ProducerKey.generate(key.algorithm, key.kid)
@@ -82,7 +87,7 @@ def test_pycose_verifies_what_we_sign_and_we_what_pycose_signs(vector_id, tmp_pa
         theirs = EC2Key(crv="P_256", x=x, y=y, d=secret)
     else:
         theirs = OKPKey(crv="ED25519", x=bytes.fromhex(vector["public_hex"]), d=secret)
-    message = Sign1Message.decode(sign(MANIFEST, key))
+    message = Sign1Message.decode(signed(MANIFEST, key))
     message.key = theirs
     assert message.payload == MANIFEST and message.verify_signature()
     made = Sign1Message(
@@ -163,7 +168,7 @@ def test_the_algorithm_is_that_of_the_producers_key(algorithm) -> None:
     (other,) = set(Algorithm) - {algorithm}
     for said, right in ((algorithm, True), (other, False)):
         protected = cbor2.dumps({1: int(said)})
-        signature = key.sign(cbor2.dumps(["Signature1", protected, b"", b"{}"]))
+        signature = key.sign([cbor2.dumps(["Signature1", protected, b"", b"{}"])])
         message = remade(protected, {4: key.kid}, signature=signature)
         if right:
             assert open_message(message, Producers([key.public])) == b"{}"
@@ -173,8 +178,8 @@ def test_the_algorithm_is_that_of_the_producers_key(algorithm) -> None:
 
 
 def test_who_requires_nobody_takes_the_payload_whoever_signed_it() -> None:
-    signed = sign(b"{}", ProducerKey.generate(Algorithm.ES256))
-    assert open_message(signed, None) == b"{}"
+    message = signed(b"{}", ProducerKey.generate(Algorithm.ES256))
+    assert open_message(message, None) == b"{}"
 
 
 @given(st.data())
@@ -194,4 +199,16 @@ def test_a_payload_of_every_size_of_length_is_signed() -> None:
     key = ProducerKey.generate()
     for size in (0, 23, 24, 255, 256, 65535, 65536):
         payload = bytes(size)
-        assert open_message(sign(payload, key), Producers([key.public])) == payload
+        assert open_message(signed(payload, key), Producers([key.public])) == payload
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_a_long_payload_is_passed_on_in_its_pieces_and_opened_the_same(algorithm) -> None:
+    key = ProducerKey.generate(algorithm)
+    pieces = [bytes([n]) * (700 << 10) for n in range(4)]
+    head, *same, _ = sign(pieces, key)
+    assert all(one is other for one, other in zip(same, pieces, strict=True)) and len(head) < 99
+    message = b"".join(sign(pieces, key))
+    assert open_message(message, Producers([key.public])) == b"".join(pieces)
+    with pytest.raises(DecodeError, match="bad-signature"):
+        open_message(message[:-99] + b"x" + message[-98:], Producers([key.public]))

@@ -21,7 +21,7 @@ def test_a_key_is_kept_for_its_owner_alone_and_read_again(algorithm, tmp_path) -
     assert stat.S_IMODE((tmp_path / "key.json").stat().st_mode) == 0o600
     again = ProducerKey.load(tmp_path / "key.json")
     assert again.public == key.public and again.algorithm is algorithm
-    Producers([key.public]).verify(key.kid, algorithm, b"data", again.sign(b"data"))
+    Producers([key.public]).verify(key.kid, algorithm, [b"data"], again.sign([b"da", b"ta"]))
     secret = json.loads((tmp_path / "key.json").read_text())["d"]
     assert secret not in repr(key) and "d" not in key.public
     with pytest.raises(TypeError):

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcs.names.errors import KvcsError
 from kvcs.trust import sealing
-from kvcs.trust.sealing import CtrHmac, TrackKey, TrackOpener, TrackSealer, derive, payload_of
+from kvcs.trust.pieces import PIECE
+from kvcs.trust.sealing import (
+    CtrHmac,
+    Gcm,
+    TrackKey,
+    TrackOpener,
+    TrackSealer,
+    derive,
+    payload_of,
+)
 from kvsp.names.codes import CipherSuite
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.errors import DecodeError
@@ -214,3 +226,14 @@ def test_an_object_that_does_not_say_its_priority_has_the_tracks() -> None:
 def test_no_octets_crash_the_opener(properties, payload, object_id) -> None:
     with pytest.raises(DecodeError):
         TrackOpener((FRESH,), NAME).open(0, object_id, 0, properties, [payload])
+
+
+@pytest.mark.parametrize("octets", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
+def test_what_is_long_is_sealed_and_opened_in_pieces_and_is_the_same(octets: int) -> None:
+    key, nonce, data = bytes(range(16)), bytes(12), os.urandom(octets)
+    sealed = Gcm(key).encrypt(nonce, data, b"with")
+    assert sealed == AESGCM(key).encrypt(nonce, data, b"with")
+    assert Gcm(key).decrypt(nonce, sealed, b"with") == data
+    for wrong in (sealed[:-1] + bytes([sealed[-1] ^ 1]), bytes([sealed[0] ^ 1]) + sealed[1:]):
+        with pytest.raises(InvalidTag):
+            Gcm(key).decrypt(nonce, wrong, b"with")

@@ -18,7 +18,7 @@ PUBLICATION = produced()
 TEXT = bytes(PUBLICATION.tracks[0].get(Location(1, 0)).payload)
 AT = Location(1, 0)
 KEY = ProducerKey.generate()
-SIGNED = sign(TEXT, KEY)
+SIGNED = b"".join(sign([TEXT], KEY))
 CONTENT_KEY = ContentKey.generate()
 PLAIN, COSE = ManifestTrack
 

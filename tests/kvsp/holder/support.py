@@ -13,14 +13,14 @@ from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
 from kvsp.holder.leases.table import LeaseQuota
-from kvsp.holder.records.publishing import (
+from kvsp.holder.records.index import (
     CompatUnknownError,
     IndexRefusedError,
     IndexUnavailableError,
     Kept,
     ManyUnsupportedError,
-    RecordPublisher,
 )
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.records.table import Published
 from kvsp.holder.store import BlockInfo, Part
 from kvsp.holder.tiers.tiers import MemoryTier, TierStorage

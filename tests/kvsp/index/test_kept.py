@@ -18,7 +18,7 @@ from kvsp.index.arrivals import Arrivals
 from kvsp.index.redis import RedisStore
 from kvsp.index.service import IndexLimits, IndexService
 from kvsp.index.sqlite import SqliteStore
-from kvsp.index.store import KEPT_MS, Entry, StoreLimits
+from kvsp.index.store import KEPT_MS, Entry, StoreError, StoreLimits
 from kvsp.names.uris import compat_path
 from kvsp.principals import Principal
 from kvsp.records.records import KeptAnswer, LookupResponse, ReplicaRecord
@@ -27,6 +27,7 @@ from tests.kvsp.index.entries import H1, H2, NOW, entry, key
 from tests.kvsp.index.support import DESCRIPTOR, HOLDER, principal, record, request
 from tests.kvsp.index.support import H1 as HOLDER_URI
 from tests.kvsp.index.support import H2 as OTHER_URI
+from tests.kvsp.inside import commands_of, fail_once, trace_statements
 from tests.kvsp.support_http import BASE, Client, Principals, running
 from tools.bench_index import bench_kept
 
@@ -116,6 +117,106 @@ def test_a_transaction_that_fails_counts_nothing(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="type 'object' is not supported"):
             store.put([kept(2), entry(4), broken], NOW)
         assert (store.counts().records, store.keep_alive(H1, NOW + 1, NOW)) == (1, 1)
+
+
+def test_a_commit_that_fails_files_nothing_counts_nothing_and_the_next_one_works(
+    tmp_path: Path,
+) -> None:
+    with closing(SqliteStore(tmp_path / "index.db", StoreLimits(linger_ms=0))) as store:
+        store.put([kept(1)], NOW)
+        store.keep_alive(H1, NOW + 1000, NOW)
+
+        def same() -> None:
+            assert (store.counts(), found(store, NOW, 1, 2)) == (before, [1, 0])
+
+        before = store.counts()
+        fail_once(store, "COMMIT")
+        with pytest.raises(StoreError, match="full"):
+            store.put([kept(2), kept(3, H2)], NOW)
+        same()
+        for call in (
+            lambda: store.delete(kept(1).block, kept(1).replica_id, NOW),
+            lambda: store.delete_holder(H1, None),
+            lambda: store.expire(NOW + 2000, 100),
+            lambda: store.keep_alive(H1, NOW + 9000, NOW),
+        ):
+            fail_once(store, "COMMIT")
+            with pytest.raises(StoreError, match="full"):
+                call()
+            same()
+        assert list(store.put([kept(2), kept(3, H2)], NOW)) == [True, True]
+        assert store.keep_alive(H2, NOW + 500, NOW) == 1
+        assert store.expire(NOW + 1500, 100) == 3
+        assert store.counts().records == 0
+    with closing(SqliteStore(tmp_path / "index.db")) as again:
+        assert again.counts().records == 0
+
+
+def test_of_records_that_are_kept_the_last_blocks_of_prompts_go_first(
+    make_store: MakeStore,
+) -> None:
+    store = make_store(records_per_scope=16)
+    store.put([replace(kept(number), position=number) for number in range(17)], NOW)
+    store.keep_alive(H1, NOW + 1000, NOW)
+    assert found(store, NOW, *range(17)) == [1] * 16 + [0]
+    assert store.counts().evicted == 1
+    # those that end by themselves do so first
+    store.put([entry(100), replace(kept(50), position=2)], NOW)
+    assert found(store, NOW, 100, 50, 14, 15) == [0, 1, 1, 0]
+
+
+def expiring(path: Path, scopes: int) -> int:
+    """Statements of a sweep and of the counts, with records in so many scopes."""
+    with closing(SqliteStore(path / f"{scopes}.db", StoreLimits(linger_ms=0))) as store:
+        store.put([entry(1, scope=each % 256, compat=each // 256) for each in range(scopes)], NOW)
+        store.put([kept(2)], NOW)
+        store.keep_alive(H1, NOW + 90_000, NOW)
+        statements = trace_statements(store)
+        store.expire(NOW + 1, 100)
+        assert store.counts().records == scopes + 1
+        assert store.expire(NOW + 20_000, 7) == 7
+        return len(statements)
+
+
+def test_a_sweep_visits_no_scope_in_which_nothing_has_ended(tmp_path: Path) -> None:
+    assert expiring(tmp_path, 8) == expiring(tmp_path, 256)
+
+
+def test_what_is_asked_of_redis_for_one_holder_visits_no_scope_of_others(
+    redis_url: str, tmp_path: Path
+) -> None:
+    asked = []
+    for others in (4, 200):
+        store = RedisStore(redis_url, prefix=f"{tmp_path.name}{others}")
+        with closing(store):
+            store.put([kept(1, H2, scope=each) for each in range(others)], NOW)
+            store.put([kept(1, scope=1), kept(1, scope=2)], NOW)
+            before = commands_of(store)
+            assert store.keep_alive(H1, NOW + 1000, NOW) == 2
+            assert store.has_replicas(H1, NOW)
+            assert store.delete_holder(H1, None) == 2
+            asked.append(commands_of(store) - before)
+            assert store.keep_alive(H2, NOW + 1000, NOW) == others
+    assert asked[0] == asked[1]
+
+
+def test_a_sweep_of_redis_takes_a_part_of_very_many_scopes_and_counts_them_all_in_the_end(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsp.index.redis.SCOPES_PER_PASS", 16)
+    with closing(RedisStore(redis_url, prefix=tmp_path.name)) as store:
+        for each in range(250):
+            store.put([entry(1, scope=each), entry(2, scope=each, ttl_ms=90_000)], NOW)
+        removed, sweeps = 0, 0
+        while removed < 250:
+            before = commands_of(store)
+            removed += store.expire(NOW + 80_000, 1000)
+            assert commands_of(store) - before < 20 * 64
+            sweeps += 1
+        assert sweeps > 2
+        for _ in range(sweeps):
+            store.expire(NOW + 80_000, 1000)
+        assert store.counts().records == 250
 
 
 def test_what_is_kept_is_kept_over_a_restart_of_the_index(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvsp.index.service import IndexLimits, IndexService, MissReason
+from kvsp.index.answers import MissReason
+from kvsp.index.service import IndexLimits, IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.status import StatusBoard
 from kvsp.index.store import StoreLimits

@@ -12,9 +12,10 @@ import pytest
 
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import ReplicaStore, StoreError, StoreFull, StoreLimits
-from tests.kvsp.index.conftest import MakeStore, redis_server
+from tests.kvsp.index.conftest import MakeStore
 from tests.kvsp.index.entries import H1, H2, NOW, entry, key
 from tests.kvsp.inside import wait_for_locks
+from tests.redis_server import redis_server
 from tools.bench_index import bench
 
 COMPAT, SCOPE = entry().block[:2]

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsp.client.client import Client
 from kvsp.holder.holder import Holder, HolderSettings, Records
-from kvsp.holder.records.publishing import NoIndex
+from kvsp.holder.records.index import NoIndex
 from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.instance.callers import PlacementRefusedError, PlacementUnavailableError
 from kvsp.instance.core.agent import Agent
@@ -22,7 +22,7 @@ from kvsp.instance.engines.engine import Engine, KvBlock
 from kvsp.instance.engines.samplers import SamplerState
 from kvsp.instance.engines.toy import ToyEngine
 from kvsp.instance.epochs import Epochs
-from kvsp.instance.loading import LoadError, WriteLayer
+from kvsp.instance.loading.fetchers import LoadError, WriteLayer
 from kvsp.instance.shell import InstanceShell
 from kvsp.names.codes import InstanceState
 from kvsp.names.identity import Descriptor, Scope, block_keys
@@ -37,6 +37,7 @@ from kvsp.records.records import (
     SessionProgress,
 )
 from kvsp.records.sharding import ReshardFetch, ReshardPlan
+from tests.kvsp.inside import ask_with
 
 BASE = "https://ii1.example/kvsp/"
 HOLDER = "https://h1.example/kvsp/"
@@ -180,6 +181,12 @@ class Source:
             write(layer, k, v)
 
 
+class NoNetwork:
+    """In the place of a client's connections."""
+
+    async def close(self) -> None: ...
+
+
 @dataclass
 class Instance:
     shell: InstanceShell
@@ -218,11 +225,13 @@ def make_instance(
         [(MemoryTier(), store_octets)], HolderSettings(base_uri=BASE), records=records or NoIndex()
     )
     placement, source = Placement(), Source()
+    client = Client()
+    ask_with(client, NoNetwork())  # until it is started
     shell = InstanceShell(
         agent,
         engine,
         holder,
-        Client(),
+        client,
         placement,
         Epochs(),
         fetchers=[source],

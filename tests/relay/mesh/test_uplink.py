@@ -14,7 +14,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import ConnectError, SessionClosed
 from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
-from relay.mesh.uplink import Interests
+from relay.mesh.uplink import UNWANTED_SECONDS, Interests
 from relay.mesh.uplink_client import UplinkClient
 from tests.relay.chain import Chain
 from tests.relay.peers import Listing, Wanting, offering, paused
@@ -107,7 +107,7 @@ def slow():
             self.top.run()
 
     chain = Slow()
-    chain.top.relay.namespaces.events.await_upstream = lambda *asked: held.append(asked[-1])
+    chain.top.relay.namespaces.events.awaited.append(lambda *asked: held.append(asked[-1]))
     chain.connect()
     return chain
 
@@ -313,6 +313,12 @@ def test_prefixes_that_one_covers_are_asked_for_once():
     assert sorted(asked) == [("+", a), ("-", ab), ("-", ac)]
     asked.clear()
     interests.remove(a, 4)
+    interests.tick(UNWANTED_SECONDS - 1)
+    interests.add(a, 4)
+    interests.tick(UNWANTED_SECONDS + 1)
+    interests.remove(a, 4)
+    assert asked == []
+    interests.tick(2 * UNWANTED_SECONDS + 1)
     assert sorted(asked) == [("+", ab), ("+", ac), ("-", a)]
     asked.clear()
     interests.remove(ab, 1)
@@ -320,10 +326,11 @@ def test_prefixes_that_one_covers_are_asked_for_once():
     interests.remove(ab, 3)
     assert asked == [("-", ab)]
     asked.clear()
+    now = 2 * UNWANTED_SECONDS + 1
     ended[ac](None)
-    interests.tick(0.5)
+    interests.tick(now + 0.5)
     assert asked == []
-    interests.tick(1.5)
+    interests.tick(now + 1.5)
     assert asked == [("+", ac)]
 
 
@@ -390,6 +397,9 @@ class FakeSession:
 
 class FakeUplink:
     session = None
+
+    def leave(self, session):
+        """Nobody else is there."""
 
     def attach(self, session):
         self.session = session

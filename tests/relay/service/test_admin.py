@@ -132,11 +132,11 @@ def test_a_relay_that_drains_is_not_ready(tmp_path):
 
 async def test_a_relay_whose_upstream_is_gone_is_not_ready():
     above = admin.Upstream("moqt://above.example", lambda: None)
-    async with Listening(upstream=above) as listener:
+    async with Listening(upstreams=[above]) as listener:
         status, text = await ask(listener, "/readyz")
         assert (status, text) == (
             503,
-            "the upstream relay moqt://above.example is not connected\n",
+            "no upstream relay is connected (moqt://above.example)\n",
         )
         assert await ask(listener, "/healthz") == (200, "ok\n")
         told = json.loads((await ask(listener, "/upstreams.json"))[1])

@@ -9,7 +9,7 @@ import pytest
 
 from kvcs.names.errors import PublisherLost, VerificationFailed
 from kvcs.publishing.publication import Publication
-from kvcs.retrieving import retrieval as retrievals
+from kvcs.retrieving.asking import waits
 from kvcs.retrieving.consumer import Consumer
 from kvcs.retrieving.lanes import lanes as of_lanes
 from moqt.values.errors import ConnectError
@@ -197,7 +197,7 @@ async def test_what_is_still_in_production_comes_over_the_first() -> None:
 async def test_what_holders_do_not_bring_of_one_in_production_is_no_task_for_others(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr(retrievals, "RECOVERY_DELAYS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(waits, "RECOVERY_DELAYS", (0.0, 0.0, 0.0))
     growing = Publication(SCOPE, DESCRIPTOR, TOKENS)
     cache = kv()
     async with Site(growing, 2) as site:

@@ -191,7 +191,9 @@ class LeasesAndEvictions(RuleBasedStateMachine):
         self.now = 0.0
         numbers = itertools.count()
         self.table = LeaseTable(
-            LeaseQuota(octets=4 * INFO.size, ttl_ms=3000), lambda: f"lease {next(numbers):06}"
+            LeaseQuota(octets=4 * INFO.size, ttl_ms=3000),
+            lambda: f"lease {next(numbers):06}",
+            on_free=lambda block: self.store.freed(block),
         )
         self.store = Store({HOST: 3 * PART.octets, DISK: 4 * PART.octets}, self.table.is_leased)
         self.model: dict[str, tuple[str, set[int], float]] = {}

@@ -15,14 +15,14 @@ from kvsp.client.caller import Caller
 from kvsp.holder.app import HolderService
 from kvsp.holder.descriptors import Descriptors
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.records.index_client import HttpIndexClient
-from kvsp.holder.records.publishing import (
+from kvsp.holder.records.index import (
     IndexRefusedError,
     IndexUnavailableError,
     ManyUnsupportedError,
     NoIndex,
-    RecordPublisher,
 )
+from kvsp.holder.records.index_client import HttpIndexClient
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.tiers import MemoryTier
 from kvsp.http.app import App
 from kvsp.http.call import Call, json_response, no_content

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvsp.holder.records.publishing import IndexRefusedError, Kept, RecordPublisher
+from kvsp.holder.records.index import (
+    IndexRefusedError,
+    IndexUnavailableError,
+    Kept,
+    OvertakenError,
+    TooManyError,
+)
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.tiers.tiers import MemoryTier
 from tests.kvsp.holder.support import (
     DESCRIPTOR,
@@ -310,3 +317,99 @@ async def test_a_publisher_without_many_withdraws_nothing_at_the_start() -> None
     publisher.attach(lambda block, ttl_ms: None)
     await publisher.step()
     assert index.calls == []
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(3, [16, 3, 3]), (None, [16, 8, 4, 2, 2])])
+async def test_an_index_that_takes_fewer_records_at_once_gets_fewer_and_all_of_them(
+    limit: int | None, sizes: list[int]
+) -> None:
+    world = await world_with(16)
+    keep, sent = world.index.keep, list[int]()
+
+    async def narrow(holder: str, ttl_ms: int, records: Any) -> Kept:
+        sent.append(len(records))
+        if len(records) > 3:
+            raise TooManyError("kvsp-too-large: the list of records is over 3", limit)
+        return await keep(holder, ttl_ms, records)
+
+    world.index.keep = narrow  # type: ignore[method-assign]
+    await world.publisher.step()
+    assert listed(world) == set(range(16)) and world.publisher.refusals == 0
+    assert sent[: len(sizes)] == sizes
+    # it is remembered
+    before = len(sent)
+    for number in range(16, 24):
+        await world.put(number)
+    await world.publisher.step()
+    assert set(sent[before:]) <= {1, 2, 3} and listed(world) == set(range(24))
+
+
+async def test_one_record_that_is_too_large_for_the_index_costs_the_others_nothing() -> None:
+    world = await world_with(4)
+    keep = world.index.keep
+    large = block_id(2).block_key.hex().encode()
+
+    async def narrow(holder: str, ttl_ms: int, records: Any) -> Kept:
+        if any(large in record for record in records):
+            raise TooManyError("kvsp-too-large")
+        return await keep(holder, ttl_ms, records)
+
+    world.index.keep = narrow  # type: ignore[method-assign]
+    await world.publisher.step()
+    assert listed(world) == {0, 1, 3} and world.publisher.refusals == 1
+
+
+async def test_a_record_that_its_own_withdrawal_overtook_is_published_again_at_once() -> None:
+    world = await world_with(2)
+    keep = world.index.keep
+
+    async def overtaken(holder: str, ttl_ms: int, records: Any) -> Kept:
+        kept = await keep(holder, ttl_ms, records[1:])
+        world.index.keep = keep  # type: ignore[method-assign]
+        return kept._replace(results=[OvertakenError("withdrawn on its way"), *kept.results])
+
+    world.index.keep = overtaken  # type: ignore[method-assign]
+    await world.publisher.step()
+    assert len(listed(world)) == 1 and world.publisher.refusals == 0
+    world.clock.now += 0.5
+    await world.publisher.step()
+    assert listed(world) == {0, 1}
+
+
+async def test_a_record_whose_answer_was_lost_is_withdrawn_when_its_block_goes() -> None:
+    """The index may have it: it would stay as long as the holder is kept alive."""
+    world = await world_with(2)
+    keep = world.index.keep
+
+    async def lost(*values: Any) -> Kept:
+        await keep(*values)
+        raise IndexUnavailableError("no answer in time")
+
+    world.index.keep = lost  # type: ignore[method-assign]
+    await world.publisher.step()
+    world.index.keep = keep  # type: ignore[method-assign]
+    assert listed(world) == {0, 1}
+    await world.client.request("DELETE", f"blocks/{block_id(1).path}")
+    world.clock.now += 60
+    await world.publisher.step()
+    await world.publisher.step()
+    assert listed(world) == {0} and world.publisher.pending_withdrawals == 0
+
+
+async def test_an_index_that_hangs_is_waited_for_once_and_not_by_every_store() -> None:
+    world = await world_with(40)
+    await world.publisher.step()
+    withdraw, asked_for = world.index.withdraw, list[str]()
+
+    async def hung(path: str) -> None:
+        asked_for.append(path)
+        await asyncio.Event().wait()
+
+    world.index.withdraw = hung  # type: ignore[method-assign]
+    for number in range(40, 60):
+        assert (await world.put(number)).status == 201
+    assert len(asked_for) == 1 and world.publisher.pending_withdrawals == 20
+    world.index.withdraw = withdraw  # type: ignore[method-assign]
+    world.clock.now += 1
+    await world.publisher.step()
+    assert listed(world) == set(range(20, 40)) and world.publisher.pending_withdrawals == 0

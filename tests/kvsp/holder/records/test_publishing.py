@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from kvsp.holder.holder import Holder, HolderSettings
-from kvsp.holder.records.publishing import (
-    IndexRefusedError,
-    IndexUnavailableError,
-    RecordPublisher,
-)
+from kvsp.holder.records.index import IndexRefusedError, IndexUnavailableError
+from kvsp.holder.records.publishing import RecordPublisher
 from kvsp.holder.records.table import Published, RecordTable
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.tiers import MemoryTier, part_name

@@ -80,13 +80,17 @@ def test_no_token_is_drawn_before_one_was_computed():
         context.next_token(SamplerState.of(GREEDY))
 
 
-def test_layers_of_a_block_are_written_in_ascending_order_only():
+def test_each_layer_of_a_block_is_written_once_in_any_order():
     block = KvBlock(ENGINE.descriptor)
     sections = next(iter(computed().values())).sections()
-    block.write(0, *sections[0])
+    for layer in (2, 0, 3):
+        block.write(layer, *sections[layer])
     assert not block.complete
-    with pytest.raises(ValueError, match="where 1 is due"):
-        block.write(2, *sections[2])
+    with pytest.raises(ValueError, match="layer 2 came twice"):
+        block.write(2, *sections[1])
+    block.write(1, *sections[1])
+    assert block.complete
+    assert block.sections() == sections
 
 
 # --- samplers ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import stat
@@ -130,6 +131,29 @@ async def test_of_datagrams_that_came_together_each_connection_gets_its_own(
     assert [bytes(handler.data[2]) for handler in server.handlers] == [b"ab", b"abcdef"]
     for client, _ in clients:
         await hang_up(client)
+
+
+async def test_what_takes_long_is_received_a_little_at_a_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no turn of the loop takes long, however small the Objects are that come."""
+    receive, asked, seconds = UdpSocket.receive, [], itertools.count()
+
+    def noted(self: UdpSocket, most: int = 0):
+        asked.append(most)
+        return receive(self, most)
+
+    monkeypatch.setattr(UdpSocket, "receive", noted)
+    monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
+    client, record = await dial(server)
+    for _ in range(20):
+        await echo(record, b"x")
+    assert asked[-1] == 1, "one look at the socket in each turn"
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    for _ in range(20):
+        await echo(record, b"x")
+    assert asked[-1] == udp_module.RECEIVE_OCTETS
+    await hang_up(client)
 
 
 async def test_close_of_the_server_reaches_its_clients(server: Server) -> None:

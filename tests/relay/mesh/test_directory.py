@@ -1,0 +1,207 @@
+"""What the directory is told and asked, and when it is left alone."""
+
+from __future__ import annotations
+
+from moqt.values.codes import RequestErrorCode
+from relay.config import Counters, RelayConfig
+from relay.mesh.directory import (
+    BATCH,
+    FOUND_SECONDS,
+    MAX_FAILURES,
+    NOT_FOUND_SECONDS,
+    RESTING_SECONDS,
+    Change,
+    Circuit,
+    Finder,
+    Has,
+    Registrations,
+)
+from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
+
+OTHER = (b"other",)
+
+
+def registrations(**limits):
+    return Registrations(RelayConfig(**limits), Counters())
+
+
+def changes(table, now=0.0):
+    due = table.due(now)
+    table.told(due, now + 100)
+    return due
+
+
+def test_a_change_is_told_once_and_what_is_there_again_when_it_is_due():
+    table = registrations()
+    table.note("/", NAMESPACE, Has.PUBLISHED)
+    table.note("/", NAMESPACE, Has.PUBLISHED)
+    assert changes(table) == [Change("/", NAMESPACE, Has.PUBLISHED)]
+    assert changes(table, 99) == []
+    assert changes(table, 100) == [Change("/", NAMESPACE, Has.PUBLISHED)]
+    table.note("/", NAMESPACE, Has.NOTHING)
+    assert changes(table, 101) == [Change("/", NAMESPACE, Has.NOTHING)]
+    assert changes(table, 1000) == [] and len(table) == 0
+
+
+def test_what_changes_while_it_is_told_is_told_as_it_is_then():
+    table = registrations()
+    table.note("/", NAMESPACE, Has.PUBLISHED)
+    due = table.due(0.0)
+    table.note("/", NAMESPACE, Has.NOTHING)
+    table.note("/", NAMESPACE, Has.CACHED)
+    table.told(due, 100)
+    assert changes(table) == [Change("/", NAMESPACE, Has.CACHED)]
+    table.note("/", NAMESPACE, Has.NOTHING)
+    due = table.due(1.0)
+    table.note("/", NAMESPACE, Has.PUBLISHED)
+    table.note("/", NAMESPACE, Has.NOTHING)
+    table.told(due, 100)
+    assert changes(table, 2.0) == [Change("/", NAMESPACE, Has.NOTHING)] and len(table) == 0
+
+
+def test_what_did_not_get_through_is_told_first():
+    table = registrations()
+    table.note("/", NAMESPACE, Has.PUBLISHED)
+    lost = table.due(0.0)
+    table.note("/", OTHER, Has.PUBLISHED)
+    table.untold(lost)
+    assert [each.namespace for each in changes(table)] == [NAMESPACE, OTHER]
+
+
+def test_a_directory_that_has_forgotten_is_told_everything_in_batches():
+    table = registrations()
+    for number in range(2 * BATCH + 1):
+        table.note("/", (b"%d" % number,), Has.PUBLISHED)
+    assert [len(changes(table)) for _ in range(4)] == [BATCH, BATCH, 1, 0]
+    table.tell_all()
+    assert [len(changes(table)) for _ in range(4)] == [BATCH, BATCH, 1, 0]
+
+
+def test_no_more_is_registered_than_the_limit_says_which_the_log_says_once(caplog):
+    table = registrations(max_registered=2)
+    for number in range(4):
+        table.note("/", (b"%d" % number,), Has.PUBLISHED)
+    assert len(changes(table)) == 2
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert "max_registered" in caplog.text
+    table.note("/", (b"0",), Has.NOTHING)
+    changes(table)
+    table.note("/", (b"3",), Has.PUBLISHED)
+    assert changes(table) == [Change("/", (b"3",), Has.PUBLISHED)]
+
+
+def test_a_directory_that_fails_again_and_again_is_left_alone_for_a_while():
+    circuit = Circuit()
+    assert [circuit.failed(0.0) for _ in range(MAX_FAILURES)] == [False] * (MAX_FAILURES - 1) + [
+        True
+    ]
+    assert not circuit.allows(RESTING_SECONDS - 0.1) and circuit.allows(RESTING_SECONDS)
+    assert not circuit.failed(RESTING_SECONDS), "it is told once"
+    assert not circuit.allows(RESTING_SECONDS + 0.1)
+    assert circuit.succeeded() and not circuit.succeeded()
+
+
+class Mesh:
+    """A relay, a second one that a directory may name, and what the directory was asked."""
+
+    def __init__(self, **settings):
+        self.star, self.other = Star(**settings), Star()
+        self.other.pairs = self.star.pairs
+        self.asked = []
+        self.finder = Finder(
+            self.star.relay, lambda finder, namespace: self.asked.append(namespace)
+        )
+        self.star.relay.askable.finder = self.finder
+
+    def answer(self, *relays):
+        while self.asked:
+            self.finder.answered(self.asked.pop(), relays)
+        self.star.run()
+
+    def connect(self, name="other"):
+        link = self.other.connect(self.star.relay)
+        self.star.run()
+        self.finder.sessions[name] = link.client
+        return link
+
+
+def test_a_track_that_is_not_here_comes_from_the_relay_that_the_directory_names():
+    mesh = Mesh()
+    mesh.other.publisher(track(1))
+    _, collector = mesh.star.subscriber(JOIN)
+    assert mesh.asked == [NAMESPACE] and collector.failed is None
+    mesh.connect()
+    mesh.answer("other")
+    assert collector.payloads == everything(1)
+    _, again = mesh.star.subscriber(JOIN, NAME._replace(name=b"another"))
+    assert again.failed is not None and mesh.asked == [], "what was said holds for a moment"
+
+
+def test_many_that_want_one_namespace_have_the_directory_asked_once():
+    mesh = Mesh()
+    collectors = [
+        mesh.star.subscriber(JOIN, NAME._replace(name=b"%d" % each))[1] for each in range(20)
+    ]
+    assert mesh.asked == [NAMESPACE]
+    mesh.answer()
+    assert all(each.failed.code == RequestErrorCode.DOES_NOT_EXIST for each in collectors)
+
+
+def test_what_the_directory_says_holds_for_a_while_and_then_it_is_asked_again():
+    mesh = Mesh()
+    for seconds, relays in ((NOT_FOUND_SECONDS, ()), (FOUND_SECONDS, ("gone",))):
+        mesh.finder.look_up(NAMESPACE, lambda: None)
+        mesh.answer(*relays)
+        mesh.star.pass_time(seconds - 0.5)
+        assert mesh.finder.known(NAMESPACE)
+        mesh.star.pass_time(0.5)
+        assert not mesh.finder.known(NAMESPACE)
+
+
+def test_while_the_directory_does_not_answer_nothing_is_said_not_to_exist():
+    mesh = Mesh()
+    _, collector = mesh.star.subscriber(JOIN)
+    mesh.finder.answered(mesh.asked.pop(), None)
+    mesh.star.run()
+    assert collector.failed.code == RequestErrorCode.INTERNAL_ERROR
+    assert collector.failed.retry_after_ms == 1000
+
+
+def test_a_request_does_not_wait_for_the_directory_for_ever():
+    mesh = Mesh(upstream_timeout=5)
+    _, collector = mesh.star.subscriber(JOIN)
+    mesh.star.pass_time(6)
+    assert collector.failed.code == RequestErrorCode.TIMEOUT
+
+
+def test_who_has_a_publisher_here_is_served_without_the_directory():
+    mesh = Mesh()
+    mesh.star.publisher(track(1))
+    _, collector = mesh.star.subscriber(JOIN)
+    assert collector.payloads == everything(1) and mesh.asked in ([], [NAMESPACE])
+
+
+def test_what_a_publisher_here_refuses_the_directory_is_asked_for():
+    mesh = Mesh()
+    mesh.star.publisher(track(1, name=NAME._replace(name=b"another")))
+    mesh.other.publisher(track(1))
+    mesh.connect()
+    _, collector = mesh.star.subscriber(JOIN)
+    mesh.answer("other")
+    assert collector.payloads == everything(1)
+
+
+def test_readers_who_lost_their_source_get_the_one_that_the_directory_finds():
+    mesh = Mesh(publisher_linger=5)
+    store = track(1)
+    publisher = mesh.star.publisher(store)
+    _, collector = mesh.star.subscriber(JOIN)
+    mesh.answer()
+    mesh.star.kill(publisher)
+    mesh.connect()
+    mesh.other.publisher(store)
+    mesh.star.pass_time(1.5)
+    assert mesh.asked == [NAMESPACE]
+    mesh.answer("other")
+    mesh.star.pass_time(1)
+    assert collector.done is None and mesh.other.relay.downstream_subscriptions == 1

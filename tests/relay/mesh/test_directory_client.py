@@ -1,0 +1,211 @@
+"""The directory at work: relays register, find each other, and go on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from moqt.values.errors import ConnectError
+from relay.config import RelayConfig
+from relay.mesh import directory_client
+from relay.mesh.directory import MAX_FAILURES, Has
+from relay.mesh.directory_client import DirectoryClient
+from relay.scopes import Scopes
+from tests.relay.star import NAMESPACE, Star
+
+
+class Shared:
+    """What stands in the server."""
+
+    def __init__(self):
+        self.urls = {}
+        self.has = defaultdict(dict)
+        self.dead = False
+        self.found = 0
+
+
+class FakeStore:
+    def __init__(self, shared):
+        self.shared = shared
+
+    def _alive(self):
+        if self.shared.dead:
+            raise OSError("nobody is there")
+
+    async def stay(self, relay, url, alive_s):
+        self._alive()
+        old = self.shared.urls.get(relay)
+        self.shared.urls[relay] = url
+        return old is not None
+
+    async def leave(self, relay):
+        self._alive()
+        self.shared.urls.pop(relay, None)
+
+    async def tell(self, relay, changes, ttl_s):
+        self._alive()
+        for each in changes:
+            self.shared.has[each.scope, each.namespace][relay] = each.has
+
+    async def find(self, asked):
+        self._alive()
+        self.shared.found += len(asked)
+        return [
+            [
+                (relay, self.shared.urls[relay])
+                for relay, has in self.shared.has[key].items()
+                if has is not Has.NOTHING and relay in self.shared.urls
+            ]
+            for key in asked
+        ]
+
+    async def close(self):
+        """Nothing is open."""
+
+
+class FakeSession:
+    """A session that lives until it is closed."""
+
+    def __init__(self):
+        self.session, self.busy, self.closed, self.goaway = self, False, None, None
+        self._over = asyncio.Event()
+
+    async def wait_closed(self):
+        await self._over.wait()
+
+    def close(self):
+        self.closed = True
+        self._over.set()
+
+
+class Running:
+    """One relay's client of a directory."""
+
+    def __init__(self, shared, name, *, refuse=False, **limits):
+        self.scopes = Scopes(RelayConfig(**limits))
+        self.relay = self.scopes.keep("/")
+        self.dialled = []
+        self.refuse = refuse
+        self.client = DirectoryClient(
+            self.scopes, FakeStore(shared), name, f"moqt://{name}", self.connect
+        )
+        self.task = asyncio.create_task(self.client.run())
+
+    async def connect(self, url, relay):
+        self.dialled.append(url)
+        if self.refuse:
+            raise ConnectError("nobody there")
+        return FakeSession()
+
+    async def look(self, namespace=NAMESPACE):
+        """The sessions that are found, when they are."""
+        done = asyncio.Event()
+        self.relay.askable.finder.look_up(namespace, done.set)
+        await asyncio.wait_for(done.wait(), 20)
+        return self.relay.askable.finder.found(namespace)
+
+    async def stop(self):
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(directory_client, "CHANGES_SECONDS", 0.0)
+    monkeypatch.setattr(directory_client, "STAY_SECONDS", 0.02)
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def published(running):
+    """A publisher at that relay."""
+    star = Star()
+    star.relay = running.relay
+    return star.publisher()
+
+
+async def test_what_is_published_at_one_is_found_by_another_until_it_is_withdrawn():
+    shared = Shared()
+    one, other = Running(shared, "one"), Running(shared, "other")
+    publisher = published(one)
+    await until(lambda: shared.has["/", NAMESPACE].get("one") is Has.PUBLISHED)
+    assert len(await other.look()) == 1 and other.dialled == ["moqt://one/"]
+    assert await one.look() == [], "nobody dials himself"
+    publisher.published.cancel()
+    publisher.run()
+    await until(lambda: shared.has["/", NAMESPACE]["one"] is Has.NOTHING)
+    await one.stop()
+    await other.stop()
+    assert shared.urls == {}
+
+
+async def test_a_directory_that_lost_everything_is_told_again():
+    shared = Shared()
+    one = Running(shared, "one")
+    published(one)
+    await until(lambda: shared.has["/", NAMESPACE])
+    shared.has.clear()
+    shared.urls.clear()
+    await until(lambda: shared.has["/", NAMESPACE])
+    await one.stop()
+
+
+async def test_a_directory_that_is_dead_is_asked_a_few_times_and_then_left_alone(caplog):
+    shared = Shared()
+    shared.dead = True
+    one = Running(shared, "one")
+    for _ in range(3 * MAX_FAILURES):
+        assert await one.look() == []
+    await until(lambda: "does not answer" in caplog.text)
+    assert one.relay.askable.unreachable
+    failures = one.scopes.counters.directory_failures
+    await one.look()
+    assert one.scopes.counters.directory_lookups <= failures + MAX_FAILURES
+    await one.stop()
+
+
+async def test_a_relay_that_cannot_be_dialled_is_not_dialled_for_every_look_up():
+    shared = Shared()
+    one, other = Running(shared, "one"), Running(shared, "other", refuse=True)
+    published(one)
+    await until(lambda: shared.has["/", NAMESPACE])
+    for _ in range(5):
+        assert await other.look() == []
+    assert len(other.dialled) == 1
+    await one.stop()
+    await other.stop()
+
+
+async def test_no_more_sessions_are_made_than_the_limit_says(caplog):
+    shared = Shared()
+    asks = Running(shared, "asks", max_mesh_sessions=2)
+    shared.urls |= {f"relay{n}": f"moqt://relay{n}" for n in range(3)}
+    for number in range(2):
+        shared.has["/", (b"%d" % number,)] = {f"relay{number}": Has.PUBLISHED}
+        (session,) = await asks.look((b"%d" % number,))
+        session.busy = True
+    shared.has["/", (b"2",)] = {"relay2": Has.PUBLISHED}
+    assert await asks.look((b"2",)) == []
+    assert "max_mesh_sessions" in caplog.text
+    assert asks.scopes.counters.mesh_sessions_refused == 1
+    await asks.stop()
+
+
+async def test_a_relay_that_is_leaving_is_found_no_more():
+    shared = Shared()
+    one, other = Running(shared, "one"), Running(shared, "other")
+    published(one)
+    await until(lambda: shared.has["/", NAMESPACE] and "one" in shared.urls)
+    one.client.leave()
+    await until(lambda: "one" not in shared.urls)
+    await asyncio.sleep(0.1)
+    assert "one" not in shared.urls
+    assert await other.look() == []
+    await one.stop()
+    await other.stop()
