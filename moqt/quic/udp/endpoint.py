@@ -134,10 +134,6 @@ class Endpoint:
         """What protects packets of bulk data: `python` or `native`."""
         return self._context.backend
 
-    @property
-    def refused_connections(self) -> int:
-        return self.counters.connections_refused
-
     def refuse_new(self, why: str) -> None:
         """Take no connection from now on: clients are refused at once, and told `why`."""
         self._admission.closed = why

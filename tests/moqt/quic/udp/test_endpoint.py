@@ -289,7 +289,7 @@ async def test_a_full_server_refuses_with_a_reason() -> None:
     second, _ = await dial(server)
     with pytest.raises(QuicConnectError, match="no room"):
         await dial(server)
-    assert server.endpoint.refused_connections > 0
+    assert server.endpoint.counters.connections_refused > 0
     await echo(record, b"unharmed")
     await hang_up(second)
     await until(lambda: server.endpoint.connections == 1)

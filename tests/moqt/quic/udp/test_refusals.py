@@ -141,7 +141,7 @@ async def test_a_version_that_is_not_spoken_is_logged(
     assert lines(caplog) == [
         f"refused a client at 127.0.0.1:{port}: it speaks QUIC 0xbabababa; spoken here: 1, 2"
     ]
-    assert server.endpoint.refused_connections == 0
+    assert server.endpoint.counters.connections_refused == 0
     if client is not None:
         await hang_up(client)
     await server.endpoint.close()
