@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
-from kvcs import Client, KvFile, Scope, load_descriptor, load_tokens
+from kvcs import Client, ClientSettings, KvFile, Scope, load_descriptor, load_tokens
 
 RELAY = Path(sys.executable).with_name("kvcs-relay")
 SAMPLE = Path(__file__).parents[1] / "tools" / "data"
@@ -27,7 +28,7 @@ def prefill(client: Client) -> None:
     save = client.publish(TOKENS)  # others can find it from now on
     with KvFile.open(SAMPLE / "smollm2-survey.safetensors", MODEL) as cache:
         for layer in range(MODEL.layers):
-            time.sleep(0.02)  # the model computes
+            time.sleep(0.05)  # the model computes
             save.put_layer(layer, cache.k(layer).copy(), cache.v(layer).copy())
 
 
@@ -54,11 +55,16 @@ def main() -> None:
             assert relay.stdout is not None
             url = relay.stdout.readline().split()[3]  # kvcs-relay ready on URL …
             scope = Scope.generate()  # who has its key finds the cache
-            cafile = Path(tls, "cert.pem")
-            with (
-                Client(url, cafile=cafile, scope_keys=scope, descriptor=MODEL) as here,
-                Client(url, cafile=cafile, scope_keys=scope, descriptor=MODEL) as there,
-            ):
+            # a machine that does other work may be slow; an engine waits for 0.3 s and 0.5 s
+            settings = ClientSettings(lookup_timeout=10, stall=10, timeout=30)
+            client = partial(
+                Client,
+                cafile=Path(tls, "cert.pem"),
+                scope_keys=scope,
+                descriptor=MODEL,
+                settings=settings,
+            )
+            with client(url) as here, client(url) as there:
                 computing = threading.Thread(target=prefill, args=[here])
                 computing.start()
                 print(f"{decode(there)} of {len(QUESTION)} tokens were not computed")

@@ -135,6 +135,7 @@ def run_engines(names, url, scope, descriptor, layers):
         used.append(index)
 
     settings = {"cafile": "tls/cert.pem", "scope_keys": scope, "descriptor": descriptor}
+    settings |= {"lookup_timeout": 10.0, "stall": 10.0, "timeout": 30.0}  # of a busy machine
     with names["Client"](url, **settings) as here, names["Client"](url, **settings) as there:
         names["prefill"](here, tokens, iter(layers))
         eventually(lambda: there.directory.longest(tokens), "it is found")

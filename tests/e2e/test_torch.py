@@ -19,7 +19,7 @@ OPTIONS = {"max_new_tokens": 12, "do_sample": False}
 @pytest.fixture
 def clients(hub):
     scope = Scope.generate()
-    settings = {"stall": 2.0, "lookup_timeout": 5.0, "cafile": hub.cafile}
+    settings = {"stall": 5.0, "lookup_timeout": 5.0, "timeout": 30.0, "cafile": hub.cafile}
     made = [
         Client(hub.url, scope_keys=scope, descriptor=descriptor(), **settings) for _ in range(2)
     ]
