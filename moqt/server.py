@@ -42,7 +42,7 @@ class Server:
 
     def refuse_new(self, why: str) -> None:
         """Take no connection from now on; clients are refused at once, and told `why`."""
-        self.endpoint.refuse_new(why)
+        self.endpoint.admission.closed = why
 
     async def close(
         self, code: SessionErrorCode = SessionErrorCode.NO_ERROR, reason: str = ""

@@ -306,7 +306,7 @@ def take_initial(endpoint: Endpoint, data: bytes, addr: Address) -> None:
 
 def origins(endpoint: Endpoint) -> Collection[Any]:
     """The addresses whose connections are counted."""
-    return endpoint._admission._per_origin
+    return endpoint.admission._per_origin
 
 
 def packet_size(endpoint: Endpoint) -> int:

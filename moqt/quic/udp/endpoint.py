@@ -85,7 +85,7 @@ class Endpoint:
         self._backlog: list[Datagram] = []
         self._backlog_octets = 0
         self._starved: set[AioquicTransport] = set()  # wait for the socket to take more
-        self._admission = Admission(self._config)
+        self.admission = Admission(self._config)
         self._refusals = Refusals(clock, self._loop.call_later)
         self._closing = False
         self._closed = asyncio.Event()
@@ -113,7 +113,7 @@ class Endpoint:
     @property
     def half_open(self) -> int:
         """Handshakes of clients that are not complete."""
-        return len(self._admission.half_open)
+        return len(self.admission.half_open)
 
     @property
     def session_tickets(self) -> int:
@@ -133,10 +133,6 @@ class Endpoint:
     def backend(self) -> str:
         """What protects packets of bulk data: `python` or `native`."""
         return self._context.backend
-
-    def refuse_new(self, why: str) -> None:
-        """Take no connection from now on: clients are refused at once, and told `why`."""
-        self._admission.closed = why
 
     @property
     def transports(self) -> list[AioquicTransport]:
@@ -203,10 +199,10 @@ class Endpoint:
         if header is None:
             self._reset(data, addr, now)
             return
-        full = self._admission.is_full(addr, len(self._cids))
-        prove = self._admission.needs_proof(addr)
+        full = self.admission.is_full(addr, len(self._cids))
+        prove = self.admission.needs_proof(addr)
         answer = self._context.unsolicited(
-            data, now=now, full=full, addr=addr, prove=prove, why=self._admission.closed
+            data, now=now, full=full, addr=addr, prove=prove, why=self.admission.closed
         )
         if answer is None:
             self.counters.datagrams_ignored += 1
@@ -222,7 +218,7 @@ class Endpoint:
                 )
             elif full:
                 self.counters.connections_refused += 1
-                self._refusals.note(addr, self._admission.why_full(addr, len(self._cids)))
+                self._refusals.note(addr, self.admission.why_full(addr, len(self._cids)))
             else:
                 self.counters.retries_sent += 1
             return
@@ -233,7 +229,7 @@ class Endpoint:
             return
         self._adopt(transport)
         self.counters.connections_accepted += 1
-        self._admission.add(transport, addr)
+        self.admission.add(transport, addr)
         self._route(transport, header[2])
         self._route(transport, transport.local_cid)
         try:
@@ -270,7 +266,7 @@ class Endpoint:
             timer[1].cancel()
         self._woken.discard(transport)
         self._starved.discard(transport)
-        self._admission.discard(transport)
+        self.admission.discard(transport)
         if not self._cids:
             self._idle.set()
             if self._context.is_client and transport not in self._waiters:
@@ -383,8 +379,8 @@ class Endpoint:
             self._set_timer(transport)
 
     def _settle(self, transport: AioquicTransport) -> None:
-        if (transport.alpn or transport.closed) and transport in self._admission.half_open:
-            self._admission.half_open.discard(transport)
+        if (transport.alpn or transport.closed) and transport in self.admission.half_open:
+            self.admission.half_open.discard(transport)
             if transport.closed and not transport.alpn and not self._closing:
                 self.counters.handshakes_failed += 1
                 who = "it gave up: " if transport.closed_by_peer else ""
