@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles docs test test-torch lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -50,6 +50,16 @@ e2e: $(STAMP)    ## the tests with real processes from end to end
 test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
 	$(PIP) --editable '.[torch]'
 	$(BIN)/pytest -rs tests/kvsp/blocks/test_torch_tensors.py tests/kvsp/instance/engines/test_torch_engine.py tests/kvcs/torch tests/e2e/test_torch.py tests/e2e/test_kvsp_migration.py -k "torch or real_model"
+
+# an environment of its own beside .venv: vLLM, torch and a small real model
+VLLM_ENV ?= .venv-vllm
+test-vllm:       ## the connector in vLLM itself, on the CPU; makes .venv-vllm
+	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/vllm/test_vllm.py
+
+demo-llm:        ## two vLLM engines and a relay: first tokens, faults, a picture; makes .venv-vllm
+	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m tools.demo_llm
 
 test: lint unit e2e  ## lint and every test
 
@@ -113,4 +123,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -4,7 +4,7 @@
 `Consumer` retrieves it, verified, while it is produced or afterwards. `Client` does both for an
 inference engine, which has no event loop and waits for nobody.
 
-The floors, each importing downward only: programs → torch → client, describing → retrieving,
+The floors, each importing downward only: programs → torch, vllm → client, describing → retrieving,
 simple → finding, publishing → keeping, trust → names. `finding` and `publishing` stand side by
 side and never import each other.
 """

@@ -18,6 +18,7 @@ from kvcs.names.errors import (
     RetrievalTimeout,
     VerificationFailed,
 )
+from kvcs.names.manifest import Manifest
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.retrieving.asking.threads import in_thread
 from kvcs.retrieving.assembly import Assembly
@@ -100,6 +101,7 @@ class Arriving:
         """It has stalled, and nothing at all had come."""
         self._ending = ending
         self._load = load
+        self._keys = found.keys
         self._stall = stall
         self._changed = asyncio.Event()
         blocks = load.blocks
@@ -153,11 +155,16 @@ class Arriving:
     async def _retrieve(self) -> None:
         loop, retrieval, load = asyncio.get_running_loop(), self._retrieval, self._load
         stall, deadline = Stall(self._stall, loop.time()), loop.time() + load.timeout
+        told: Manifest | None = None
         # of what follows other blocks, only the manifest tells where it begins
         retrieval.start(early=not load.blocks.start)
         while True:
             self._changed.clear()
             due = retrieval.poll(loop.time())
+            manifest = self._assembly.manifest
+            if manifest is not told and manifest is not None:
+                told, keys = manifest, self._keys
+                load.told(manifest.continued(keys, 0), producing=not self._assembly.complete)
             while retrieval.ready:
                 load.came(retrieval.ready.popleft(), load.blocks.start)
                 await asyncio.sleep(0)

@@ -51,12 +51,19 @@ class Load:
         """Why it has failed; None while it has not."""
         self.outcome: Ended | None = None
         """How it has ended; None before."""
+        self.published = 0
+        """Leading blocks of the prompt that the publication has, as its manifest said last."""
+        self.producing = True
+        """Whether the publication was still computed when its manifest came first."""
+        self.seconds = 0.0
+        """From its beginning to its end; known once it is `over`."""
         self.there = range(blocks.start, blocks.start)
         """The blocks that came whole, in every layer: known once it is `over`."""
         self._descriptor = descriptor
         self._on_block = on_block
         self._stop = stop
         self._changed = threading.Condition()
+        self._began = time.monotonic()
         self._layers = 0
         """Leading layers of which every block is there."""
         self._arrays: dict[int, tuple[Tensor, Tensor]] = {}
@@ -137,6 +144,11 @@ class Load:
             self._arrays[layer] = arrays
         return arrays
 
+    def told(self, published: int, *, producing: bool) -> None:
+        """The manifest has said how much there is."""
+        self.producing &= producing or self.published > 0
+        self.published = published
+
     def came(self, layer: Layer, first: int) -> None:
         """A layer of one segment came, from block `first` on, and is verified. Raises what
         `on_block` raises."""
@@ -160,6 +172,7 @@ class Load:
         with self._changed:
             if self.over:
                 return False
+            self.seconds = time.monotonic() - self._began
             self.outcome, self.error, self.there = outcome, error, there
             if error is not None:
                 self._arrays.clear()

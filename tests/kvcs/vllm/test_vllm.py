@@ -1,0 +1,166 @@
+"""The connector in vLLM itself, on a small real model: `make test-vllm`, in its own environment.
+
+Everything else of it is tested without vLLM, with stand-ins that are held against it here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from kvcs import Scope
+from tests.kvcs.vllm import base
+from tests.paths import ROOT
+
+MODEL = Path(sys.prefix) / "smollm2"
+pytestmark = pytest.mark.skipif(
+    find_spec("vllm") is None or not MODEL.exists(),
+    reason="vLLM is not installed here: make test-vllm",
+)
+
+STORY = (
+    "A cache that was computed once can be used many times. In the harbour of a small town there "
+    "stood a lighthouse whose keeper wrote down every ship that passed, its name, its flag and the "
+    "hour, in books that filled the shelves of three rooms. "
+)
+
+
+@pytest.mark.parametrize(
+    "path, stand_in",
+    [(path, each) for path, classes in base.MODULES.items() for each in classes],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_the_stand_ins_have_the_methods_and_parameters_of_vllm(path: str, stand_in: type) -> None:
+    real = getattr(import_module(path), stand_in.__name__)
+    ours = {
+        name: each
+        for name, each in vars(stand_in).items()
+        if inspect.isfunction(each) or isinstance(each, classmethod | property)
+    }
+    for name, each in ours.items():
+        if name.startswith("__") and name != "__init__":
+            continue
+        theirs = inspect.getattr_static(real, name)
+        assert type(theirs) is type(each), name
+        if not isinstance(each, property):
+            wanted = list(inspect.signature(getattr(real, name)).parameters)
+            assert list(inspect.signature(getattr(stand_in, name)).parameters) == wanted, name
+
+
+def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    from kvcs.vllm import KvcsConnector
+
+    assert not inspect.isabstract(KvcsConnector)
+    for name in vars(KvcsConnector):
+        theirs = inspect.getattr_static(KVConnectorBase_V1, name, None)
+        if not name.startswith("_") and inspect.isfunction(theirs):
+            ours = list(inspect.signature(getattr(KvcsConnector, name)).parameters)
+            assert ours == list(inspect.signature(theirs).parameters), name
+
+
+class Engine:
+    """`tools.llm_engine` in a process."""
+
+    def __init__(self, folder: Path, name: str, extra: dict, *options: str) -> None:
+        self._err = folder / f"{name}.err"
+        with self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tools.llm_engine", MODEL, json.dumps(extra), *options],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        assert self._line() == {"ready": True}
+
+    def say(self, **wanted) -> dict:
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _line(self) -> dict:
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise AssertionError(f"the engine has ended:\n{self._err.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("relay")
+    program = Path(sys.prefix) / "bin" / "kvcs-relay"
+    running = subprocess.Popen(
+        [program, "--listen", "127.0.0.1:0", "--self-signed", folder / "tls"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    url = re.search(r"moqt://\S+:\d+", running.stdout.readline()).group()
+    Scope.generate().save(folder / "scope.json")
+    yield {
+        "relay": url,
+        "cafile": str(folder / "tls" / "cert.pem"),
+        "scope_key_file": str(folder / "scope.json"),
+        "min_tokens": 64,
+        "stall": 10,
+        "lookup_timeout": 10,
+        "timeout": 120,
+    }
+    running.kill()
+    running.wait()
+
+
+def prompts() -> list[list[int]]:
+    """Ten, of different lengths and beginnings."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer(f"Story {number}. " + STORY * (4 + number)).input_ids[: 200 + 50 * number]
+        for number in range(10)
+    ]
+
+
+@pytest.mark.parametrize("load", ["layerwise", "async"])
+@pytest.mark.parametrize("process", ["in-process", "EngineCore"])
+@pytest.mark.timeout(1200)
+def test_a_loaded_prompt_gives_the_tokens_and_logprobs_of_the_engine_itself(
+    relay, tmp_path, process: str, load: str
+) -> None:
+    """Compared with a run that takes the same pages from the engine's own prefix cache."""
+    options = ["--in-process"] if process == "in-process" else []
+    asked = prompts() if load == "layerwise" else prompts()[:3]
+    prefill = Engine(tmp_path, "prefill", relay, "--role", "kv_producer", *options)
+    decode = Engine(tmp_path, "decode", {**relay, "load": load}, "--role", "kv_consumer", *options)
+    try:
+        for number, tokens in enumerate(asked):
+            prefill.say(tokens=tokens, count=1)
+            loaded = decode.say(tokens=tokens, count=8)
+            salt = f"own {number}"
+            decode.say(tokens=tokens, count=1, salt=salt)  # the whole of it, in one pass
+            own = decode.say(tokens=tokens, count=8, salt=salt)
+            assert loaded["cached"] == own["cached"] == (len(tokens) - 1) // 128 * 128 > 0
+            assert loaded["tokens"] == own["tokens"]
+            assert loaded["logprobs"] == own["logprobs"]
+    finally:
+        prefill.close()
+        decode.close()
