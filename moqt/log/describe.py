@@ -149,6 +149,8 @@ def parameter_list(parameters: Parameters) -> list[Fields]:
                 listed.append({"name": field.name, "value": parameter_list(value)})
             case _ if field.name == "authorization_tokens":
                 listed += [{"name": "authorization_token", **_token(token)} for token in value]
+            case (int(), *_):
+                listed.append({"name": field.name, "value": list(value)})
             case _ if field.name == "range_filters":
                 listed += [_range_filter(each) for each in value]
             case _:
@@ -231,7 +233,7 @@ def _parameter_text(shown: Fields) -> str:
     if shown.get("name") == "unknown":
         name = hex(rest.pop("name_bytes"))
     inner = rest.get("value", rest.get("header_value"))
-    if isinstance(inner, list) and inner and "name" in inner[0]:
+    if isinstance(inner, list) and inner and isinstance(inner[0], dict) and "name" in inner[0]:
         return f"{name}=({' '.join(_parameter_text(each) for each in inner)})"
     if len(rest) == 1 and inner is not None:
         return f"{name}={_text(inner)}"

@@ -513,7 +513,7 @@ async def test_an_object_longer_than_a_block_can_be_is_thrown_away_as_it_comes(m
 
 async def test_a_manifest_larger_than_one_can_be_is_not_assembled(monkeypatch):
     monkeypatch.setattr("kvcs.retrieving.manifest_track.ROOM_TO_GO_ON", 100)
-    monkeypatch.setattr("kvcs.retrieving.manifest_track.max_octets", lambda objects: 100)
+    monkeypatch.setattr("kvcs.retrieving.manifest_track.max_octets", lambda objects, most: 100)
     async with Link(publisher(produced())) as link, link.consumer() as consumer:
         with pytest.raises(VerificationFailed, match="a manifest of"):
             await collect(consumer)
