@@ -423,9 +423,10 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def readable(process: Process, program: str = "kvcs-subscribe") -> str:
-    """The one sentence that a program ended with."""
-    (line,) = process.stderr.splitlines()
+def readable(process: Process, program: str = "kvcs-subscribe", *, logged: int = 0) -> str:
+    """The one sentence that a program ended with, after what it `logged`."""
+    *log, line = process.stderr.splitlines()
+    assert len(log) == logged
     assert line.startswith(f"{program}: ")
     assert len(line) < 300
     return line

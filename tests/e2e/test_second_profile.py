@@ -69,7 +69,7 @@ def test_a_failure_is_one_sentence_and_an_exit_code(
     with relay(tmp_path) as hub:
         publish(hub, cache).wait_for("publishing")
         process = subscribe(hub, cache, *options, prompt=prompt).finish(code)
-        assert said in readable(process)
+        assert said in readable(process, logged="--max-tokens" in options)  # limits are logged
 
 
 def test_rights_are_given_by_model(cache: Cache, tmp_path: Path) -> None:
