@@ -107,6 +107,14 @@ class EvictionOrder:
         self._requeue(block)
         self.use(block)
 
+    def demote(self, block: BlockId, tier: Tier) -> None:
+        """A block that has to leave another tier is in this one: it was not used, and goes before
+        the block before it in its prompt, but after what came here sooner."""
+        known, queue = self._blocks[block], self._queues[tier]
+        known.tiers.add(tier)
+        queue.insert(block, known.above if known.above in queue else None)
+        self.visits += 1
+
     def take(self, block: BlockId, tier: Tier) -> None:
         """A block leaves a tier, or is about to: it is not in that line. Harmless when it has
         been taken."""
