@@ -1,0 +1,33 @@
+"""Leases of a retrieval, with holders that need no network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvsp.client.behind import Behind
+from kvsp.client.errors import NotFoundError
+from kvsp.client.limits import ClientLimits
+from kvsp.client.retrieving.leasing import Leasing
+from tests.kvsp.instance.loading.holders import Holders
+from tests.kvsp.instance.support import block_id, keys
+
+SOURCE = "https://holder.example/kvsp/"
+
+
+async def test_who_waited_for_a_lease_that_was_given_back_at_once_knows_what_it_was_of() -> None:
+    there, gone = (block_id(key) for key in keys()[:2])
+    holders: Any = Holders(lacking={SOURCE: {gone.block_key}})
+    behind, sources = Behind(2.0), {SOURCE: [there, gone]}
+    leasing = Leasing(holders, ClientLimits(), behind, 1000, sources, lambda holder, seconds: None)
+    waiting = [asyncio.create_task(leasing.hold(SOURCE, block)) for block in (there, gone)]
+    await asyncio.sleep(0)
+    for block in (there, gone):  # they came from elsewhere
+        leasing.done(block)
+    await waiting[0]
+    with pytest.raises(NotFoundError):
+        await waiting[1]
+    await behind.close()
+    assert not holders.leases and holders.requests("POST", SOURCE) == 1
