@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from kvsp.client.behind import Behind
+from kvsp.client.caller import Caller
 from kvsp.client.errors import NotFoundError
 from kvsp.client.limits import ClientLimits
 from kvsp.client.retrieving.leasing import Leasing
+from kvsp.names.errors import DecodeError
 from tests.kvsp.instance.loading.holders import Holders
 from tests.kvsp.instance.support import block_id, keys
 
@@ -31,3 +34,20 @@ async def test_who_waited_for_a_lease_that_was_given_back_at_once_knows_what_it_
         await waiting[1]
     await behind.close()
     assert not holders.leases and holders.requests("POST", SOURCE) == 1
+
+
+async def test_a_source_that_is_no_base_uri_is_told_to_who_asks_it_and_to_no_one_else() -> None:
+    loose: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: loose.append(context))
+    limits, behind, block = ClientLimits(), Behind(2.0), block_id(keys()[0])
+    caller = Caller(limits=limits)
+    leasing = Leasing(
+        caller, limits, behind, 1000, {"no URI": [block]}, lambda holder, seconds: None
+    )
+    with pytest.raises(DecodeError):
+        await leasing.hold("no URI", block)
+    leasing.end()
+    await behind.close()
+    await caller.close()
+    gc.collect()
+    assert not loose
