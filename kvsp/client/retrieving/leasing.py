@@ -41,6 +41,11 @@ class _Leased:
 
     needed: set[BlockId] = field(default_factory=set)
 
+    @property
+    def granted(self) -> bool:
+        task = self.task
+        return task.done() and not task.cancelled() and task.exception() is None
+
 
 class _AtSource:
     """The leases at one source."""
@@ -60,11 +65,13 @@ class _AtSource:
     def close(self, leased: _Leased) -> None:
         """A lease was given back, or not granted."""
         self.open.discard(leased)
-        self._closed.set()
-        self._closed = asyncio.Event()
+        # what was refused makes no room: who waits would but be refused, too, and wake this one
+        if leased.granted or not self.open:
+            self._closed.set()
+            self._closed = asyncio.Event()
 
     async def closed(self) -> None:
-        """Wait for that."""
+        """Wait until one was given back, or there is none to wait for."""
         await self._closed.wait()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvsp.client.behind import Behind
-from kvsp.client.caller import Caller
+from kvsp.client.caller import Answer, Caller
 from kvsp.client.errors import NotFoundError
 from kvsp.client.limits import ClientLimits
 from kvsp.client.retrieving.leasing import Leasing
 from kvsp.names.errors import DecodeError
-from tests.kvsp.instance.loading.holders import Holders
+from tests.kvsp.instance.loading.holders import ROUND_TRIP_S, Holders
 from tests.kvsp.instance.support import block_id, keys
 
 SOURCE = "https://holder.example/kvsp/"
@@ -34,6 +34,32 @@ async def test_who_waited_for_a_lease_that_was_given_back_at_once_knows_what_it_
         await waiting[1]
     await behind.close()
     assert not holders.leases and holders.requests("POST", SOURCE) == 1
+
+
+class OneAtATime(Holders):
+    """Of one lease at a time."""
+
+    async def ask(self, method: str, source: str, path: str, **more: Any) -> Answer:
+        self.most = 0 if self.leases else 1
+        return await super().ask(method, source, path, **more)
+
+
+async def test_who_waits_for_a_lease_to_be_given_back_asks_again_then_and_not_before() -> None:
+    holders: Any = OneAtATime()
+    limits, behind = ClientLimits(keys_per_lease=1), Behind(2.0)
+    first, *others = [block_id(key) for key in keys()]
+    sources = {SOURCE: [first, *others]}
+    leasing = Leasing(holders, limits, behind, 1000, sources, lambda holder, seconds: None)
+    await leasing.hold(SOURCE, first)
+    waiting = [asyncio.create_task(leasing.hold(SOURCE, block)) for block in others]
+    await asyncio.sleep(20 * ROUND_TRIP_S)
+    assert holders.requests("POST", SOURCE) == 3
+    leasing.done(first)
+    for task, block in zip(waiting, others, strict=True):
+        await task
+        leasing.done(block)
+    await behind.close()
+    assert not holders.leases
 
 
 async def test_a_source_that_is_no_base_uri_is_told_to_who_asks_it_and_to_no_one_else() -> None:
