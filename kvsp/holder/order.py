@@ -31,6 +31,9 @@ class _Block:
     parked: set[Tier] = field(default_factory=set)
     """Where it is not, because it is leased."""
 
+    used: bool = False
+    """Since it is not there."""
+
     round: int = -1
 
 
@@ -150,6 +153,7 @@ class EvictionOrder:
         for each in reversed(path):
             known = self._blocks[each]
             self.visits += 1
+            known.used = bool(known.parked)
             for tier in known.tiers:
                 queue = self._queues[tier]
                 queue.remove(each)
@@ -166,6 +170,7 @@ class EvictionOrder:
         known.tiers.remove(tier)
         self._queues[tier].remove(block)
         known.parked.add(tier)
+        known.used &= block in self._parked
         self._parked.add(block)
 
     @property
@@ -174,13 +179,14 @@ class EvictionOrder:
         return next(iter(self._parked), None)
 
     def free(self, block: BlockId) -> None:
-        """A block is leased no more: it is the next that goes, as it was before, unless there
-        are blocks that come after it."""
+        """A block is leased no more: it is the next that goes, as it was before, unless it was
+        used meanwhile or there are blocks that come after it."""
         if block not in self._parked:
             return
-        waiting = set(self._blocks[block].parked)
+        known = self._blocks[block]
+        waiting, used = set(known.parked), known.used
         self._requeue(block)
-        if block in self._below:
+        if used or block in self._below:
             self.use(block)
         else:
             for tier in waiting:

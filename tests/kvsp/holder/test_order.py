@@ -133,6 +133,25 @@ def test_what_goes_to_a_slower_tier_was_not_used_and_nothing_before_it_either() 
     assert [step.block for step in steps] == gone[:3]
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_a_block_is_the_next_after_its_lease_unless_it_was_read_under_it(read: bool) -> None:
+    covered: set[BlockId] = set()
+    store = Store({DISK: 4 * PART.octets}, lambda block, now: block in covered)
+    for block in (blocks := chain(4, "leased")):
+        store.commit(block, store.reserve(DISK, PART.octets, 0.0)[0], INFO, PART)
+    covered.add(blocks[0])
+    room, (step,) = store.reserve(DISK, PART.octets, 0.0)
+    assert step.block == blocks[1]
+    store.dropped(step)
+    store.commit(chain(1, "new")[0], room, INFO, PART)
+    if read:
+        store.find(blocks[0])
+    covered.clear()
+    store.freed(blocks[0])
+    _, (step,) = store.reserve(DISK, PART.octets, 0.0)
+    assert step.block == blocks[2 if read else 0]
+
+
 async def test_the_chain_is_known_after_a_restart(tmp_path: Path) -> None:
     world = make_world([(DiskTier(tmp_path), 16 * OCTETS)])
     await world.holder.start()
