@@ -8,7 +8,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from kvsp.client.errors import ClientError
+from kvsp.names.errors import KvspError
 
 logger = logging.getLogger("kvsp.client")
 
@@ -31,7 +31,7 @@ class Behind:
         try:
             async with asyncio.timeout(self._seconds):
                 await errand
-        except (ClientError, TimeoutError) as error:
+        except (KvspError, TimeoutError) as error:  # also of a source that is no base URI
             logger.debug("a service was not told: %s", error)
 
     async def close(self) -> None:

@@ -31,6 +31,9 @@ class _Block:
     parked: set[Tier] = field(default_factory=set)
     """Where it is not, because it is leased."""
 
+    used: bool = False
+    """Since it is not there."""
+
     round: int = -1
 
 
@@ -107,6 +110,14 @@ class EvictionOrder:
         self._requeue(block)
         self.use(block)
 
+    def demote(self, block: BlockId, tier: Tier) -> None:
+        """A block that has to leave another tier is in this one: it was not used, and goes before
+        the block before it in its prompt, but after what came here sooner."""
+        known, queue = self._blocks[block], self._queues[tier]
+        known.tiers.add(tier)
+        queue.insert(block, known.above if known.above in queue else None)
+        self.visits += 1
+
     def take(self, block: BlockId, tier: Tier) -> None:
         """A block leaves a tier, or is about to: it is not in that line. Harmless when it has
         been taken."""
@@ -142,6 +153,7 @@ class EvictionOrder:
         for each in reversed(path):
             known = self._blocks[each]
             self.visits += 1
+            known.used = bool(known.parked)
             for tier in known.tiers:
                 queue = self._queues[tier]
                 queue.remove(each)
@@ -158,6 +170,7 @@ class EvictionOrder:
         known.tiers.remove(tier)
         self._queues[tier].remove(block)
         known.parked.add(tier)
+        known.used &= block in self._parked
         self._parked.add(block)
 
     @property
@@ -166,13 +179,14 @@ class EvictionOrder:
         return next(iter(self._parked), None)
 
     def free(self, block: BlockId) -> None:
-        """A block is leased no more: it is the next that goes, as it was before, unless there
-        are blocks that come after it."""
+        """A block is leased no more: it is the next that goes, as it was before, unless it was
+        used meanwhile or there are blocks that come after it."""
         if block not in self._parked:
             return
-        waiting = set(self._blocks[block].parked)
+        known = self._blocks[block]
+        waiting, used = set(known.parked), known.used
         self._requeue(block)
-        if block in self._below:
+        if used or block in self._below:
             self.use(block)
         else:
             for tier in waiting:

@@ -499,9 +499,9 @@ class Store:
         entry = self._entries.get(block)
         if entry is None or reservation.tier in entry.parts:
             return False
-        self._place(block, reservation, part)
-        if reservation.tier is self.tiers[0]:
-            self.counters.promotions += 1
+        promoted = reservation.tier is self.tiers[0]
+        self._place(block, reservation, part, used=promoted)
+        self.counters.promotions += promoted
         return True
 
     def recovered(
@@ -555,10 +555,12 @@ class Store:
         self.order.add(block, above if above != block else None)
         self._compats[block.compat_id] += 1
 
-    def _place(self, block: BlockId, reservation: Reservation, part: Part) -> None:
+    def _place(
+        self, block: BlockId, reservation: Reservation, part: Part, *, used: bool = True
+    ) -> None:
         reservation.use(part.octets)
         self._entries[block].parts[reservation.tier] = part
-        self.order.place(block, reservation.tier)
+        (self.order.place if used else self.order.demote)(block, reservation.tier)
 
     def _remove_part(self, block: BlockId, tier: Tier) -> None:
         entry = self._entries[block]

@@ -45,6 +45,8 @@ _STAMP = 16
 _KEPT_STAMP = b"%0*d" % (_STAMP, KEPT_MS)
 _HOLDER = 16
 _WITHDRAWN = 2
+"""What a script answers for a record that was withdrawn while it arrived."""
+
 _POSITIONS = 1 << 20
 _KEPT_LOWEST = KEPT_MS - _POSITIONS
 """Scores from here on are of records that are kept."""
@@ -53,7 +55,7 @@ SCOPES_PER_PASS = 256
 """Scopes that one call visits of all there are."""
 
 _HOLDERS_PER_PASS = 64
-"""What a script answers for a record that was withdrawn while it arrived."""
+"""The same of holders that were not kept alive."""
 
 _BLOCK = 32
 _COMPAT = 32

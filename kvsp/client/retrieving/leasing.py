@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvsp.client.behind import Behind
 from kvsp.client.caller import Caller
@@ -19,11 +20,14 @@ from kvsp.client.errors import (
     NotFoundError,
     ProblemDetails,
     QuotaError,
+    RequestRefusedError,
 )
 from kvsp.client.leases import Lease
 from kvsp.client.limits import ClientLimits
 from kvsp.names.uris import BlockId
 from kvsp.records.problems import ProblemName
+
+_TOO_LARGE: Final = 413
 
 
 @dataclass(eq=False)
@@ -31,8 +35,16 @@ class _Leased:
     """Blocks under one lease, or that one is asked for."""
 
     blocks: list[BlockId]
-    task: asyncio.Task[Lease]
+    task: asyncio.Task[tuple[Lease, frozenset[bytes]]]
+    """The lease, and what the source does not have: that is known when the lease is given back
+    before somebody who waits for it goes on."""
+
     needed: set[BlockId] = field(default_factory=set)
+
+    @property
+    def granted(self) -> bool:
+        task = self.task
+        return task.done() and not task.cancelled() and task.exception() is None
 
 
 class _AtSource:
@@ -53,11 +65,13 @@ class _AtSource:
     def close(self, leased: _Leased) -> None:
         """A lease was given back, or not granted."""
         self.open.discard(leased)
-        self._closed.set()
-        self._closed = asyncio.Event()
+        # what was refused makes no room: who waits would but be refused, too, and wake this one
+        if leased.granted or not self.open:
+            self._closed.set()
+            self._closed = asyncio.Event()
 
     async def closed(self) -> None:
-        """Wait for that."""
+        """Wait until one was given back, or there is none to wait for."""
         await self._closed.wait()
 
 
@@ -95,20 +109,18 @@ class Leasing:
             leased = at.leased.get(block) or self._ask(holder, at, block)
             try:
                 # others wait for it, too; and it is given back even when nobody does any more
-                lease = await asyncio.shield(leased.task)
-            except QuotaError:
+                _, missing = await asyncio.shield(leased.task)
+            except ClientError as error:
                 self._drop(at, leased)
-                if len(leased.blocks) > 1:
+                quota = isinstance(error, QuotaError)
+                if len(leased.blocks) > 1 and (quota or _is_too_large(error)):
                     at.most = max(1, min(at.most, len(leased.blocks) // 2))
-                elif at.open:
+                elif quota and at.open:
                     await at.closed()  # what this retrieval has there is all it may have
                 else:
                     raise
                 continue
-            except ClientError:
-                self._drop(at, leased)
-                raise
-            if block.block_key in lease.missing:
+            if block.block_key in missing:
                 problem = ProblemDetails(404, str(ProblemName.UNKNOWN_RESOURCE), "it has gone")
                 raise NotFoundError(holder, problem)
             return
@@ -127,7 +139,9 @@ class Leasing:
         at.open.add(leased)
         return leased
 
-    async def _acquire(self, holder: str, blocks: Sequence[BlockId]) -> Lease:
+    async def _acquire(
+        self, holder: str, blocks: Sequence[BlockId]
+    ) -> tuple[Lease, frozenset[bytes]]:
         compat_id, scope_id, _ = blocks[0]
         keys = [block.block_key for block in blocks]
         lease = Lease(self._caller, self._limits, holder, compat_id, scope_id, keys, self._ttl_ms)
@@ -135,7 +149,7 @@ class Leasing:
         asked = now()
         await lease.__aenter__()
         self._answered(holder, now() - asked)
-        return lease
+        return lease, frozenset(lease.missing)
 
     def _drop(self, at: _AtSource, leased: _Leased) -> None:
         for block in leased.blocks:
@@ -163,11 +177,16 @@ class Leasing:
     async def _give_back(self, at: _AtSource, leased: _Leased) -> None:
         try:
             # one that is still asked for is given back by itself when this is cancelled
-            lease = await leased.task
+            lease, _ = await leased.task
             with contextlib.suppress(LeaseLostError):  # what came under it is verified
                 await lease.__aexit__(None, None, None)
         finally:
             at.close(leased)
+
+
+def _is_too_large(error: ClientError) -> bool:
+    """Whether a source takes fewer blocks in one request."""
+    return isinstance(error, RequestRefusedError) and error.problem.status == _TOO_LARGE
 
 
 def _beside(one: BlockId, other: BlockId) -> bool:

@@ -154,7 +154,7 @@ class DiskTier:
         found: list[tuple[float, str, BlockId]] = []
         # names alone, without a Path for each: a start sees all of them
         below = len(os.path.join(self.root, ""))
-        for folder, folders, files in os.walk(self.root / "blocks"):
+        for folder, folders, files in os.walk(self.root / "blocks", onerror=_unlisted):
             for name in folders:
                 if os.path.islink(os.path.join(folder, name)):
                     self._remove(Path(folder, name))
@@ -370,6 +370,12 @@ def _unreadable(error: OSError) -> PartLostError | TierUnavailableError:
     if error.errno in _NOT_THE_FILE:
         return TierUnavailableError(f"the disk: {text}")
     return PartLostError(f"the file cannot be read: {text}")
+
+
+def _unlisted(error: OSError) -> None:
+    """A folder that cannot be read is not one without blocks: a start without them would have the
+    index forget them all."""
+    raise error
 
 
 def _modified(path: str | os.PathLike[str]) -> float:

@@ -104,7 +104,8 @@ class QuicContext:
         configuration = self._configure(self.config.server_name)
         configuration.load_cert_chain(certfile, keyfile)
         self._configuration = configuration
-        self._given.clear()  # they stand for the certificate that there was
+        # They stand for the certificate that there was, as do those of handshakes under way.
+        self._given = GivenTickets(self.config.max_session_tickets)
         fault = validity_fault(configuration.certificate, datetime.now(UTC))
         if fault is not None:
             log.warning("clients will refuse the certificate in %s: it %s", certfile, fault)
@@ -162,6 +163,8 @@ class QuicContext:
             paths=self.paths,
             origin=origin_of(addr),
         )
+        if held is not None:
+            connection.shown = held.certificate  # which is not shown again
         if self.config.max_session_tickets:
             connection._session_ticket_handler = lambda ticket: self._tickets.keep(
                 judged, ticket, connection.tls._peer_certificate
@@ -169,8 +172,6 @@ class QuicContext:
         transport = AioquicTransport(connection, self.config, now=now)
         transport.attach(handler_factory(transport))
         connection.connect(addr, now)
-        if held is not None:
-            connection.tls._peer_certificate = held.certificate  # which is not shown again
         return transport
 
     def _judged(self, addr: Address, configuration: QuicConfiguration) -> tuple[Any, ...]:

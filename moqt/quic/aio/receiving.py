@@ -27,6 +27,7 @@ from aioquic.quic.packet import (
 )
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, StreamFinishedError
+from cryptography import x509
 
 from moqt.quic.acks.frequency import (
     ACK_FREQUENCY,
@@ -63,6 +64,8 @@ class ReceivingConnection(StreamTable):
     """The table of streams, and what fills it."""
 
     closed_by_peer = False
+    shown: x509.Certificate | None = None
+    """The certificate that a session ticket in use stands for."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -138,6 +141,7 @@ class ReceivingConnection(StreamTable):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls.__class__ = PlainContext  # aioquic makes its own, which has the same attributes
+        self.tls._peer_certificate = self.shown  # another one with each Retry
         for space in self._spaces.values():
             # aioquic's takes a packet for a duplicate that 128 others have overtaken.
             space.received_packets = ReceivedPackets()  # type: ignore[assignment]

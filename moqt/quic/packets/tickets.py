@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from aioquic.tls import SessionTicket
@@ -16,6 +17,11 @@ MAX_SERVERS = 256
 """Servers of which a process keeps tickets; those it has heard from least lately are forgotten."""
 MAX_OF_SERVER = 16
 """Tickets kept of each: as many connections to it can begin at once."""
+MAX_TICKET = 4096
+"""Octets of a ticket that is kept. A server chooses them, and they go into a ClientHello, of which
+aioquic makes no more than 16 KiB."""
+LONGEST = timedelta(days=7)
+"""How long a ticket is kept, whatever its server says (RFC 8446 section 4.6.1)."""
 
 
 class GivenTickets:
@@ -40,9 +46,6 @@ class GivenTickets:
     def take(self, name: bytes) -> SessionTicket | None:
         return self._tickets.pop(name, None)
 
-    def clear(self) -> None:
-        self._tickets.clear()
-
 
 class Ticket(NamedTuple):
     """What a server has given us, and the certificate it had shown."""
@@ -66,7 +69,9 @@ class HeldTickets:
 
     def keep(self, judged: Any, ticket: SessionTicket, shown: x509.Certificate | None) -> None:
         """`judged`: by whom, as what and how the server has been."""
-        until = ticket.not_valid_after
+        if len(ticket.ticket) > MAX_TICKET:
+            return
+        until = min(ticket.not_valid_after, ticket.not_valid_before + LONGEST)
         if shown is not None:
             until = min(until, shown.not_valid_after_utc)
         ticket = replace(

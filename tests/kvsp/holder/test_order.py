@@ -111,6 +111,47 @@ async def test_a_faster_tier_keeps_the_beginning_as_well(tmp_path: Path) -> None
     assert in_memory[:10] == list(range(100, 110))
 
 
+def test_what_goes_to_a_slower_tier_was_not_used_and_nothing_before_it_either() -> None:
+    store = Store({HOST: 20 * PART.octets, DISK: 40 * PART.octets}, lambda block, now: False)
+    for name in ("old", "new"):
+        above = None
+        for block in chain(10, name):
+            room, _ = store.reserve(HOST, PART.octets, 0.0)
+            store.commit(block, room, replace(INFO, prior=above), PART)
+            above = block.block_key
+    gone: list[BlockId] = []
+    for number in range(10):
+        room, (step,) = store.reserve(HOST, PART.octets, 0.0)
+        assert step.demotion is not None
+        store.moved(step.block, step.demotion, step.part)
+        store.dropped(step)
+        gone.append(step.block)
+        store.commit(chain(1, f"single {number}")[0], room, INFO, PART)
+    assert gone == chain(10, "old")[::-1]
+    # and it goes on from there in the same order
+    _, steps = store.reserve(DISK, 33 * PART.octets, 0.0)
+    assert [step.block for step in steps] == gone[:3]
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_block_is_the_next_after_its_lease_unless_it_was_read_under_it(read: bool) -> None:
+    covered: set[BlockId] = set()
+    store = Store({DISK: 4 * PART.octets}, lambda block, now: block in covered)
+    for block in (blocks := chain(4, "leased")):
+        store.commit(block, store.reserve(DISK, PART.octets, 0.0)[0], INFO, PART)
+    covered.add(blocks[0])
+    room, (step,) = store.reserve(DISK, PART.octets, 0.0)
+    assert step.block == blocks[1]
+    store.dropped(step)
+    store.commit(chain(1, "new")[0], room, INFO, PART)
+    if read:
+        store.find(blocks[0])
+    covered.clear()
+    store.freed(blocks[0])
+    _, (step,) = store.reserve(DISK, PART.octets, 0.0)
+    assert step.block == blocks[2 if read else 0]
+
+
 async def test_the_chain_is_known_after_a_restart(tmp_path: Path) -> None:
     world = make_world([(DiskTier(tmp_path), 16 * OCTETS)])
     await world.holder.start()
@@ -212,7 +253,9 @@ def test_whatever_happens_every_block_is_in_the_line_of_each_of_its_tiers_once(
     for _ in range(40):
         block = data.draw(st.sampled_from(blocks))
         tier = data.draw(st.sampled_from([HOST, DISK]))
-        what = data.draw(st.sampled_from(["place", "place", "use", "take", "park", "free", "back"]))
+        what = data.draw(
+            st.sampled_from(["place", "place", "demote", "use", "take", "park", "free", "back"])
+        )
         if block not in model:
             order.add(block, data.draw(st.sampled_from([None, *blocks])))
             model[block] = set()
@@ -220,6 +263,9 @@ def test_whatever_happens_every_block_is_in_the_line_of_each_of_its_tiers_once(
             order.place(block, tier)
             model[block].add(tier)
             parked.discard(block)
+        elif what == "demote" and tier not in model[block]:
+            order.demote(block, tier)
+            model[block].add(tier)
         elif what == "use":
             order.use(block)
         elif what == "take":

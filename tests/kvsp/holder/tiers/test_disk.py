@@ -555,6 +555,24 @@ async def test_a_read_that_began_ends_well_although_the_block_is_evicted(tmp_pat
     assert files_below(tmp_path) == []
 
 
+async def test_a_folder_that_cannot_be_listed_is_not_taken_for_one_without_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await world_on(tmp_path)
+    await world.put(1)
+    folder, scandir = (tmp_path / part_name(block_id(1))).parent, os.scandir
+
+    def listed(path: Any) -> Any:
+        if Path(path) == folder:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    again = make_world([(DiskTier(tmp_path), 10 * OCTETS)])
+    with pytest.raises(TierUnavailableError, match=f"{folder.name}: Too many open files"):
+        await again.holder.start()
+
+
 async def test_a_folder_that_cannot_be_written_is_a_clear_error_at_start_up(
     tmp_path: Path,
 ) -> None:

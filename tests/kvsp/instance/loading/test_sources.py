@@ -93,6 +93,13 @@ async def test_a_source_that_grants_fewer_blocks_at_once_is_asked_for_as_many():
         assert holder.leases.granted == 3
 
 
+async def test_a_source_that_takes_fewer_blocks_in_a_request_is_asked_for_as_many():
+    async with holding(LeaseQuota(request_keys=1)) as (holder, client, base):
+        came, failures = await retrieve(client, base, *keys())
+        assert (len(came), failures) == (3, {})
+        assert holder.leases.granted == 3
+
+
 async def test_a_block_that_is_not_there_is_a_miss():
     async with holding() as (_, client, base):
         came, failures = await retrieve(client, base, bytes(32), keys()[0])

@@ -10,15 +10,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
 from aioquic.tls import CipherSuite, SessionTicket
 from cryptography import x509
 
+from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.certificates import make_self_signed
 from moqt.quic.config import QuicConfig
-from moqt.quic.packets.tickets import MAX_OF_SERVER, MAX_SERVERS, GivenTickets, HeldTickets
+from moqt.quic.packets.tickets import (
+    MAX_OF_SERVER,
+    MAX_SERVERS,
+    MAX_TICKET,
+    GivenTickets,
+    HeldTickets,
+)
 from moqt.quic.udp.endpoint import QuicConnectError, serve
 from tests.moqt.probe import early_data, offering_early_data, tickets_of_process
-from tests.moqt.quic.udp.sockets import Server, dial, echo, hang_up, start, until
+from tests.moqt.quic.udp.sockets import Echo, Server, dial, echo, hang_up, start, until
 from tests.moqt.quic_pair import quic_config
 
 
@@ -89,6 +98,21 @@ async def test_another_certificate_of_the_server_is_shown_to_who_was_there_befor
     assert [await visit(server) for _ in range(2)] == [False, True]
 
 
+async def test_a_handshake_that_began_before_that_gives_no_ticket_for_what_comes_after_it(
+    server: Server,
+) -> None:
+    await server.endpoint.close()
+
+    def made(transport: AioquicTransport) -> Echo:
+        # its first packet was read, and its ticket is still to be given
+        server.endpoint.reload_certificate()
+        return server.make(transport)
+
+    server.endpoint = await serve("127.0.0.1", 0, quic_config(), made)
+    assert [await visit(server) for _ in range(2)] == [False, False]
+    assert server.endpoint.session_tickets == 0
+
+
 async def test_a_ticket_stands_for_no_other_judgement_than_the_one_it_came_of(
     server: Server, tmp_path: Path
 ) -> None:
@@ -104,6 +128,15 @@ async def test_a_ticket_stands_for_no_other_judgement_than_the_one_it_came_of(
         await visit(server, quic_config(cafile=other))
     with pytest.raises(QuicConnectError):
         await visit(server, quic_config(server_name="elsewhere.example"))
+
+
+async def test_a_ticket_stands_for_its_certificate_when_the_address_has_to_be_proven(
+    nothing_held: HeldTickets,
+) -> None:
+    server = await start(quic_config(retry_threshold=0))
+    assert [await visit(server) for _ in range(2)] == [False, True]
+    assert server.endpoint.counters.retries_sent == 2
+    await server.endpoint.close()
 
 
 async def test_early_data_is_offered_by_nobody_and_taken_from_nobody(
@@ -157,6 +190,26 @@ def test_a_process_keeps_so_many_tickets_of_so_many_servers() -> None:
     while (found := held.take("one")) is not None:
         taken.append(int.from_bytes(found.ticket.ticket, "big"))
     assert taken == list(range(MAX_OF_SERVER + 4, 4, -1))  # the newest first
+
+
+def test_a_ticket_for_which_a_client_hello_has_no_room_is_not_kept() -> None:
+    held = HeldTickets()
+    held.keep("server", ticket(1, ticket=bytes(MAX_TICKET + 1)), None)
+    assert held.take("server") is None
+    held.keep("server", ticket(1, ticket=bytes(MAX_TICKET)), None)
+    found = held.take("server")
+    assert found is not None
+    configuration = QuicConfiguration(is_client=True, server_name="localhost")
+    configuration.session_ticket = found.ticket
+    QuicConnection(configuration=configuration).connect(("127.0.0.1", 4433), 0.0)
+
+
+def test_a_ticket_is_kept_for_seven_days_whatever_its_server_says() -> None:
+    held, given = HeldTickets(), ticket(1, not_valid_after=datetime.now(UTC) + timedelta(days=99))
+    held.keep("server", given, None)
+    found = held.take("server")
+    assert found is not None
+    assert found.ticket.not_valid_after - given.not_valid_before == timedelta(days=7)
 
 
 def test_a_ticket_allows_no_early_data_and_is_valid_no_longer_than_its_certificate(
