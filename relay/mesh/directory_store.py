@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.mesh.directory import Change, Has
@@ -121,7 +121,7 @@ class DirectoryStore:
             for name in names:
                 pipe.get(self._of_relay(name))
             told = zip(names, await self._done(pipe.execute()), strict=True)
-            urls = {name: url.decode() for name, url in told if url is not None}
+            urls = {name: url.decode(errors="replace") for name, url in told if url is not None}
         return [
             [
                 (name, urls[name])
@@ -137,7 +137,7 @@ class DirectoryStore:
                 return await command
         except TimeoutError:
             raise DirectoryError(f"no answer within {self._timeout:g} s") from None
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             raise DirectoryError(str(error)) from error
 
     def _of_relay(self, relay: str) -> str:
@@ -152,5 +152,5 @@ def _hash(text: str) -> str:
 
 
 def _published_first(members: Sequence[bytes]) -> list[str]:
-    names = [name.decode() for name in members]
+    names = [name.decode(errors="replace") for name in members]
     return [name.removesuffix(_CACHED) for name in sorted(names, key=lambda n: n.endswith(_CACHED))]

@@ -94,8 +94,9 @@ async def test_a_relay_learns_that_the_directory_has_forgotten_it(store):
     assert not await store.stay("a", URL, 60.0)
 
 
-async def test_a_directory_that_is_not_there_says_so(tmp_path):
-    store = store_at(f"unix://{tmp_path}/none", "none")
+@pytest.mark.parametrize("url", ["unix://{}/none", "redis+cluster://127.0.0.1:1"])
+async def test_a_directory_that_is_not_there_says_so(tmp_path, url):
+    store = store_at(url.format(tmp_path), "none")
     with pytest.raises(DirectoryError):
         await store.stay("a", URL, 60.0)
     with pytest.raises(DirectoryError):
