@@ -359,10 +359,12 @@ class Relay(SessionHandler):
 
     def _looks(self, request: TrackRequest) -> bool:
         """Whether `request` waits, or is refused, until the directory has said who has it."""
-        if not self.askable.looks(request, lambda: self.looked(request)):
+        finder = self.askable.looks_for(request)
+        if finder is None:
             return False
         if self._may_wait(request):
             self.waiting.for_publisher(request, self.clock.now + self.config.upstream_timeout)
+            finder.look_up(request.namespace, lambda: self.looked(request))
         return True
 
     def looked(self, request: TrackRequest, *, circles: bool = False) -> None:
