@@ -31,6 +31,10 @@ _CACHED = "~"
 MAX_RELAYS = 8
 """That a look-up of one namespace names."""
 
+MAX_LOOKED_AT = 64
+"""Of which it is seen whether they are there, the first those that have said last what they have: a
+relay that was started again has another name, and the old one stays registered for a while."""
+
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 """Schemes of a cluster, whose URL names any of its nodes."""
 
@@ -112,7 +116,7 @@ class DirectoryStore:
             wanted.append([keys.setdefault(self._key(scope, p), len(keys)) for p in prefixes])
         pipe = self._redis.pipeline(transaction=False)
         for key in keys:
-            pipe.zrangebyscore(key, now, "+inf", start=0, num=MAX_RELAYS)
+            pipe.zrevrangebyscore(key, "+inf", now, start=0, num=MAX_LOOKED_AT)
         members = [_published_first(found) for found in await self._done(pipe.execute())]
         names = list({name for found in members for name in found})
         urls: dict[str, str] = {}
