@@ -88,7 +88,9 @@ class Running:
     def __init__(self, shared, name, *, refuse=False, **limits):
         self.scopes = Scopes(RelayConfig(**limits))
         self.relay = self.scopes.keep("/")
-        self.dialled = []
+        self.dialled, self.made = [], []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self.refuse = refuse
         self.client = DirectoryClient(
             self.scopes, FakeStore(shared), name, f"moqt://{name}", self.connect
@@ -99,7 +101,9 @@ class Running:
         self.dialled.append(url)
         if self.refuse:
             raise ConnectError("nobody there")
-        return FakeSession()
+        await self.go_on.wait()
+        self.made.append(FakeSession())
+        return self.made[-1]
 
     async def look(self, namespace=NAMESPACE):
         """The sessions that are found, when they are."""
@@ -262,20 +266,12 @@ async def test_a_session_to_another_relay_that_comes_when_the_scope_is_gone_is_c
     shared.urls["one"] = "moqt://one"
     shared.has["/x", NAMESPACE] = {"one": Has.PUBLISHED}
     relay = asks.scopes.enter(FakeSession(), "/x")
-    made, go_on = [], asyncio.Event()
-    connect = asks.client._connect
-
-    async def slow(url, relay):
-        await go_on.wait()
-        made.append(await connect(url, relay))
-        return made[0]
-
-    asks.client._connect = slow
+    asks.go_on.clear()
     relay.askable.finder.look_up(NAMESPACE, lambda: None)
-    await until(lambda: asks.client._dials)
+    await until(lambda: asks.dialled)
     relay.sessions.clear()
     asks.scopes.tick(1.0)
-    go_on.set()
-    await until(lambda: made and made[0].closed)
+    asks.go_on.set()
+    await until(lambda: asks.made and asks.made[0].closed)
     assert asks.client.sessions == 0
     await asks.stop()
