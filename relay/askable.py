@@ -69,13 +69,12 @@ class Askable:
     def _beside(self, namespace: TrackNamespace) -> list[Session]:
         return [] if self.finder is None else self.finder.found(namespace)
 
-    def looks(self, request: TrackRequest, then: Callable[[], None]) -> bool:
-        """Whether the directory is asked first who has the track; `then` is called when it was."""
-        finder, namespace = self.finder, request.namespace
-        if finder is None or finder.known(namespace) or not self.goes_up(session_of(request)):
-            return False
-        finder.look_up(namespace, then)
-        return True
+    def looks_for(self, request: TrackRequest) -> Finder | None:
+        """Who is to be asked first who has the track; None where nobody need be."""
+        finder = self.finder
+        if finder is None or finder.known(request.namespace):
+            return None
+        return finder if self.goes_up(session_of(request)) else None
 
     def goes_up(self, asking: Session) -> bool:
         """Whether other relays may be asked for what is requested by `asking`."""

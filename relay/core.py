@@ -256,6 +256,9 @@ class Relay(SessionHandler):
         if self._malformed(request, name):
             return
         track = self._known(name)
+        if track is None and self._on_disk(name):
+            self.refusals.overloaded(request, "max_tracks", "tracks")
+            return
         if track is not None and track.only_published:
             # While nobody used it nobody else was asked for it.
             track.open()
@@ -359,10 +362,12 @@ class Relay(SessionHandler):
 
     def _looks(self, request: TrackRequest) -> bool:
         """Whether `request` waits, or is refused, until the directory has said who has it."""
-        if not self.askable.looks(request, lambda: self.looked(request)):
+        finder = self.askable.looks_for(request)
+        if finder is None:
             return False
         if self._may_wait(request):
             self.waiting.for_publisher(request, self.clock.now + self.config.upstream_timeout)
+            finder.look_up(request.namespace, lambda: self.looked(request))
         return True
 
     def looked(self, request: TrackRequest, *, circles: bool = False) -> None:
@@ -418,12 +423,16 @@ class Relay(SessionHandler):
     def _known(self, name: FullTrackName) -> UpstreamTrack | None:
         """The track of that name, if something of it is known, be it on the disk alone."""
         track = self.tracks.get(name)
-        if track is None and self.shelf is not None and name in self.shelf.entries:
+        if track is None and self._on_disk(name):
             track = self._new_track(name)
             if track is not None:
                 # who publishes it by now may say otherwise
                 track.origin.unasked = bool(self.namespaces.publishers(name.namespace))
+                self.track_busy(track)  # perhaps nobody is served it
         return track
+
+    def _on_disk(self, name: FullTrackName) -> bool:
+        return self.shelf is not None and name in self.shelf.entries
 
     def _displace(self) -> bool:
         """Forget the track that has been out of use for longest."""
@@ -542,11 +551,18 @@ class Relay(SessionHandler):
                 continue
             octets += held.store.octets
             if any(each.published for each in held.subscriptions):
+                held.origin.stop()  # what was to be compared is not there
                 held.renew("it is purged")  # only its publisher could offer it again
             else:
                 held.close_upstream()
                 self._forget(held)
         return len(purged), octets, len(used)
+
+    @property
+    def in_use(self) -> bool:
+        """Somebody is here, or something of any track, in memory or on the disk."""
+        kept = self.shelf is not None and self.shelf.entries
+        return bool(self.sessions or self.tracks or kept)
 
     def forget_all(self) -> None:
         """Give up what is cached; no session is left."""

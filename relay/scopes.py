@@ -147,6 +147,12 @@ class Scopes(SessionHandler):
         self._kept.add(scope)
         return self._relay(scope)
 
+    def restore(self) -> None:
+        """Make the scopes of which the disk has something, as many as may be: it is published."""
+        for scope in [] if self.disk is None else list(self.disk.shelves):
+            if len(self.relays) < self.config.max_scopes:
+                self._relay(scope)
+
     def _relay(self, scope: str) -> Relay:
         relay = self.relays.get(scope)
         if relay is None:
@@ -242,7 +248,7 @@ class Scopes(SessionHandler):
             self.disk.tick(now)
         for scope, relay in tuple(self.relays.items()):
             relay.tick(now)
-            if not relay.sessions and not relay.tracks and scope not in self._kept:
+            if not relay.in_use and scope not in self._kept:
                 self._forget(scope)
 
     def numbers(self) -> Numbers:

@@ -542,7 +542,7 @@ class UpstreamTrack:
             return
         for fetch in self.ranges.fetches:
             fetch.read(stored)
-        if self.published_here:
+        if self.published_here and not self.filling.whole:
             self.home.track_ended(self)
         if not store.octets:
             self.home.track_busy(self)  # perhaps there is nothing left of it

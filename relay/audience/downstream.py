@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import TypeGuard
+from itertools import chain, islice
+from typing import Final, TypeGuard
 
 from moqt.requests import (
     IncomingFetch,
@@ -19,6 +19,9 @@ from moqt.track.filters import RangeFilters, merge_update
 from moqt.values.codes import PublishDoneCode, StreamErrorCode
 from moqt.values.messages import LocationFilter, RequestUpdate
 from relay.audience.readers import Readers
+
+MAX_RELAYS: Final = 256
+"""Of those behind a track, that are looked at for each request: any peer may name as many."""
 
 TrackRequest = IncomingSubscribe | IncomingFetch | IncomingTrackStatus
 """What a downstream session may ask about a track."""
@@ -51,8 +54,8 @@ class Downstream:
 
     @property
     def relays(self) -> frozenset[int]:
-        """The relays among them, and those that wait behind these."""
-        return frozenset(chain.from_iterable(kind.relays for kind in self._kinds))
+        """The relays among them, and those that wait behind these; not all where there are many."""
+        return frozenset(islice(chain.from_iterable(k.relays for k in self._kinds), MAX_RELAYS))
 
     @property
     def _kinds(self) -> tuple[Readers[TrackRequest] | Readers[OutgoingPublish], ...]:

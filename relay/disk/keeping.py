@@ -15,8 +15,8 @@ from moqt.track.stored import StoredObject
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after
 from relay.disk.files import Sealed
-from relay.disk.records import Summary
-from relay.disk.tier import DiskTier, Shelf, record_octets
+from relay.disk.records import Summary, record_octets
+from relay.disk.tier import DiskTier, Shelf
 
 MAX_SKIPPED: Final = 65_536
 """Objects of a track that may wait for the queue, and ranges of it that may be remembered; with

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from moqt.track.stored import Buffer
+from moqt.track.stored import Buffer, StoredObject
 from moqt.values.codes import ObjectStatus
 from moqt.values.errors import MoqtError
 from moqt.values.messages import Properties
@@ -70,6 +70,11 @@ class Summary:
     """When the first of its Objects came, in seconds of the epoch."""
     known: tuple[tuple[Location, Location], ...]
     """What exists of these ranges is in this file, or in those of the track before it."""
+
+
+def record_octets(stored: StoredObject) -> int:
+    """What an Object takes of a file."""
+    return OVERHEAD + len(stored.properties) + stored.length
 
 
 def head_of(

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, Protocol, TypeVar
 
 from moqt.track.stored import StoredObject
@@ -20,7 +20,7 @@ from moqt.values.intervals import IntervalSet
 from moqt.values.names import FullTrackName, Location, TrackNamespace, is_prefix
 from relay.config import Clock, RelayConfig, cache_duration
 from relay.disk.files import Folder, Found, Part, Read, Sealed, read_last, read_range, remove, touch
-from relay.disk.records import OVERHEAD, Damaged, Summary
+from relay.disk.records import Damaged, Summary, record_octets
 
 logger = logging.getLogger("relay")
 
@@ -252,6 +252,10 @@ class DiskTier:
         """Drop it when that is due."""
         if entry.expires is not None:
             heappush(self._expiries, (entry.expires, shelf.scope, entry.name))
+        if len(self._expiries) > 2 * self.files + 64:  # others have gone before they were due
+            every = ((s.scope, e) for s in self.shelves.values() for e in s.entries.values())
+            self._expiries = [(e.expires, s, e.name) for s, e in every if e.expires is not None]
+            heapify(self._expiries)
 
     def leave(self, scope: str) -> None:
         """Nobody is in the scope any more; what the disk has of it stays."""
@@ -574,11 +578,6 @@ class Reading:
 
 def _unheard(namespace: TrackNamespace, entry: Entry, here: bool) -> None:
     """Nobody wants to be told."""
-
-
-def record_octets(stored: StoredObject) -> int:
-    """What an Object takes of a file."""
-    return OVERHEAD + len(stored.properties) + stored.length
 
 
 def _write_all(

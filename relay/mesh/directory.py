@@ -33,6 +33,10 @@ NOT_FOUND_SECONDS = 1.0
 MAX_ANSWERS = 16_384
 """Answers that are remembered for one scope; beyond, the oldest goes."""
 
+MAX_LOOKED_UP = 4096
+"""Namespaces of one scope that are looked up at once; asked for more, the directory counts as one
+that does not answer."""
+
 MAX_FAILURES = 3
 """In a row, after which the directory is left alone for a while."""
 
@@ -196,11 +200,19 @@ class Finder:
 
     def look_up(self, namespace: TrackNamespace, then: Callable[[], None]) -> None:
         """Call `then` when it is known."""
-        self._look_up(namespace).append(then)
+        waiting = self._look_up(namespace)
+        if waiting is not None:
+            waiting.append(then)
+            return
+        self.answered(namespace, None)
+        then()
 
-    def _look_up(self, namespace: TrackNamespace) -> list[Callable[[], None]]:
+    def _look_up(self, namespace: TrackNamespace) -> list[Callable[[], None]] | None:
+        """Who is told when it is known; None: too many are looked up already."""
         waiting = self._waiting.get(namespace)
         if waiting is None:
+            if len(self._waiting) >= MAX_LOOKED_UP:
+                return None
             waiting = self._waiting[namespace] = []
             self._ask(self, namespace)
         return waiting

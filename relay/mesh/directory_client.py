@@ -12,8 +12,9 @@ from typing import Protocol
 
 from moqt.aio import MoqtSession
 from moqt.quic.config import QuicConfig
+from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
-from moqt.values.errors import MoqtError
+from moqt.values.errors import ConnectError, MoqtError
 from moqt.values.names import TrackNamespace
 from relay.core import Relay
 from relay.mesh.directory import BATCH, Change, Circuit, Finder, Has, Registrations
@@ -161,6 +162,10 @@ class DirectoryClient:
         finder = self._finders.pop(scope)
         for namespace in finder.waited_for:
             finder.answered(namespace, ())
+        for table in finder.relay.namespaces.cached:
+            for namespace in table.namespaces_under(()):
+                # what becomes of it is not heard any more
+                self._registrations.note(scope, namespace, Has.NOTHING)
 
     # -- work --------------------------------------------------------------------------------
 
@@ -323,12 +328,19 @@ class DirectoryClient:
 
     async def _connected(self, key: tuple[str, str], finder: Finder, url: str) -> None:
         scope, name = key
+        at = url.rstrip("/") + scope
         try:
-            session = await self._connect(url.rstrip("/") + scope, finder.relay)
+            if parse_uri(at).path != scope:
+                # a path that is none would name another host, or another scope
+                raise ConnectError(f"{scope!r} is no path that can be dialled")
+            session = await self._connect(at, finder.relay)
         except MoqtError as error:
             self._failed = {each: at for each, at in self._failed.items() if at > self._now()}
             self._failed[key] = self._now() + FAILED_SECONDS
             logger.warning("the relay %s of the mesh: %s", url, error)
+            return
+        if self._finders.get(scope) is not finder:
+            session.close()  # nobody is in the scope any more
             return
         self._sessions[key] = session
         finder.sessions[name] = session.session
@@ -352,8 +364,8 @@ class DirectoryClient:
                 session.close()
 
     def _close_one_idle(self) -> bool:
-        for session in tuple(self._sessions.values()):
-            if not session.session.busy:
+        for session in self._sessions.values():
+            if session.closed is None and not session.session.busy:
                 session.close()
                 return True
         return False

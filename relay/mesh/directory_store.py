@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.mesh.directory import Change, Has
@@ -30,6 +30,10 @@ _CACHED = "~"
 
 MAX_RELAYS = 8
 """That a look-up of one namespace names."""
+
+MAX_LOOKED_AT = 64
+"""Of which it is seen whether they are there, the first those that have said last what they have: a
+relay that was started again has another name, and the old one stays registered for a while."""
 
 CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 """Schemes of a cluster, whose URL names any of its nodes."""
@@ -112,7 +116,7 @@ class DirectoryStore:
             wanted.append([keys.setdefault(self._key(scope, p), len(keys)) for p in prefixes])
         pipe = self._redis.pipeline(transaction=False)
         for key in keys:
-            pipe.zrangebyscore(key, now, "+inf", start=0, num=MAX_RELAYS)
+            pipe.zrevrangebyscore(key, "+inf", now, start=0, num=MAX_LOOKED_AT)
         members = [_published_first(found) for found in await self._done(pipe.execute())]
         names = list({name for found in members for name in found})
         urls: dict[str, str] = {}
@@ -121,7 +125,7 @@ class DirectoryStore:
             for name in names:
                 pipe.get(self._of_relay(name))
             told = zip(names, await self._done(pipe.execute()), strict=True)
-            urls = {name: url.decode() for name, url in told if url is not None}
+            urls = {name: url.decode(errors="replace") for name, url in told if url is not None}
         return [
             [
                 (name, urls[name])
@@ -137,7 +141,7 @@ class DirectoryStore:
                 return await command
         except TimeoutError:
             raise DirectoryError(f"no answer within {self._timeout:g} s") from None
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             raise DirectoryError(str(error)) from error
 
     def _of_relay(self, relay: str) -> str:
@@ -152,5 +156,5 @@ def _hash(text: str) -> str:
 
 
 def _published_first(members: Sequence[bytes]) -> list[str]:
-    names = [name.decode() for name in members]
+    names = [name.decode(errors="replace") for name in members]
     return [name.removesuffix(_CACHED) for name in sorted(names, key=lambda n: n.endswith(_CACHED))]

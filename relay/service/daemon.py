@@ -110,6 +110,8 @@ async def run(
     try:
         if scopes.disk is not None:
             loading = await loaded(scopes.disk)
+            if config.mesh is not None:
+                scopes.restore()
         server = await moqt.serve(
             config.host,
             config.port,

@@ -103,7 +103,7 @@ class Filling:
     @property
     def whole(self) -> bool:
         """Every Object of the Track, to its end, is here, in memory or on the disk."""
-        return self.store.is_complete() or (self.kept is not None and self.kept.whole)
+        return (self.kept is not None and self.kept.whole) or self.store.is_complete()
 
     def _stored(self, store: TrackStore, stored: StoredObject) -> None:
         kept = self.kept

@@ -56,3 +56,8 @@ def publishers(namespaces):
 def aging(cache):
     """What a cache keeps of Objects that expire."""
     return [*cache._aging, *range(len(cache._expiries))]
+
+
+def expiries(disk):
+    """How many times a disk tier remembers at which something of it expires."""
+    return len(disk._expiries)

@@ -12,8 +12,10 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
 from relay.disk.files import Folder, InUse
+from tests.relay.calls import calls
 from tests.relay.disk.shelves import Shelves
-from tests.relay.peers import Listing
+from tests.relay.inside import expiries, make_room
+from tests.relay.peers import Listing, Wanting, offering
 from tests.relay.star import (
     JOIN,
     LIVE,
@@ -385,3 +387,78 @@ def test_a_file_that_is_lost_takes_nothing_but_its_own_with_it(star):
     star.crash()
     star.publisher(track(6, ended=True))
     assert star.fetch(star.connect()).payloads == everything(6)
+
+
+def test_a_track_that_memory_evicts_and_the_disk_has_goes_on_to_be_published(star):
+    """And what that costs does not grow with those who want its tracks."""
+
+    def cost(wanting):
+        star.crash()
+        pairs = [star.connect() for _ in range(wanting)]
+        star.run()
+        wants = [Wanting(star, each, NAMESPACE) for each in pairs]
+        star.subscriber(JOIN)
+        star.pass_time(1)
+        cache = star.relay.cache
+        assert cache.objects > 10
+        made = calls(lambda: make_room(cache, cache.budget))
+        assert cache.objects == 0
+        star.run()
+        (relay,) = star.relay.relays.values()
+        assert all(track.published_here for track in relay.tracks.values())
+        assert all(len(each.names) <= 1 for each in wants)
+        return made
+
+    stored(star, 10)
+    assert cost(20) == cost(1)
+
+
+def test_a_track_on_the_disk_for_which_there_is_no_place_is_not_said_not_to_exist(tmp_path):
+    star = Shelves(tmp_path, max_tracks=1)
+    stored(star)
+    star.crash()
+    other = FullTrackName((b"other",), b"")
+    star.publisher(track(1, name=other), namespace=other.namespace)
+    star.subscriber(LIVE, other)
+    _, refused = star.subscriber(JOIN)
+    assert refused.failed.code == RequestErrorCode.EXCESSIVE_LOAD
+
+
+def test_files_that_go_before_they_expire_leave_nothing_behind(tmp_path):
+    star = Shelves(tmp_path, disk_files=2)
+    properties = (KeyValue(MAX_CACHE_DURATION, 10**12),)
+    for number in range(90):
+        stored(star, 1, name=NAME._replace(name=b"%d" % number), properties=properties)
+        for pair in tuple(star.pairs):
+            star.kill(pair)
+    assert star.disk.counters.files_written == 90 and star.disk.files <= 3
+    assert expiries(star.disk) < 80
+
+
+def test_a_scope_stays_published_for_as_long_as_the_disk_has_something_of_it(star):
+    stored(star, path="/one")
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    star.crash()
+    star.relay.restore()
+    (relay,) = star.relay.relays.values()
+    star.pass_time(2)
+    assert list(star.relay.relays) == ["/one"] and NAMESPACE in relay.namespaces.on_disk
+    star.disk.shelf("/one").purge((), ())
+    star.pass_time(2)
+    assert star.relay.relays == {} and NAMESPACE not in relay.namespaces.on_disk
+
+
+def test_a_purge_while_the_disk_is_read_to_be_compared_leaves_nobody_waiting(star):
+    stored(star)
+    star.crash()
+    star.hand.held = True
+    offering(star, track(3, ended=True))
+    (relay,) = star.relay.relays.values()
+    (held,) = relay.tracks.values()
+    assert held.origin.probing
+    relay.purge(NAMESPACE)
+    assert not held.origin.probing
+    star.hand.held = False
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads == everything(3)

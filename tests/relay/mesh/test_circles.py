@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moqt.values.codes import PublishDoneCode, RequestErrorCode, SessionErrorCode
 from moqt.values.config import SessionConfig
 from moqt.values.messages import Parameters
 from moqt.values.names import Location
+from relay.audience.downstream import MAX_RELAYS
 from relay.audience.namespaces import HELD_SECONDS
 from relay.mesh.uplink import Uplink
 from tests.moqt.memory import Pair
@@ -19,6 +22,7 @@ from tests.relay.star import (
     NAMESPACE,
     Collector,
     CountingPublisher,
+    SilentPublisher,
     end_track,
     everything,
     publish,
@@ -157,3 +161,16 @@ def test_a_path_that_nobody_announced_to_understand_ends_the_session():
     pair.client.track_status(NAME, Parameters(relay_path=(7,)))
     pair.run()
     assert pair.client.closed.code == SessionErrorCode.PROTOCOL_VIOLATION
+
+
+def test_a_peer_that_names_many_relays_makes_no_request_look_at_all_of_them():
+    relay = Named(1)
+    relay.publisher(handler=SilentPublisher())
+    for number in range(8):
+        pair = relay.connect(client_config=SessionConfig(relay_id=100 + number))
+        path = tuple(range(1000 * (number + 1), 1000 * (number + 1) + 200))
+        relay.run()
+        relay.subscribe(pair, replace(JOIN, relay_path=path))
+    (waits,) = relay.relay.tracks.values()
+    assert len(waits.waiting) == 8
+    assert 200 < len(waits.downstream.relays) <= MAX_RELAYS

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import relay.mesh.directory
 from moqt.values.codes import RequestErrorCode
+from moqt.values.names import FullTrackName
 from relay.config import Counters, RelayConfig
 from relay.mesh.directory import (
     BATCH,
@@ -19,7 +21,7 @@ from relay.mesh.directory import (
     Registrations,
 )
 from relay.service.metrics import subscriptions
-from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
+from tests.relay.star import JOIN, NAME, NAMESPACE, Collector, Star, everything, track
 
 OTHER = (b"other",)
 
@@ -227,3 +229,36 @@ def test_who_waits_for_a_publisher_gets_one_that_comes_elsewhere():
     mesh.finder.look_for_waiting()
     mesh.answer("other")
     assert collector.payloads == everything(1)
+
+
+def test_a_request_that_may_not_wait_has_nothing_looked_up():
+    mesh = Mesh(max_pending=2)
+    pair = mesh.star.connect()
+    mesh.star.run()
+    collectors = [
+        mesh.star.subscribe(pair, JOIN, FullTrackName((b"%d" % each,), b"")) for each in range(5)
+    ]
+    assert [each.failed and each.failed.code for each in collectors] == [
+        None,
+        None,
+        *[RequestErrorCode.EXCESSIVE_LOAD] * 3,
+    ]
+    assert len(mesh.asked) == 2
+
+
+def test_who_asks_and_goes_again_and_again_has_no_more_looked_up_than_the_limit(monkeypatch):
+    monkeypatch.setattr(relay.mesh.directory, "MAX_LOOKED_UP", 3)
+    mesh = Mesh()
+    pair = mesh.star.connect()
+    mesh.star.run()
+    for each in range(10):
+        name = FullTrackName((b"%d" % each,), b"")
+        asked = pair.client.subscribe(name, Collector(), JOIN)
+        mesh.star.run()
+        asked.cancel()
+        mesh.star.run()
+    assert len(mesh.asked) == len(mesh.finder.waited_for) == 3
+    refused = mesh.star.subscribe(pair, JOIN)
+    assert refused.failed.code == RequestErrorCode.INTERNAL_ERROR
+    assert refused.failed.retry_after_ms == 1000
+    assert len(mesh.asked) == 3

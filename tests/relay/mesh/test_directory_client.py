@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,6 +71,7 @@ class FakeSession:
 
     def __init__(self):
         self.session, self.busy, self.closed, self.goaway = self, False, None, None
+        self.scheduler = SimpleNamespace()
         self._over = asyncio.Event()
 
     async def wait_closed(self):
@@ -86,7 +88,9 @@ class Running:
     def __init__(self, shared, name, *, refuse=False, **limits):
         self.scopes = Scopes(RelayConfig(**limits))
         self.relay = self.scopes.keep("/")
-        self.dialled = []
+        self.dialled, self.made = [], []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
         self.refuse = refuse
         self.client = DirectoryClient(
             self.scopes, FakeStore(shared), name, f"moqt://{name}", self.connect
@@ -97,7 +101,9 @@ class Running:
         self.dialled.append(url)
         if self.refuse:
             raise ConnectError("nobody there")
-        return FakeSession()
+        await self.go_on.wait()
+        self.made.append(FakeSession())
+        return self.made[-1]
 
     async def look(self, namespace=NAMESPACE):
         """The sessions that are found, when they are."""
@@ -209,3 +215,63 @@ async def test_a_relay_that_is_leaving_is_found_no_more():
     assert await other.look() == []
     await one.stop()
     await other.stop()
+
+
+@pytest.mark.parametrize("path", [".elsewhere.example/", "0/x", "/x#y", "@elsewhere.example/"])
+async def test_a_path_that_would_name_another_host_or_scope_is_not_dialled(path, caplog):
+    """Over WebTransport a client may dial any path."""
+    shared = Shared()
+    asks = Running(shared, "asks")
+    finder = asks.scopes.keep(path).askable.finder
+    shared.urls["one"] = "moqt://relay.example"
+    shared.has[path, NAMESPACE] = {"one": Has.PUBLISHED}
+    done = asyncio.Event()
+    finder.look_up(NAMESPACE, done.set)
+    await asyncio.wait_for(done.wait(), 20)
+    assert asks.dialled == [] and "relay.example" in caplog.text
+    await asks.stop()
+
+
+async def test_sessions_that_make_room_for_others_make_it_once():
+    shared = Shared()
+    asks = Running(shared, "asks", max_mesh_sessions=2)
+    shared.urls |= {f"relay{n}": f"moqt://relay{n}" for n in range(6)}
+    for number in range(2):
+        shared.has["/", (b"%d" % number,)] = {f"relay{number}": Has.PUBLISHED}
+        await asks.look((b"%d" % number,))
+    shared.has["/", NAMESPACE] = {f"relay{n}": Has.PUBLISHED for n in range(2, 6)}
+    assert len(await asks.look()) == 2 and len(asks.dialled) == 4
+    assert asks.client.sessions == 2
+    await asks.stop()
+
+
+async def test_of_a_scope_that_is_gone_the_directory_knows_nothing_any_more():
+    shared = Shared()
+    one = Running(shared, "one")
+    relay = one.scopes.enter(FakeSession(), "/x")
+    relay.namespaces.on_disk.add(NAMESPACE, "a track")
+    relay.namespaces.tell(NAMESPACE)
+    await until(lambda: shared.has["/x", NAMESPACE].get("one") is Has.CACHED)
+    relay.sessions.clear()
+    one.scopes.tick(1.0)
+    assert "/x" not in one.scopes.relays
+    await until(lambda: shared.has["/x", NAMESPACE]["one"] is Has.NOTHING)
+    await until(lambda: one.client.registered == 0)
+    await one.stop()
+
+
+async def test_a_session_to_another_relay_that_comes_when_the_scope_is_gone_is_closed():
+    shared = Shared()
+    asks = Running(shared, "asks")
+    shared.urls["one"] = "moqt://one"
+    shared.has["/x", NAMESPACE] = {"one": Has.PUBLISHED}
+    relay = asks.scopes.enter(FakeSession(), "/x")
+    asks.go_on.clear()
+    relay.askable.finder.look_up(NAMESPACE, lambda: None)
+    await until(lambda: asks.dialled)
+    relay.sessions.clear()
+    asks.scopes.tick(1.0)
+    asks.go_on.set()
+    await until(lambda: asks.made and asks.made[0].closed)
+    assert asks.client.sessions == 0
+    await asks.stop()

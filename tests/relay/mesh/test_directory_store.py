@@ -11,7 +11,12 @@ from relay.mesh.directory import Change, Has
 from tests.redis_server import redis_cluster, redis_server
 
 pytest.importorskip("redis", reason="the extra 'directory' is not installed")
-from relay.mesh.directory_store import DirectoryError, DirectoryStore
+from relay.mesh.directory_store import (
+    MAX_LOOKED_AT,
+    MAX_RELAYS,
+    DirectoryError,
+    DirectoryStore,
+)
 
 NAMESPACE = (b"demo", b"live")
 URL = "moqt://relay.example:4443"
@@ -87,6 +92,17 @@ async def test_a_relay_that_has_left_or_is_silent_is_named_no_more(store):
     assert await found(store, NAMESPACE) == []
 
 
+async def test_relays_that_are_gone_hide_none_that_is_there(store):
+    for number in range(MAX_LOOKED_AT + 1):
+        await register(store, f"gone{number}", NAMESPACE)
+        await store.leave(f"gone{number}")
+    await register(store, "there", NAMESPACE)
+    for number in range(MAX_RELAYS + 1):
+        await register(store, f"late{number}", NAMESPACE)
+        await store.leave(f"late{number}")
+    assert await found(store, NAMESPACE) == ["there"]
+
+
 async def test_a_relay_learns_that_the_directory_has_forgotten_it(store):
     assert not await store.stay("a", URL, 60.0)
     assert await store.stay("a", URL, 60.0)
@@ -94,8 +110,9 @@ async def test_a_relay_learns_that_the_directory_has_forgotten_it(store):
     assert not await store.stay("a", URL, 60.0)
 
 
-async def test_a_directory_that_is_not_there_says_so(tmp_path):
-    store = store_at(f"unix://{tmp_path}/none", "none")
+@pytest.mark.parametrize("url", ["unix://{}/none", "redis+cluster://127.0.0.1:1"])
+async def test_a_directory_that_is_not_there_says_so(tmp_path, url):
+    store = store_at(url.format(tmp_path), "none")
     with pytest.raises(DirectoryError):
         await store.stay("a", URL, 60.0)
     with pytest.raises(DirectoryError):
