@@ -111,8 +111,6 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
     come; more than `max_unread_objects`, as of empty ones, end the request with EXCESSIVE_LOAD.
     """
 
-    max_unread_objects = 1 << 19
-
     def __init__(self, max_octets: int) -> None:
         super().__init__()
         self._max_octets = max_octets
@@ -131,8 +129,14 @@ class ObjectQueue(_Iterated[ReceivedObject], ObjectReceiver):
         if received.via is Via.DATAGRAM and self._octets > self._max_octets:
             self.datagrams_dropped += 1  # nothing holds them back, and they may be lost
             return
-        if len(self._objects) >= self.max_unread_objects:
-            self._refuse(f"more than {self.max_unread_objects} Objects wait to be read")
+        session = self.request.session
+        if len(self._objects) >= session.config.max_unread_objects:
+            session.requests.at_limit("max_unread_objects", session.config.max_unread_objects)
+            session.counters.requests_unread += 1
+            self._refuse(
+                f"more than {session.config.max_unread_objects} Objects wait to be read "
+                "(max_unread_objects)"
+            )
             return
         self._objects.append(received)
         self._octets += _size(received)

@@ -43,6 +43,9 @@ class SessionConfig:
     max_held_octets: int = 4 << 20
     """Octets held for streams that came before SETUP or before their Track Alias; as many may be
     kept of the headers of Objects that are not whole. Streams beyond are stopped."""
+    max_unread_objects: int = 524_288
+    """Objects that one Subscription or FetchResponse keeps for an application that does not read;
+    it ends with EXCESSIVE_LOAD beyond. What they hold together is bounded by the windows."""
     send_budget: int = 256 * 1024
     """Octets kept unsent inside QUIC: enough to fill batches, little enough for priorities."""
     relay_id: int | None = None
@@ -95,6 +98,8 @@ class SessionCounters:
     publications_received: int = 0
     tracks_skipped: int = 0
     """PUBLISH_SKIPPED sent."""
+    requests_unread: int = 0
+    """Ended at `max_unread_objects`."""
     streams_dropped: int = 0
     """Data streams given up because nobody said in time for whom they are, or at
     `max_held_octets`."""

@@ -119,6 +119,7 @@ SESSIONS = {
     "session_updates_received": "REQUEST_UPDATEs of peers.",
     "session_publications_received": "PUBLISHes of peers.",
     "session_tracks_skipped": "PUBLISH_SKIPPED sent.",
+    "session_requests_unread": "Requests of our own given up, whose Objects nobody here read.",
     "session_streams_dropped": "Data streams given up: nobody said in time for whom they are, or "
     "too many octets were held.",
     "session_tokens_refused": "Requests refused because of an Authorization Token.",

@@ -14,6 +14,7 @@ from moqt.quic.certificates import make_self_signed
 from moqt.session import SessionHandler
 from moqt.track.store import TrackStore
 from moqt.values.codes import ObjectStatus, PublishDoneCode, RequestErrorCode, StreamErrorCode
+from moqt.values.config import SessionConfig
 from moqt.values.messages import LocationFilter, Parameters
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.codec import codec_for
@@ -264,10 +265,9 @@ async def test_an_object_too_large_to_assemble_gives_the_request_up(monkeypatch)
         assert_clean(link.pair.server)
 
 
-async def test_more_objects_than_may_wait_give_the_request_up(monkeypatch):
-    monkeypatch.setattr(aio.ObjectQueue, "max_unread_objects", 50)
+async def test_more_objects_than_may_wait_give_the_request_up(caplog):
     handler, store = stocked(groups=0, ended=False)
-    async with Link(handler) as link:
+    async with Link(handler, client_config=SessionConfig(max_unread_objects=50)) as link:
         it = await link.client.subscribe(NAMESPACE, TRACK)
         stock(store, groups=1, objects=200, size=0)
         await link.settle()
@@ -276,6 +276,8 @@ async def test_more_objects_than_may_wait_give_the_request_up(monkeypatch):
             async for _ in it:
                 pass
         assert error.value.code == RequestErrorCode.EXCESSIVE_LOAD
+        assert link.pair.client.counters.requests_unread == 1
+        assert "limit of 50 (max_unread_objects)" in caplog.text
         await link.settle()
         assert_clean(link.pair.client)
         assert_clean(link.pair.server)
