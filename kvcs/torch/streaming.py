@@ -44,7 +44,11 @@ class _Awaited(DynamicLayer):
                 raise load.failure()
             k, v = load.layer(self._index)
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = from_layout(k, key_states), from_layout(v, value_states)
+            # beams, and several samples, begin with the same prompt
+            self.keys, self.values = (
+                from_layout(array, like).expand(len(like), -1, -1, -1)
+                for array, like in ((k, key_states), (v, value_states))
+            )
             self._load = None
         updated: tuple[torch.Tensor, torch.Tensor] = super().update(
             key_states, value_states, *args, **kwargs
