@@ -139,6 +139,19 @@ def test_what_is_lost_raises_before_a_token_and_is_computed_here(gives, confirms
 
 
 @torch.no_grad()
+def test_a_prompt_with_masked_tokens_is_neither_looked_up_nor_published():
+    ids, options = prompt(40), {"max_new_tokens": 8, "do_sample": False}
+    client, mask = published(ids), torch.ones(1, 40, dtype=torch.int64)
+    generate_with(MODEL, client, ids, attention_mask=mask, **options)
+    assert (len(client.loads), len(client.saves)) == (1, 1)
+    mask[:, :20] = 0
+    options["attention_mask"] = mask
+    came = generate_with(MODEL, client, ids, publish=True, **options)
+    assert torch.equal(came, MODEL.generate(ids, **options))
+    assert (len(client.loads), len(client.saves)) == (1, 1)
+
+
+@torch.no_grad()
 def test_what_is_computed_here_is_published_where_that_is_asked_for():
     ids, client = prompt(40), FakeClient(descriptor())
     generate_with(MODEL, client, ids, max_new_tokens=2, do_sample=False)
