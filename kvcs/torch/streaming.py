@@ -106,8 +106,8 @@ def generate_with(
     here: the tokens are those that would have been generated anyway, and `client.counters` has
     the reason. `publish`: what is computed here is published.
 
-    `ids` are `[1, tokens]`. A prompt of which an `attention_mask` hides tokens is computed here, and
-    not published. Raises MisuseError for several prompts, or `past_key_values` among the
+    `ids` are `[1, tokens]`. A prompt of which an `attention_mask` hides tokens is computed here,
+    and not published. Raises MisuseError for several prompts, or `past_key_values` among the
     options, and Unsupported as `StreamedCache`.
     """
     for name in ("past_key_values", "cache"):
