@@ -163,8 +163,10 @@ class Arriving:
             due = retrieval.poll(loop.time())
             manifest = self._assembly.manifest
             if manifest is not told and manifest is not None:
-                told, keys = manifest, self._keys
-                load.told(manifest.continued(keys, 0), producing=not self._assembly.complete)
+                told = manifest
+                # of one that goes on with other tokens only the index service tells what is ours
+                ours = max(manifest.continued(self._keys, 0), self._assembly.blocks)
+                load.told(ours, producing=not self._assembly.complete)
             while retrieval.ready:
                 load.came(retrieval.ready.popleft(), load.blocks.start)
                 await asyncio.sleep(0)

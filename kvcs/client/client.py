@@ -48,6 +48,7 @@ from kvcs.publishing.standing import CountingPublisher
 from kvcs.trust.producers import ProducerKey, Producers
 from kvcs.trust.terms import Terms
 from kvsp.blocks.kv_files import load_descriptor
+from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor, Scope
 from kvsp.names.prefix import complete_blocks
 from kvsp.names.tokens import Tokens, token_list
@@ -154,6 +155,7 @@ class Client:
         self._quic = quic or QuicConfig(
             cafile=None if cafile is None else Path(cafile), idle_timeout=IDLE_TIMEOUT
         )
+        _check_authorities(self._quic.cafile)
         self._session = session or SessionConfig()
         self._shown: dict[str, bytes] = {}
         """The token that each relay was shown last."""
@@ -557,3 +559,17 @@ class Client:
             "loading": ("Loads under way.", len(self._loads)),
             "relays": ("Relays with a session that stands.", standing),
         }
+
+
+def _check_authorities(path: str | Path | None) -> None:
+    """Raises FileError unless it holds certificates: later, every session would fail for that."""
+    if path is None:
+        return
+    from cryptography import x509  # it takes long, and not everybody has such a file
+
+    try:
+        x509.load_pem_x509_certificates(Path(path).read_bytes())
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from None
+    except ValueError:
+        raise FileError(f"{path}: not a file of PEM certificates") from None

@@ -58,7 +58,8 @@ class Load:
         self.seconds = 0.0
         """From its beginning to its end; known once it is `over`."""
         self.there = range(blocks.start, blocks.start)
-        """The blocks that came whole, in every layer: known once it is `over`."""
+        """The blocks that came whole, in every layer: known once it is `over`. Of a load that has
+        failed only an `on_block` has any."""
         self._descriptor = descriptor
         self._on_block = on_block
         self._stop = stop
@@ -173,9 +174,11 @@ class Load:
             if self.over:
                 return False
             self.seconds = time.monotonic() - self._began
-            self.outcome, self.error, self.there = outcome, error, there
             if error is not None:
                 self._arrays.clear()
+                if self._on_block is None:  # nobody has what came: `layer` gives nothing any more
+                    there = range(self.blocks.start, self.blocks.start)
+            self.outcome, self.error, self.there = outcome, error, there
             self._changed.notify_all()
             return True
 

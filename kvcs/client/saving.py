@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -195,7 +196,8 @@ class Save:
             if self.failed is not None:
                 return
             self.failed = why
-        self._host.soon(self._host.let_go, self, reason, why)
+        with contextlib.suppress(MisuseError):  # after `close` nothing is offered any more
+            self._host.soon(self._host.let_go, self, reason, why)
 
     def _checked(self, first_block: int, layer: int, k: Tensor, v: Tensor) -> _Chunk:
         where = f"layer {layer} of the chunk at block {first_block}"

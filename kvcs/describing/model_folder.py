@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvcs.describing.digests import weights_digest
+from kvsp.names import ijson
 from kvsp.names.codes import DIGEST_PREFIX, LAYOUT_1
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
 
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct")
+_UNSCALED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""What may stand among the parameters of scaling, or beside them, and is none of them."""
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 """What holds the weights, the first kind that is there."""
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -66,7 +69,7 @@ def describe(
                 f"{folder}: config.json shows no rotary encoding: name the positional encoding "
                 "(--positional)"
             )
-        positional = "rope"
+        positional = _rotary(text)
     return Descriptor.parse(
         {
             "model": name or str(config.get("_name_or_path") or folder.resolve().name),
@@ -116,6 +119,23 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text model, where there are others beside it."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
+
+
+def _rotary(config: Mapping[str, Any]) -> str:
+    """The rotary encoding. Scaling is a part of its text: it is switched on by writing it into the
+    configuration, beside weights that stay the same."""
+    said: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(config.get(name), dict):
+            said |= config[name]
+    kind = said.get("rope_type") or said.get("type")
+    if kind is None and any(isinstance(each, dict) for each in said.values()):
+        kind = "by-layer"
+    if kind in (None, "default", "mrope"):
+        return "rope"  # positions of text are the same ones with mrope
+    scaling = {name: each for name, each in said.items() if name not in _UNSCALED}
+    digest = hashlib.sha256(ijson.canonical(scaling)).hexdigest()
+    return f"rope;scaling={str(kind).lower()}-{digest[:16]}"
 
 
 def _number(folder: Path, config: Mapping[str, Any], *names: str) -> int:

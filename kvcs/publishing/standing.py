@@ -36,7 +36,8 @@ LEAVE_AFTER: Final = 1.0
 ANNOUNCE_SECONDS: Final = 10.0
 """Seconds that a relay may take to accept a namespace."""
 _SWEEP: Final = 256
-"""Requests served after which those that are over are forgotten."""
+"""Requests served after which those that are over are forgotten, and again after twice as many as
+were left."""
 
 
 class CountingPublisher(Publisher):
@@ -50,6 +51,7 @@ class CountingPublisher(Publisher):
         """The peer is going to end the session (GOAWAY)."""
         self._asked = asked
         self._served: dict[IncomingRequest, TrackNamespace] = {}
+        self._sweep_at = _SWEEP
 
     @property
     def active(self) -> int:
@@ -78,8 +80,8 @@ class CountingPublisher(Publisher):
 
     def _count(self, request: IncomingSubscribe | IncomingFetch) -> None:
         self.requests += 1
-        if len(self._served) > _SWEEP:
-            _ = self.active
+        if len(self._served) > self._sweep_at:
+            self._sweep_at = max(_SWEEP, 2 * self.active)
         self._served[request] = request.name.namespace
         if self._asked is not None:
             self._asked(request.name.namespace)

@@ -188,7 +188,9 @@ class Assembly(LayerBuffer):
         start = next((number for number in run if number not in theirs), run.stop)
         if start == run.stop:
             return self.missing(track, layer, range(start, within.stop)) if run else run
-        return range(start, min((each for each in theirs if each > start), default=run.stop))
+        return range(
+            start, min((each for each in theirs if start < each < run.stop), default=run.stop)
+        )
 
     def last_missing(self, track: DataTrack, layer: int, within: range) -> int:
         """The last of them `within` these, of which some are missing."""

@@ -64,8 +64,8 @@ BESIDE_OCTETS: Final = 256 << 10
 read as it came."""
 
 MOST_UNREAD: Final = 2
-"""Long versions that wait while one is read; of more, that come faster, the oldest goes: those
-after it say all that it does."""
+"""Long versions that wait while one is read; of more, that come faster, the earliest version goes,
+whenever it came: those after it say all that it does."""
 
 Read = Manifest | DecodeError
 """A version of the manifest, or what is wrong with it."""
@@ -116,7 +116,7 @@ class ManifestVersions:
         self._beside = beside
         self._reading = False
         """Whether a version is being read."""
-        self._unread: deque[tuple[Location, Unread, Came]] = deque(maxlen=MOST_UNREAD)
+        self._unread: deque[tuple[Location, Unread, Came]] = deque()
         """Versions to be read after it."""
         self._missed: str | None = None
         """Why something may be missing, once they are."""
@@ -196,6 +196,8 @@ class ManifestVersions:
             )
         else:
             self._unread.append((location, text, came))
+            if len(self._unread) > MOST_UNREAD:  # the newest may have come first
+                self._unread.remove(min(self._unread, key=lambda each: each[0]))
             if not self._reading:
                 self._read_next(self._beside)
 

@@ -44,7 +44,11 @@ class _Awaited(DynamicLayer):
                 raise load.failure()
             k, v = load.layer(self._index)
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = from_layout(k, key_states), from_layout(v, value_states)
+            # beams, and several samples, begin with the same prompt
+            self.keys, self.values = (
+                from_layout(array, like).expand(len(like), -1, -1, -1)
+                for array, like in ((k, key_states), (v, value_states))
+            )
             self._load = None
         updated: tuple[torch.Tensor, torch.Tensor] = super().update(
             key_states, value_states, *args, **kwargs
@@ -102,7 +106,8 @@ def generate_with(
     here: the tokens are those that would have been generated anyway, and `client.counters` has
     the reason. `publish`: what is computed here is published.
 
-    `ids` are `[1, tokens]`. Raises MisuseError for several prompts, or `past_key_values` among the
+    `ids` are `[1, tokens]`. A prompt of which an `attention_mask` hides tokens is computed here,
+    and not published. Raises MisuseError for several prompts, or `past_key_values` among the
     options, and Unsupported as `StreamedCache`.
     """
     for name in ("past_key_values", "cache"):
@@ -110,6 +115,10 @@ def generate_with(
             raise MisuseError(f"generate_with makes the cache itself: leave {name} out")
     tokens = token_ids(ids)
     check_model(model.config, client.descriptor)
+    mask = options.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        logger.warning("computed here: tokens are masked, which the name of a cache does not tell")
+        return model.generate(ids, **options)
     found = client.directory.longest(tokens)
     if found is not None:
         load = client.load(found)

@@ -104,8 +104,9 @@ def _others(config: Any) -> str | None:
     model = config.model_config
     if getattr(model, "hf_overrides", None):
         return (
-            "hf_overrides changes the model and is in no name. Write the change into the model's "
-            "own config.json and run without --hf-overrides"
+            "hf_overrides changes the model and is in no name. Write the change into the "
+            "config.json of a copy of the model, run that without --hf-overrides, and unless it is "
+            'scaling of rope give a "descriptor" file, made by `kvcs-describe --name`'
         )
     speculative = getattr(config, "speculative_config", None)
     if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):

@@ -152,7 +152,7 @@ _READ: Mapping[str, Any] = {
     "block_tokens": _count(1),
     "min_tokens": _count(0),
     "loads": _count(1),
-    "keep": _count(0),
+    "keep": _count(1),
     "load": _way,
     "kvsp": _text,
     "lookup_timeout": _seconds,

@@ -28,6 +28,7 @@ def client_of(settings: Settings, descriptor: Descriptor) -> Client:
             timeout=settings.timeout,
             keep_octets=settings.keep,
             keep_seconds=settings.keep_seconds,
+            most_loads=max(ClientSettings.most_loads, settings.loads),
         ),
     )
 

@@ -84,6 +84,8 @@ class WorkerSide:
         self._tainted: dict[int, int] = {}
         """Pages that were not filled, by the step in which that was seen: what later steps compute
         from them is not to be published until the scheduler's side knows."""
+        self._to_publish: tuple[SavePlan, ...] = ()
+        """Of this step's saves, those that stand on no load that it waits for on several ranks."""
         self._report = Report(0)
         shared.worker_here = True
 
@@ -131,8 +133,13 @@ class WorkerSide:
                 self._now.append(filling)
             else:
                 self._beside[load.request] = filling
+        # whether a load of this pass fails, each rank learns for itself, and none of the others
+        unsure: set[int] = set()
+        for load in plan.loads if self._ranks > 1 else ():
+            unsure.update(self._pages_of(load) if load.layerwise else ())
+        self._to_publish = tuple(s for s in plan.saves if unsure.isdisjoint(s.page_ids))
         for save in plan.saves:
-            if self._tainted.keys().isdisjoint(save.page_ids):
+            if unsure.isdisjoint(save.page_ids) and self._tainted.keys().isdisjoint(save.page_ids):
                 self._announce(save)
             else:
                 self._give_up(save.request)
@@ -170,15 +177,16 @@ class WorkerSide:
 
     def save_layer(self, name: str, cache: Any) -> None:
         """The attention of a layer has written K and V of this step."""
-        if not self._plan.saves:
+        if not self._to_publish:
             return
         layer = self._numbers[name]
-        for save in self._plan.saves:
+        for save in self._to_publish:
             held = self._saves.get(save.request)
-            if held is not None:
+            # ranks gather by the plan alone, whatever one has given up: they wait for each other
+            if held is not None or self._ranks > 1:
                 self._put(save, held, layer, cache)
 
-    def _put(self, save: SavePlan, held: _Publishing, layer: int, cache: Any) -> None:
+    def _put(self, save: SavePlan, held: _Publishing | None, layer: int, cache: Any) -> None:
         assert self._pages is not None
         rows = self._shared.descriptor.block_tokens
         tokens = range(save.blocks.start * rows, save.blocks.stop * rows)
@@ -187,7 +195,7 @@ class WorkerSide:
             k, v = (self._of_all_ranks(part) for part in parts)
         else:
             k, v = (to_host(part) for part in parts)
-        if held.save is None:
+        if held is None or held.save is None:
             return
         try:
             held.save.put_chunk(save.blocks.start, layer, k, v)
@@ -212,7 +220,7 @@ class WorkerSide:
                 self._fail(filling)
         self._now.clear()
         rows = self._shared.descriptor.block_tokens
-        for save in self._plan.saves:
+        for save in self._to_publish:
             if save.blocks.stop * rows == len(save.tokens):
                 self._saves[save.request] = None  # whole: the client keeps it
 
@@ -295,13 +303,17 @@ class WorkerSide:
             f"layer {filling.next} did not come in time",
         )
         self._tell(filling, outcome, f"{why}; its tokens are computed")
-        bad = set(plan.page_ids[plan.tokens.start // self._page :])
+        bad = set(self._pages_of(plan))
         self._bad |= bad
         self._tainted.update(dict.fromkeys(bad, self._plan.step))
         self._shared.end(plan.request)
         for save in self._plan.saves:
             if not bad.isdisjoint(save.page_ids):
                 self._give_up(save.request)
+
+    def _pages_of(self, plan: LoadPlan) -> tuple[int, ...]:
+        """Those that a load fills."""
+        return plan.page_ids[plan.tokens.start // self._page :]
 
     def _tell(self, filling: _Filling, outcome: Outcome, why: str) -> None:
         tokens = len(filling.plan.tokens) if outcome is Outcome.HIT else 0

@@ -11,6 +11,7 @@ from kvcs.client.counters import Ended
 from kvcs.client.loading import Load
 from kvcs.names.errors import VerificationFailed
 from kvcs.publishing.publication import Publication
+from kvcs.publishing.replicas import moqt_record
 from kvcs.trust.terms import ANY, Terms
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
@@ -44,7 +45,8 @@ class Loading:
         timeout = settings.pop("timeout", 10.0)
         self.load = Load(DESCRIPTOR, blocks, on_block, lambda _: None, timeout)
         known = settings.pop("known", BLOCKS)
-        found = Found(known, known * BLOCK, "here", publication.namespace, BLOCKS, KEYS)
+        records = settings.pop("records", ())
+        found = Found(known, known * BLOCK, "here", publication.namespace, BLOCKS, KEYS, records)
         self.arriving = Arriving(
             self.load,
             found,
@@ -112,6 +114,19 @@ async def test_a_publication_that_grows_is_loaded_from_any_block_on(start):
         assert loading.arriving.stats.objects_verified == 2 * LAYERS * (5 - start)
 
 
+async def test_how_much_there_is_of_one_that_goes_on_with_other_tokens_the_index_tells():
+    tokens, cache = [*TOKENS, *range(2 * BLOCK)], kv(tokens=len(TOKENS) + 2 * BLOCK)
+    publication = produced(tokens=tokens, cache=cache)
+    records = tuple(
+        moqt_record(publication.namespace, KEYS[block], cache, block, DESCRIPTOR, "moqt://here")
+        for block in range(BLOCKS)
+    )
+    async with Link(publisher(publication)) as link:
+        load = await Loading(link, publication, range(3), records=records).run()
+    check(load, cache, range(3))
+    assert load.published == 3 and not load.producing
+
+
 async def test_what_came_whole_of_one_that_ends_early_is_there():
     cache = kv()
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 2 * BLOCK], growing=True)
@@ -119,8 +134,16 @@ async def test_what_came_whole_of_one_that_ends_early_is_there():
         publication.put_layer(layer, *(tensor[: 2 * BLOCK] for tensor in tensors))
     publication.finish()
     async with Link(publisher(publication)) as link:
-        loading = Loading(link, publication, range(1, 5), known=2)
+        given = set()
+        loading = Loading(
+            link,
+            publication,
+            range(1, 5),
+            lambda layer, block, k, v: given.add((layer, block)),
+            known=2,
+        )
         load = await loading.run()
+    assert given == {(layer, 1) for layer in range(LAYERS)}
     assert (load.outcome, load.there, load.lost) == (Ended.SHORT, range(1, 2), range(2, 5))
     assert loading.ended == [Ended.SHORT]
     assert load.layers == 0

@@ -100,7 +100,16 @@ def test_an_end_is_the_only_one():
 
 
 def test_a_failure_says_what_and_which_blocks():
-    load = loading(range(1, 5))
+    load = loading(range(1, 5), lambda *_: None)
     assert "10 s" in str(load.failure())
     load.end(Ended.LOST, CacheLost("gone", range(1, 5)), range(1, 3))
     assert str(load.failure()) == "gone" and load.failure().lost == range(3, 5)
+
+
+def test_of_a_load_that_failed_nothing_is_there_when_nobody_was_given_it():
+    load = loading(range(1, 5))
+    give(load, 0, range(1, 3))
+    load.end(Ended.LOST, CacheLost("gone", range(1, 5)), range(1, 3))
+    with pytest.raises(CacheLost):
+        load.layer(0)
+    assert load.lost == range(1, 5)

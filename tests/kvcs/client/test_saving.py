@@ -155,3 +155,15 @@ async def test_one_that_cannot_be_published_says_why():
     await asyncio.sleep(0)
     assert save.failed == "the manifest would list too much"
     assert host.let == [Dropped.FAILED]
+
+
+async def test_after_the_end_of_its_client_it_can_be_aborted():
+    class Closed(Host):
+        def soon(self, call, *args):
+            raise MisuseError("this Client was closed")
+
+    save = save_of(Closed())
+    with pytest.raises(MisuseError, match="closed"):
+        save.put_layer(0, *CACHE[0])
+    save.abort("it was closed")
+    assert save.failed == "it was closed"

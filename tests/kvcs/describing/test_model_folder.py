@@ -59,6 +59,39 @@ def test_older_and_newer_ways_to_say_the_same_are_understood(folder):
     assert (descriptor.kv_dtype, descriptor.head_dim, descriptor.model) == ("fp16", 32, "it")
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def test_scaling_that_is_switched_on_beside_the_same_weights_is_another_identity(folder):
+    texts = {
+        str(describe(folder(**changes), block_tokens=16).positional)
+        for changes in (
+            {},
+            {"rope_scaling": YARN},
+            {"rope_scaling": YARN | {"factor": 2.0}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            {"rope_parameters": {"full_attention": YARN, "other": {"rope_type": "default"}}},
+        )
+    }
+    assert {text.partition("-")[0] for text in texts} == {
+        "rope",
+        "rope;scaling=yarn",
+        "rope;scaling=linear",
+        "rope;scaling=by",
+    }
+    assert len(texts) == 5
+
+
+def test_the_same_scaling_has_one_text_however_it_is_said(folder):
+    older = {name: each for name, each in YARN.items() if name != "rope_type"} | {"type": "yarn"}
+    newer = YARN | {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "factor": 4}
+    said = [{"rope_scaling": YARN}, {"rope_scaling": older}, {"rope_parameters": newer}]
+    assert len({describe(folder(**each), block_tokens=16) for each in said}) == 1
+    plain = [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}]
+    plain += [{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}]
+    assert {str(describe(folder(**each), block_tokens=16).positional) for each in plain} == {"rope"}
+
+
 def test_without_heads_of_its_own_k_has_those_of_the_queries(folder):
     assert describe(folder(num_key_value_heads=None), block_tokens=16).kv_heads == 4
 

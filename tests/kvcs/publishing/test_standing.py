@@ -9,8 +9,10 @@ import pytest
 
 from kvcs.publishing.standing import CountingPublisher, Standing
 from moqt.aio import MoqtSession
+from moqt.requests import RequestState
 from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import ConnectError
+from moqt.values.names import FullTrackName
 from tests.kvcs.support import Accepting, produced, until
 from tests.moqt.memory import ALPN, Pair
 
@@ -153,3 +155,23 @@ async def test_what_its_owner_does_not_bear_with_ends_it():
     here.refuses = 1
     with pytest.raises(ConnectError, match="nobody"):
         await here.stand()
+
+
+def test_a_request_costs_no_more_the_more_others_have_open():
+    looks = 0
+
+    class Open:
+        name = FullTrackName((b"n",), b"t")
+
+        def reject(self, *_, **__): ...
+
+        @property
+        def state(self):
+            nonlocal looks
+            looks += 1
+            return RequestState.ESTABLISHED
+
+    publisher = CountingPublisher()
+    for _ in range(4096):
+        publisher.fetch_received(Open())
+    assert looks < 2 * 4096 and publisher.active == 4096

@@ -134,6 +134,16 @@ def test_what_is_to_be_asked_for_is_found_in_as_many_steps_however_many_blocks_t
     assert found(256) <= 1.1 * found(16)
 
 
+def test_what_is_to_be_asked_for_ends_where_something_is_there_whatever_holders_have_promised():
+    made = begun(8, listed=True)
+    track, store = made.tracks[0]
+    made.assembly.object_received(track, Location(0, 5), store.get(Location(0, 5)).parts)
+    made.assembly.promised |= {(0, 1), (0, 7)}
+    runs = [made.assembly.missing(track, 0, range(start, 8)) for start in (0, 1, 5, 7)]
+    assert runs == [range(1), range(2, 5), range(6, 7), range(0)]
+    assert not made.assembly.missing(track, 0, range(1, 2))
+
+
 @pytest.mark.parametrize("handed_over", [True, False])
 def test_what_came_before_it_was_listed_is_compared_in_as_many_steps_however_many_it_is(
     handed_over,

@@ -80,6 +80,15 @@ def test_a_prompt_generates_what_it_would_have_anyway(tokens):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
+def test_beams_begin_with_the_same_prompt(options):
+    ids, options = prompt(40), {"max_new_tokens": 8, "do_sample": False, **options}
+    client = published(ids)
+    assert torch.equal(generate_with(MODEL, client, ids, **options), MODEL.generate(ids, **options))
+    assert len(client.loads) == 1
+
+
+@torch.no_grad()
 def test_a_layer_is_used_while_later_ones_are_on_the_wire():
     ids, described = prompt(33), descriptor()
     save = published(ids).saves[0]
@@ -127,6 +136,19 @@ def test_what_is_lost_raises_before_a_token_and_is_computed_here(gives, confirms
     with pytest.raises(CacheLost, match="nothing came"):
         MODEL(ids[:, 32:], past_key_values=cache)
     assert torch.equal(generate_with(MODEL, client, ids, **options), MODEL.generate(ids, **options))
+
+
+@torch.no_grad()
+def test_a_prompt_with_masked_tokens_is_neither_looked_up_nor_published():
+    ids, options = prompt(40), {"max_new_tokens": 8, "do_sample": False}
+    client, mask = published(ids), torch.ones(1, 40, dtype=torch.int64)
+    generate_with(MODEL, client, ids, attention_mask=mask, **options)
+    assert (len(client.loads), len(client.saves)) == (1, 1)
+    mask[:, :20] = 0
+    options["attention_mask"] = mask
+    came = generate_with(MODEL, client, ids, publish=True, **options)
+    assert torch.equal(came, MODEL.generate(ids, **options))
+    assert (len(client.loads), len(client.saves)) == (1, 1)
 
 
 @torch.no_grad()

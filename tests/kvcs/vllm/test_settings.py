@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvcs.vllm import starting
 from kvcs.vllm.settings import Settings, SettingsError, Way
+from tests.kvcs.vllm.stories import descriptor_of
 
 LEAST = {"relay": "moqt://127.0.0.1:4443", "scope_key_file": "scope.json"}
 
@@ -68,8 +70,17 @@ def test_a_misspelt_setting_is_refused_and_the_one_that_was_meant_is_named() -> 
         ("min_tokens", -1),
         ("kvsp", 1),
         ("loads", 0),
+        ("keep", 0),
     ],
 )
 def test_a_value_that_is_none_is_refused_with_what_it_has_to_be(name: str, value) -> None:
     with pytest.raises(SettingsError, match=rf"'{name}' is .*, and has to be "):
         Settings.parse({**LEAST, name: value})
+
+
+@pytest.mark.parametrize("loads", [1, 1000])
+def test_the_client_allows_the_loads_that_the_connector_does(loads: int, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(starting, "Client", lambda relays, **settings: made.append(settings))
+    starting.client_of(Settings.parse({**LEAST, "loads": loads}), descriptor_of(16))
+    assert made[0]["settings"].most_loads >= loads

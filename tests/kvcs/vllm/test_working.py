@@ -138,6 +138,43 @@ def test_each_rank_fills_its_pages_with_its_own_heads(ranks: int, layerwise: boo
             assert np.array_equal(came[1:, ..., DIM:], in_pages(of_rank(v, rank, ranks))[1:])
 
 
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_load_that_fails_on_one_rank_leaves_ranks_in_step_and_nothing_published(
+    layerwise: bool,
+) -> None:
+    """Ranks that do not gather alike wait for each other for ever; and what the others have
+    computed with it is wrong on the ranks that it did not fail on, too."""
+    world, gathering, page_ids = World(16, LAYERS), Gathering(2), (3, 1, 6, 2)
+    world.put(TOKENS[:32], [(k[:32], v[:32]) for k, v in WHOLE])
+    save = SavePlan("r", tuple(TOKENS), range(4), page_ids)
+    clients = [MemoryClient(world, descriptor_of(16)) for _ in range(2)]
+    found = [client.ask(TOKENS).found for client in clients]
+    sides, held = [], []
+    for rank, client in enumerate(clients):
+        sides.append(worker(world, client, rank=rank, ranks=2, gather=gathering.of(rank)))
+        held.append(caches(HEADS // 2))
+        sides[rank].register(held[rank])
+        client.layers = 1 if rank else LAYERS
+        load = LoadPlan("r", found[rank], range(32), page_ids[:2], layerwise)
+        sides[rank].bind(Plan(1, loads=(load,), saves=(save,) if layerwise else ()))
+    clients[1].fail()
+    if not layerwise:
+        for side in sides:
+            side.wait_for_save()
+            assert side.finished(set()) == {"r"}
+            side.bind(Plan(2, heard=0, saves=(save,)))
+    for name in NAMES:
+        for rank in (1, 0):
+            sides[rank].wait_for_layer(name)
+            sides[rank].save_layer(name, held[rank][name])
+    for side in sides:
+        side.wait_for_save()
+        side.bind(Plan(3, heard=2))
+    assert [side.failed_pages() for side in sides] == [set(), {3, 1}]
+    if layerwise:
+        assert all(each.aborted for each in world.publications[1:])
+
+
 def test_a_load_that_failed_on_one_rank_has_failed() -> None:
     well = Report(3, {"r": (Outcome.HIT, "it came", 64, 100)}, [(100, 1.0)])
     ill = Report(3, {"r": (Outcome.STALLED, "it did not", 0, 40)})
