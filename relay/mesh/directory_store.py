@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.mesh.directory import Change, Has
@@ -37,6 +37,23 @@ CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 
 class DirectoryError(Exception):
     """The server did not do what it was asked."""
+
+
+def check_server(url: str) -> None:
+    """Raises ValueError for a URL that no connection can be made with; makes none."""
+    scheme, colon, rest = url.partition(":")
+    try:
+        if scheme in CLUSTER:
+            RedisCluster.from_url(f"{CLUSTER[scheme]}{colon}{rest}")
+        else:
+            pool: Any = ConnectionPool.from_url(url)
+            pool.make_connection()
+    except (
+        RedisError,
+        RedisClusterException,
+        TypeError,
+    ) as error:  # a TypeError: of a parameter that there is not
+        raise ValueError(str(error).partition("() ")[2] or str(error)) from None
 
 
 class DirectoryStore:
