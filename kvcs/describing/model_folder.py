@@ -45,9 +45,14 @@ def describe(
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise FileError(f"{folder}: no folder with a model: config.json: {error}") from None
+    except RecursionError:
+        raise FileError(f"{folder}: config.json nests too deeply") from None
     if not isinstance(config, dict):
         raise FileError(f"{folder}: config.json holds no object")
     text = _text(config)
+    kinds = text.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
+        raise FileError(f"{folder}: 'layer_types' in config.json is no list of names")
     refused = unshareable(text)
     if refused is not None:
         raise FileError(f"{folder}: {refused}")

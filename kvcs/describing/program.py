@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -10,7 +11,7 @@ import typer
 
 from kvcs.describing.digests import cache_file
 from kvcs.describing.model_folder import describe
-from kvsp.cli.common import ExitCode, note
+from kvsp.cli.common import ExitCode, InputError, note
 from kvsp.cli.plain import PlainCommand, Version, run_app
 from kvsp.files import write_durably
 from kvsp.names.errors import KvspError
@@ -63,6 +64,8 @@ def command(
 ) -> None:
     """The help is given to the decorator: it holds the exit codes."""
     try:
+        if out is not None and out.exists() and not out.is_file():
+            raise InputError(f"--out {out}: is not a regular file")
         descriptor = describe(
             folder,
             block_tokens=block_tokens,
@@ -80,7 +83,7 @@ def command(
         typer.echo(text, nl=False)
         return
     try:
-        write_durably(out, text.encode())
+        write_durably(Path(os.path.realpath(out)), text.encode())
     except OSError as error:
         note(PROGRAM, f"{out}: {error.strerror or error}")
         raise typer.Exit(ExitCode.FAILED) from None

@@ -291,6 +291,8 @@ def _first_row(descriptor: int, sealed: Sealed, start: Location) -> int:
     while low < high:
         middle = (low + high) // 2
         row = os.pread(descriptor, 16, sealed.index + middle * ROW.size)
+        if len(row) < 16:
+            raise Damaged("the index is cut off")
         if struct.unpack("<QQ", row) < start:
             low = middle + 1
         else:
@@ -302,6 +304,8 @@ def _rows(descriptor: int, sealed: Sealed, first: int) -> Iterator[_Row]:
     while first < sealed.rows:
         count = min(sealed.rows - first, 256)
         octets = os.pread(descriptor, count * ROW.size, sealed.index + first * ROW.size)
+        if len(octets) < count * ROW.size:
+            raise Damaged("the index is cut off")
         for group, number, offset, size in ROW.iter_unpack(octets):
             if offset + size > sealed.index:
                 raise Damaged("the index names a record that is not there")

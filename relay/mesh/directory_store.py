@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -41,6 +41,23 @@ CLUSTER = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 
 class DirectoryError(Exception):
     """The server did not do what it was asked."""
+
+
+def check_server(url: str) -> None:
+    """Raises ValueError for a URL that no connection can be made with; makes none."""
+    scheme, colon, rest = url.partition(":")
+    try:
+        if scheme in CLUSTER:
+            RedisCluster.from_url(f"{CLUSTER[scheme]}{colon}{rest}")
+        else:
+            pool: Any = ConnectionPool.from_url(url)
+            pool.make_connection()
+    except (
+        RedisError,
+        RedisClusterException,
+        TypeError,
+    ) as error:  # a TypeError: of a parameter that there is not
+        raise ValueError(str(error).partition("() ")[2] or str(error)) from None
 
 
 class DirectoryStore:

@@ -166,10 +166,10 @@ class Admin:
         self, answer: Callable[[web.Request], Awaitable[Any]], *, changes: bool = False
     ) -> Answer:
         async def told(request: web.Request) -> web.StreamResponse:
-            refusal = self._refusal(request, changes=changes)
-            if refusal is not None:
-                return refusal
-            try:
+            try:  # a Host, or a URI, that cannot be read is a ValueError as well
+                refusal = self._refusal(request, changes=changes)
+                if refusal is not None:
+                    return refusal
                 return web.json_response(await answer(request))
             except ValueError as error:
                 return _error(400, str(error))

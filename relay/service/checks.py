@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from moqt.private_files import PrivateFileError, read_private
 from moqt.quic.certificates import check_key_pair
@@ -151,16 +151,24 @@ def _check_directory(url: str) -> None:
     try:
         parts = urlsplit(url)
         _ = parts.port
+        names = parse_qs(parts.query, keep_blank_values=True)
     except ValueError as error:
         raise Usage(f"--directory: {error}") from None
     if parts.scheme not in DIRECTORY_SCHEMES:
         schemes = ", ".join(f"{each}://" for each in DIRECTORY_SCHEMES)
         raise Usage(f"--directory must begin with one of {schemes}")
-    if parts.password is not None:
+    if parts.password is not None or "password" in names:
         # whoever lists the processes would read it
         raise Usage("--directory: the password belongs in the file of --directory-password-file")
     if parts.scheme != "unix" and not parts.hostname:
         raise Usage("--directory names no host")
+    # a library that only this needs
+    from relay.mesh.directory_store import check_server
+
+    try:
+        check_server(url)
+    except ValueError as error:
+        raise Usage(f"--directory: {error}") from None
 
 
 def _reached_as(url: str | None, host: str) -> str | None:

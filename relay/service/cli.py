@@ -90,10 +90,10 @@ def parse_size(text: str) -> int:
     unit = _UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a size; write for example 512MiB, 1GiB or 65536")
-    size = int(float(match.group(1)) * unit)
-    if size <= 0:
-        raise ValueError(f"{text!r} is not a positive size")
-    return size
+    octets = float(match.group(1)) * unit  # infinite, if there are hundreds of digits
+    if not 1 <= octets < 1 << 60:
+        raise ValueError(f"{text!r} is not a positive size below 1024 PiB")
+    return int(octets)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -136,6 +136,19 @@ def test_what_config_does_not_show_has_to_be_said(folder):
         describe(silent, block_tokens=16, kv_dtype="fp32", positional="Rope !")
 
 
+@pytest.mark.parametrize("kinds", [3, "full_attention", [["full_attention"]], [1, "attention"]])
+def test_layer_types_that_are_no_names_are_said(folder, kinds):
+    with pytest.raises(FileError, match="layer_types"):
+        describe(folder(layer_types=kinds), block_tokens=16)
+
+
+def test_a_configuration_that_nests_without_end_is_said(folder):
+    made = folder()
+    (made / "config.json").write_text("[" * 200_000)
+    with pytest.raises(FileError, match="nests too deeply"):
+        describe(made, block_tokens=16)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "*.safetensors"])
 def test_a_folder_that_lacks_a_part_is_named_with_it(name, folder):
     made = folder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -53,3 +54,21 @@ def test_a_file_that_cannot_be_written_is_said(folder, tmp_path, capfd):
     done = CliRunner().invoke(app, [str(folder), "--out", str(out)])
     assert done.exit_code == ExitCode.FAILED
     assert str(out) in done.output + capfd.readouterr().err
+
+
+def test_what_is_no_regular_file_is_not_replaced(folder, tmp_path, capfd):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = CliRunner().invoke(app, [str(folder), "--out", str(pipe)])
+    assert done.exit_code == ExitCode.USAGE
+    assert "not a regular file" in done.output + capfd.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_one_and_leads_to_what_was_written(folder, tmp_path):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    done = CliRunner().invoke(app, [str(folder), "--out", str(link), "--block-tokens", "32"])
+    assert done.exit_code == ExitCode.DONE
+    assert link.is_symlink() and load_descriptor(target).block_tokens == 32

@@ -159,6 +159,19 @@ def test_a_file_that_is_damaged_while_the_relay_runs_is_a_miss_too(star):
     assert star.disk.counters.files_bad == 1 and star.disk.tracks == 0
 
 
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.99])
+def test_a_file_that_is_cut_off_after_it_was_checked_is_a_miss_too(tmp_path, left, caplog):
+    star = Shelves(tmp_path, cache_octets=20_000)
+    stored(star, 10, size=2000)
+    (file,) = star.files
+    octets = file.read_bytes()
+    file.write_bytes(octets[: int(left * len(octets))])
+    _, collector = star.subscriber(JOIN)
+    assert collector.payloads != everything(10, size=2000)
+    assert star.disk.counters.files_bad == 1 and star.disk.tracks == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_file_that_cannot_be_read_stops_no_start(star):
     stored(star)
     (file,) = star.files

@@ -188,6 +188,13 @@ async def test_a_question_that_cannot_be_meant_is_refused_with_a_sentence(query)
         assert status == 400 and text.endswith("\n") and len(text) > 20
 
 
+@pytest.mark.parametrize("host", ["a:b:c", "a:99999999", "127.0.0.1:x", "\xff"])
+async def test_a_host_that_nobody_has_is_refused_without_a_word_in_the_log(host, caplog):
+    async with Listening() as listener:
+        assert (await ask(listener, "/tracks.json", host=host))[0] in (400, 403)
+    assert caplog.records == []
+
+
 async def test_connections_beyond_the_bound_are_closed_and_idle_ones_end(monkeypatch):
     monkeypatch.setattr(admin, "CONNECTION_SECONDS", 0.5)
     async with Listening() as listener:

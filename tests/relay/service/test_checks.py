@@ -65,6 +65,12 @@ def test_options_without_what_they_are_of_are_refused(tmp_path):
         ("redis://", "names no host"),
         ("redis://directory.example:port", "Port"),
         ("redis://:secret@directory.example", "--directory-password-file"),
+        ("redis://directory.example?password=secret", "--directory-password-file"),
+        ("redis://directory.example?db=first", "Invalid value for 'db'"),
+        ("redis://directory.example?databse=1", "unexpected keyword argument 'databse'"),
+        ("redis+cluster://directory.example?databse=1", "unexpected keyword argument 'databse'"),
+        ("redis+cluster://directory.example?db=1", "'db'"),
+        ("rediss://directory.example?ssl_cert_reqs=perhaps", "perhaps"),
     ],
 )
 def test_a_directory_that_cannot_be_meant_is_refused_and_no_secret_is_repeated(url, why):

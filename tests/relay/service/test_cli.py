@@ -355,6 +355,12 @@ def test_what_is_no_size(text):
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "1048576TiB", "9" * 20 + "TiB"])
+def test_a_size_that_nothing_has_is_a_sentence(text):
+    with pytest.raises(ValueError, match="positive size below"):
+        parse_size(text)
+
+
 def test_addresses():
     assert parse_address("[::1]:4443") == ("::1", 4443)
     assert parse_address("relay.example:0") == ("relay.example", 0)
