@@ -556,6 +556,8 @@ def _disk(folder: Path, config: RelayConfig, clock: Clock) -> DiskTier:
         return DiskTier(Folder(folder), Threads(), config, clock, time.time)
     except InUse as error:
         raise Failure(f"--cache-dir: {error}") from None
+    except FileExistsError:
+        raise Failure(f"--cache-dir: {folder} is no folder") from None
     except OSError as error:
         raise Failure(f"--cache-dir: {folder}: {error.strerror or error}") from None
 

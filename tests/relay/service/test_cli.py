@@ -250,6 +250,13 @@ def test_a_ready_line_that_cannot_be_written_is_told_as_that(tmp_path):
     )
 
 
+def test_a_file_in_the_place_of_the_cache_folder_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    folder = ("--cache-dir", tmp_path / "file")
+    result = run("--listen", "127.0.0.1:0", "--self-signed", tmp_path, *folder)
+    check_sentence(result, 1, "file is no folder")
+
+
 def test_an_address_in_use_is_one_sentence(tmp_path):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
