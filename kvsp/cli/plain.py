@@ -8,6 +8,7 @@ Newer typer versions show the type of each option, `<bool>` for a flag, which re
 from __future__ import annotations
 
 import difflib
+import os
 import platform
 import re
 import signal
@@ -104,6 +105,7 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
     """Run a command line to its exit; what is wrong with it is one sentence and exit code 2."""
     try:
         code = app(arguments, prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
     except _OPTION_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             cast(Any, error).show()
@@ -115,6 +117,12 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
     except (typer.Abort, KeyboardInterrupt):
         note(program, "interrupted")
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        # What is wrong with files is said where they are used: this is where the output goes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written goes nowhere
+        if not isinstance(error, BrokenPipeError):
+            note(program, f"{error.filename or 'standard output'}: {error.strerror or error}")
+        sys.exit(ExitCode.FAILED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 

@@ -138,7 +138,10 @@ class Admin:
         return web.Response(text=f"{why or 'ready'}\n", status=200 if why is None else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, kind = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, kind = choose_encoder(request.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # of a version that is none
+            encode, kind = choose_encoder("")
         return web.Response(body=encode(self._registry), headers={"Content-Type": kind})
 
     # -- rights ------------------------------------------------------------------------------

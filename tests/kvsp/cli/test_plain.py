@@ -115,3 +115,25 @@ def test_no_program_answers_a_wrong_option_with_a_box(program: str) -> None:
     assert ran.stderr.count("\n") == 1
     assert ran.stderr.startswith(f"{program}: ")
     assert "--zzz" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("kvcs-inspect", ["--help"]),
+        ("kvsp-server", ["--help"]),
+        ("kvcs-keygen", ["--help"]),
+    ],
+)
+def test_output_that_cannot_be_written_is_a_sentence_and_exit_code_1(program, options) -> None:
+    code = f"import sys; sys.argv[0] = {program!r}; from {PROGRAMS[program]}; main()"
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", code, *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert run.stderr == f"{program}: standard output: No space left on device\n"
+    assert run.returncode == 1

@@ -27,13 +27,15 @@ from tests.relay.star import everything, publish
 TOKEN = "admin-token-of-the-tests-0123456789"
 
 
-def asked(url, token=None, *, data=None, host=None):
+def asked(url, token=None, *, data=None, host=None, accept=None):
     """(status, body) of a request."""
     request = urllib.request.Request(url, data)
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     if host is not None:
         request.add_header("Host", host)
+    if accept is not None:
+        request.add_header("Accept", accept)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, answer.read().decode()
@@ -193,6 +195,13 @@ async def test_a_host_that_nobody_has_is_refused_without_a_word_in_the_log(host,
     async with Listening() as listener:
         assert (await ask(listener, "/tracks.json", host=host))[0] in (400, 403)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("version", ["zz", "1.0.0.x", ""])
+async def test_metrics_are_told_in_whatever_version_is_asked_for(version):
+    async with Listening() as listener:
+        accept = f"application/openmetrics-text; version={version}"
+        assert (await ask(listener, "/metrics", accept=accept))[0] == 200
 
 
 async def test_connections_beyond_the_bound_are_closed_and_idle_ones_end(monkeypatch):
