@@ -86,6 +86,11 @@ class WorkerSide:
         from them is not to be published until the scheduler's side knows."""
         self._to_publish: tuple[SavePlan, ...] = ()
         """Of this step's saves, those that stand on no load that it waits for on several ranks."""
+        self._unsure: set[int] = set()
+        """Pages that this step's forward pass is filling."""
+        self._last: list[tuple[SavePlan, Any, Any]] = []
+        """Last layers that stand on such pages: published when their loads are confirmed, so that
+        nothing is whole before."""
         self._report = Report(0)
         shared.worker_here = True
 
@@ -133,10 +138,11 @@ class WorkerSide:
                 self._now.append(filling)
             else:
                 self._beside[load.request] = filling
+        self._unsure = {
+            page for load in plan.loads if load.layerwise for page in self._pages_of(load)
+        }
         # whether a load of this pass fails, each rank learns for itself, and none of the others
-        unsure: set[int] = set()
-        for load in plan.loads if self._ranks > 1 else ():
-            unsure.update(self._pages_of(load) if load.layerwise else ())
+        unsure = self._unsure if self._ranks > 1 else frozenset[int]()
         self._to_publish = tuple(s for s in plan.saves if unsure.isdisjoint(s.page_ids))
         for save in plan.saves:
             if unsure.isdisjoint(save.page_ids) and self._tainted.keys().isdisjoint(save.page_ids):
@@ -197,6 +203,13 @@ class WorkerSide:
             k, v = (to_host(part) for part in parts)
         if held is None or held.save is None:
             return
+        last = layer + 1 == self._shared.descriptor.layers
+        if last and not self._unsure.isdisjoint(save.page_ids):
+            self._last.append((save, k, v))
+        else:
+            self._hand_over(save, held, layer, k, v)
+
+    def _hand_over(self, save: SavePlan, held: _Publishing, layer: int, k: Any, v: Any) -> None:
         try:
             held.save.put_chunk(save.blocks.start, layer, k, v)
         except KvcsError as error:  # the request itself is well
@@ -219,6 +232,11 @@ class WorkerSide:
             else:
                 self._fail(filling)
         self._now.clear()
+        late, self._last = self._last, []
+        for save, k, v in late:
+            held = self._saves.get(save.request)
+            if held is not None:
+                self._hand_over(save, held, self._shared.descriptor.layers - 1, k, v)
         rows = self._shared.descriptor.block_tokens
         for save in self._to_publish:
             if save.blocks.stop * rows == len(save.tokens):

@@ -175,6 +175,25 @@ def test_a_load_that_fails_on_one_rank_leaves_ranks_in_step_and_nothing_publishe
         assert all(each.aborted for each in world.publications[1:])
 
 
+@pytest.mark.parametrize("wrong", [None, 0, LAYERS - 1])
+def test_nothing_is_published_whole_before_what_it_was_computed_from_is_confirmed(wrong) -> None:
+    world, page_ids = World(16, LAYERS), (3, 1, 6, 2)
+    world.put(TOKENS[:32], [(k[:32], v[:32]) for k, v in WHOLE])
+    client = MemoryClient(world, descriptor_of(16))
+    found, client.corrupt = client.ask(TOKENS).found, wrong
+    side, held = worker(world, client), caches()
+    side.register(held)
+    load = LoadPlan("r", found, range(32), page_ids[:2], True)
+    side.bind(Plan(1, loads=(load,), saves=(SavePlan("r", tuple(TOKENS), range(4), page_ids),)))
+    for name in NAMES:
+        side.wait_for_layer(name)
+        side.save_layer(name, held[name])
+    published = world.publications[1]
+    assert not published.complete
+    side.wait_for_save()
+    assert (published.complete, published.aborted) == (wrong is None, wrong is not None)
+
+
 def test_a_load_that_failed_on_one_rank_has_failed() -> None:
     well = Report(3, {"r": (Outcome.HIT, "it came", 64, 100)}, [(100, 1.0)])
     ill = Report(3, {"r": (Outcome.STALLED, "it did not", 0, 40)})
