@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from kvcs.names.codes import ManifestTrack
@@ -49,6 +51,7 @@ def sealed(payload: bytes, track: ManifestTrack) -> tuple[bytes, Came]:
             "unknown-producer",
         ),
     ],
+    ids=itertools.count(),  # not the payloads, which no two processes have alike
 )
 def test_nothing_is_taken_that_is_less_than_it_asks_for(terms, payload, came, fault) -> None:
     if fault is None:
