@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moqt.track.properties import track_property
-from moqt.values.codes import PropertyType
+from moqt.track.properties import max_cache_duration
 from moqt.values.messages import Properties
 
 _MAY_BE_0 = (
@@ -107,8 +106,9 @@ class RelayConfig:
 def cache_duration(properties: Properties, config: RelayConfig) -> float | None:
     """For how long Objects of a track with these Track Properties may be served from a cache, in
     seconds (MOQT "MAX_CACHE_DURATION"); None: without end."""
-    value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
-    duration = value / 1000 if isinstance(value, int) else config.cache_duration or None
+    duration = max_cache_duration(properties)
+    if duration is None:
+        duration = config.cache_duration or None
     most = config.max_cache_duration
     if most and (duration is None or duration > most):
         return most

@@ -42,3 +42,10 @@ def track_property(properties: Properties, type_: int) -> int | bytes | None:
         if found == type_:
             return value
     return None
+
+
+def max_cache_duration(properties: Properties) -> float | None:
+    """For how long a cache may serve Objects of the Track, in seconds; None when it says nothing
+    (MOQT "MAX_CACHE_DURATION")."""
+    value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
+    return value / 1000 if isinstance(value, int) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from moqt.track.gaps import Gaps, read_gaps, with_gaps
 from moqt.track.knowledge import MAX_INTERVALS, Knowledge
 from moqt.track.listeners import Source, StoreListener
-from moqt.track.properties import track_property
+from moqt.track.properties import max_cache_duration
 from moqt.track.stored import Buffer, GroupLog, StoredObject, SubgroupLog, buffer_length
 from moqt.values.codes import DEFAULT_PRIORITY, MAX_VI64, ObjectStatus, PropertyType
 from moqt.values.errors import MalformedTrack, MisuseError
@@ -82,8 +82,7 @@ class TrackStore:
         value = property_value(properties, PropertyType.DEFAULT_PUBLISHER_PRIORITY)
         self.default_priority = value if isinstance(value, int) else DEFAULT_PRIORITY
         self.dynamic_groups = property_value(properties, PropertyType.DYNAMIC_GROUPS) == 1
-        value = track_property(properties, PropertyType.MAX_CACHE_DURATION)
-        self.max_cache_duration = value / 1000 if isinstance(value, int) else None
+        self.max_cache_duration = max_cache_duration(properties)
         """In seconds."""
 
     def request_new_group(self, value: int) -> bool:
