@@ -143,13 +143,12 @@ class Arriving:
         except Exception as error:  # the callback's, for example: the engine recomputes
             logger.exception("a load has failed")
             self._ending(Ended.FAILED)
-            self._load.end(Ended.FAILED, error, range(start, start))
+            self._load.end(Ended.FAILED, error)
         else:
             self._ending(Ended.LOADED)
             self._load.end(Ended.LOADED, None, self._load.blocks)
         finally:
-            closed = PublisherLost("the client was closed")
-            self._load.end(Ended.CANCELLED, closed, range(start, start))
+            self._load.end(Ended.CANCELLED, PublisherLost("the client was closed"))
             self._retrieval.close()
 
     async def _retrieve(self) -> None:

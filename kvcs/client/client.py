@@ -276,7 +276,7 @@ class Client:
             self._thread.soon(self._load, load, found)
         else:
             why = f"{self._settings.most_loads} loads are under way (most_loads)"
-            load.end(Ended.REFUSED, CacheLost(why, blocks), range(blocks.start, blocks.start))
+            load.end(Ended.REFUSED, CacheLost(why, blocks))
             if self.counters.add("loads", Ended.REFUSED) == 1:
                 logger.warning("a load was refused: %s", why)
         return load
@@ -397,8 +397,8 @@ class Client:
         link = self._links.get(found.relay)
         session = None if link is None else link.session
         if link is None or session is None:
-            error = CacheLost(f"there is no session to {found.relay}", load.blocks)
-            load.end(Ended.LOST, error, range(load.blocks.start, load.blocks.start))
+            why = f"there is no session to {found.relay}"
+            load.end(Ended.LOST, CacheLost(why, load.blocks))
             self._loaded(load, found, None)
             return
 
@@ -477,11 +477,7 @@ class Client:
         for save in list(self._saves.values()):
             save.end("the client was closed")
         for load in list(self._loads):
-            load.end(
-                Ended.CANCELLED,
-                CacheLost("the client was closed", load.blocks),
-                range(load.blocks.start, load.blocks.start),
-            )
+            load.end(Ended.CANCELLED, CacheLost("the client was closed", load.blocks))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

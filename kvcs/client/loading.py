@@ -127,7 +127,7 @@ class Load:
     def cancel(self) -> None:
         """Nothing more is wanted. When it returns, `on_block` is not called any more; harmless
         when repeated, and after the end."""
-        if self.end(Ended.CANCELLED, CacheLost("the load was cancelled", self.blocks), self.there):
+        if self.end(Ended.CANCELLED, CacheLost("the load was cancelled", self.blocks)):
             self._stop(self)
 
     def failure(self) -> CacheLost:
@@ -168,8 +168,8 @@ class Load:
                 self._layers = layer.index + 1
                 self._changed.notify_all()
 
-    def end(self, outcome: Ended, error: Exception | None, there: range) -> bool:
-        """It is over; whether it was not before."""
+    def end(self, outcome: Ended, error: Exception | None, there: range | None = None) -> bool:
+        """It is over, with the blocks that are `there`, if any; whether it was not before."""
         with self._changed:
             if self.over:
                 return False
@@ -177,8 +177,8 @@ class Load:
             if error is not None:
                 self._arrays.clear()
                 if self._on_block is None:  # nobody has what came: `layer` gives nothing any more
-                    there = range(self.blocks.start, self.blocks.start)
-            self.outcome, self.error, self.there = outcome, error, there
+                    there = None
+            self.outcome, self.error, self.there = outcome, error, there or self.there
             self._changed.notify_all()
             return True
 

@@ -14,7 +14,8 @@ from kvsp.names.codes import DIGEST_PREFIX, LAYOUT_1
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
 
-_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""`kv_dtype` by torch's name of the element type."""
 _ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct")
 _UNSCALED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """What may stand among the parameters of scaling, or beside them, and is none of them."""
@@ -62,7 +63,7 @@ def describe(
     head_dim = text.get("head_dim") or _number(folder, text, "hidden_size", "n_embd") // heads
     if kv_dtype is None:
         said = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype"))
-        kv_dtype = _DTYPES.get(said.removeprefix("torch."))
+        kv_dtype = ELEMENTS.get(said.removeprefix("torch."))
         if kv_dtype is None:
             raise FileError(
                 f"{folder}: config.json says {said!r} for its elements: name those of the cache "

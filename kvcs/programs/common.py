@@ -26,7 +26,7 @@ from kvsp.cli.common import ExitCode, InputError, note, stopping_signals
 from kvsp.cli.plain import version_option
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Descriptor
-from moqt.loop_hold import watched_loop
+from moqt.loop_hold import longest_hold, longest_work, watched_loop
 from moqt.quic.backend import VARIABLE, Backend, chosen
 from moqt.quic.config import (
     MAX_DATAGRAM_SIZE,
@@ -217,6 +217,11 @@ def failure(error: BaseException, token_file: Path | None) -> dict[str, Any]:
     """The result for machines of a program that ends with `error`."""
     text = explained(error, token_file)
     return {"ok": False, "error": text, "exit_code": int(exit_code(error))}
+
+
+def loop_holds() -> dict[str, float | None]:
+    """For how long the running loop was held at the most, as members of a JSON object."""
+    return {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
 
 
 def run(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kvcs.names.refusals import retry_delay
-from kvcs.programs.common import exit_code
+from kvcs.programs.common import exit_code, loop_holds
 from kvcs.publishing.announcing import Publishable
 from kvcs.publishing.standing import CountingPublisher, Standing
 from kvsp.cli.common import ExitCode, note, print_json, stopping_signals
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold, longest_work
+from moqt.loop_hold import forget_holds
 from moqt.quic.config import QuicConfig
 from moqt.values.codes import SessionErrorCode
 from moqt.values.config import SessionConfig
@@ -76,8 +76,7 @@ class Serving(Standing):
             await asyncio.gather(*tasks, return_exceptions=True)
             self._publication.abandon("the publisher is going away")
             if self._announced and self._settings.json:
-                holds = {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
-                print_json({"event": "ended", **holds, **self._ended()})
+                print_json({"event": "ended", **loop_holds(), **self._ended()})
         if self._failure is not None:
             raise self._failure
 

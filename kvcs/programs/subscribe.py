@@ -37,6 +37,7 @@ from kvcs.programs.common import (
     check_url,
     failure,
     inputs,
+    loop_holds,
     quic_config,
     readable_descriptor,
     run,
@@ -62,7 +63,7 @@ from kvsp.names.codes import Codec
 from kvsp.names.identity import Descriptor, Scope
 from moqt.aio import MoqtSession
 from moqt.client import connect
-from moqt.loop_hold import forget_holds, longest_hold, longest_work
+from moqt.loop_hold import forget_holds
 from moqt.quic.backend import Backend
 from moqt.quic.config import MAX_DATAGRAM_SIZE, SESSION_WINDOW, QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
@@ -284,7 +285,7 @@ def command(
             return connect(relay, quic=quic, session=config, timeout=within)
 
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(lambda: holds.update(_holds()))
+            stack.callback(lambda: holds.update(loop_holds()))
             client = await stack.enter_async_context(access.client())
             fallback = Fallback(
                 client,
@@ -377,10 +378,6 @@ def command(
             print_json(failure(error, token_file) | _said_of(stats) | (holds or _NO_HOLDS))
 
     run(PROGRAM, main, token_file=token_file, failed=failed)
-
-
-def _holds() -> dict[str, float | None]:
-    return {"loop_hold_seconds": longest_hold(), "loop_work_seconds": longest_work()}
 
 
 def _said_of(stats: Stats) -> dict[str, Any]:
@@ -495,7 +492,7 @@ def _report(stats: Stats, out: Path, layers: range, json: bool, *, with_sources:
             "first_layer": layers.start,
             "last_layer": layers.stop - 1,
             **_said_of(stats),
-            **_holds(),
+            **loop_holds(),
         }
         print_json(result)
         return

@@ -8,7 +8,7 @@ Needs the extra `torch`; everything else of the project imports without it.
 
     generate_with(model, client, ids)                        # on another one
 
-Stands on `client`. Never imports `programs`.
+Stands on `client` and `describing`. Never imports `programs`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from kvcs.client.client import Client
 from kvcs.client.loading import CacheLost, Load
+from kvcs.describing.model_folder import ELEMENTS
 from kvcs.names.errors import MisuseError
 from kvcs.torch.layouts import check_layers, check_model, from_layout, token_ids
 from kvcs.torch.publishing import PublishingCache
@@ -87,14 +88,14 @@ def load_into(cache: DynamicCache, client: Client, load: Load) -> int:
         raise MisuseError("load_into fills an empty cache")
     if not load.wait(load.timeout):
         raise load.failure()
+    empty = torch.empty(0, dtype=getattr(torch, _NAMES[client.descriptor.kv_dtype]))
     for index in range(client.descriptor.layers):
         k, v = load.layer(index)
-        empty = torch.empty(0, dtype=getattr(torch, _NAMES[client.descriptor.kv_dtype]))
         cache.update(from_layout(k, empty), from_layout(v, empty), index)
     return load.tokens
 
 
-_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_NAMES = {kept: name for name, kept in ELEMENTS.items()}
 """Names of torch, by those of a descriptor's `kv_dtype`."""
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvcs.describing.digests import cache_file
-from kvcs.describing.model_folder import describe
+from kvcs.describing.model_folder import ELEMENTS, describe
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
-
-_ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""`kv_dtype` by torch's name of the element type."""
 
 
 class RefusedError(ValueError):
@@ -86,15 +83,15 @@ def _attention(config: Any) -> str | None:
 
 def _elements(config: Any) -> str | None:
     kept = config.cache_config.cache_dtype
-    if kept not in ("auto", *_ELEMENTS):
+    if kept not in ("auto", *ELEMENTS):
         return (
             f"the KV cache is quantized ({kept}): its scales are not on the wire. Run with "
             f"--kv-cache-dtype auto"
         )
     name = _element(config)
-    if name not in _ELEMENTS:
+    if name not in ELEMENTS:
         return (
-            f"K and V are of type {name}, and only {', '.join(_ELEMENTS)} are known. Run with "
+            f"K and V are of type {name}, and only {', '.join(ELEMENTS)} are known. Run with "
             f"--dtype bfloat16"
         )
     return None
@@ -126,7 +123,7 @@ def _element(config: Any) -> str:
 def element_of(tensor: Any) -> str:
     """The `kv_dtype` of a tensor as it is, whatever flags say; its own name when that is none."""
     name = str(tensor.dtype).removeprefix("torch.")
-    return _ELEMENTS.get(name, name)
+    return ELEMENTS.get(name, name)
 
 
 def refused_request(request: Any) -> str | None:
@@ -158,7 +155,7 @@ def descriptor_of(vllm_config: Any, folder: Path, block_tokens: int) -> Descript
             folder,
             block_tokens=block_tokens,
             name=str(model.hf_text_config.model_type),
-            kv_dtype=_ELEMENTS[_element(vllm_config)],
+            kv_dtype=ELEMENTS[_element(vllm_config)],
             kept=cache_file(),
         )
     except FileError as error:
@@ -188,7 +185,7 @@ def check_descriptor(descriptor: Descriptor, vllm_config: Any) -> None:
         "layers": int(model.hf_text_config.num_hidden_layers),
         "kv_heads": int(model.get_total_num_kv_heads()),
         "head_dim": int(model.get_head_size()),
-        "kv_dtype": _ELEMENTS[_element(vllm_config)],
+        "kv_dtype": ELEMENTS[_element(vllm_config)],
     }
     for name, value in is_now.items():
         if getattr(descriptor, name) != value:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvsp.names.prefix import blocks_covering, blocks_within
+from kvsp.names.prefix import blocks_covering, blocks_within, complete_blocks, usable_blocks
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -134,12 +134,12 @@ def layer_number(name: str) -> int:
 def most_to_load(prompt: int, page: int) -> int:
     """Tokens of a prompt that may come from a cache: whole pages, and one token at least is left
     to be computed, since the engine needs its logits."""
-    return max(prompt - 1, 0) // page * page
+    return usable_blocks(prompt, page) * page
 
 
 def to_load(prompt: int, published: int, page: int) -> int:
     """Leading tokens, in whole pages, to take of a publication of `published` tokens."""
-    return min(published // page * page, most_to_load(prompt, page))
+    return min(complete_blocks(published, page) * page, most_to_load(prompt, page))
 
 
 def blocks_to_load(tokens: range, block_tokens: int) -> range:

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from kvcs.vllm.plan import LoadPlan, Plan, Report, SavePlan
 from kvcs.vllm.settings import Settings, Way
 from kvcs.vllm.transfer import Shared, Transfer
 from kvsp.names.errors import KvspError
+from kvsp.names.prefix import complete_blocks
 from moqt.values.errors import MoqtError
 
 MOST_REMEMBERED: Final = 4096
@@ -64,13 +65,12 @@ class _Asked:
 class _Saving:
     """A prompt of which blocks are published as they are computed."""
 
-    prompt: list[int]
-    page_ids: list[int] = field(default_factory=list)
-    computed: int = 0
+    tokens: tuple[int, ...]
+    """Those of all complete blocks of the prompt."""
+    page_ids: list[int]
+    computed: int
     done: int = 0
     """Blocks handed to the workers."""
-    whole: int = 0
-    """Complete blocks of the prompt."""
 
 
 class SchedulerSide:
@@ -331,15 +331,15 @@ class SchedulerSide:
 
     def _take_up(self, new: Any) -> None:
         """A request that is scheduled first: whether its prompt is to be published."""
-        prompt = list(new.prompt_token_ids or [])
+        prompt = new.prompt_token_ids or []
         asked = self._asked.get(new.req_id)
-        whole = len(prompt) // self._rows
-        tokens = whole * self._rows
-        if asked is None or asked.refused or not whole:
+        count = complete_blocks(len(prompt), self._rows) * self._rows
+        if asked is None or asked.refused or not count:
             return
-        if tokens - asked.published < max(self._settings.min_tokens, 1):
+        if count - asked.published < max(self._settings.min_tokens, 1):
             return  # somebody has published it, or all but little
-        digest = hashlib.blake2b(np.asarray(prompt[:tokens], np.int64).tobytes()).digest()
+        tokens = tuple(prompt[:count])
+        digest = hashlib.blake2b(np.asarray(tokens, np.int64).tobytes()).digest()
         until = self._published.pop(digest, 0.0)
         known = until > self._now()
         self._published[digest] = until if known else self._now() + self._settings.keep_seconds
@@ -348,23 +348,20 @@ class SchedulerSide:
         if known:
             return
         asked.digest = digest
-        self._saving[new.req_id] = _Saving(
-            prompt, list(new.block_ids[0]), new.num_computed_tokens, whole=whole
-        )
+        self._saving[new.req_id] = _Saving(tokens, list(new.block_ids[0]), new.num_computed_tokens)
 
     def _next(self, name: str, saving: _Saving, count: int) -> SavePlan | None:
         """The blocks that this step completes of a request."""
-        whole = saving.whole * self._rows
+        whole = len(saving.tokens)
         computed = min(saving.computed + count, whole)
         blocks = blocks_computed(saving.done, computed, self._rows)
         if not blocks:
             return None
         saving.done = blocks.stop
         pages = -(-blocks.stop * self._rows // self._page)
-        plan = SavePlan(name, tuple(saving.prompt[:whole]), blocks, tuple(saving.page_ids[:pages]))
-        if saving.done == saving.whole:
+        if saving.done * self._rows == whole:
             del self._saving[name]
-        return plan
+        return SavePlan(name, saving.tokens, blocks, tuple(saving.page_ids[:pages]))
 
     # -- what came of it ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from kvcs.vllm.transfer import Shared, Transfer
 from kvsp.blocks.tensors import as_array, to_torch
 from kvsp.names.errors import KvspError
 
+if TYPE_CHECKING:
+    from kvcs.client.saving import Save
+
 logger = logging.getLogger("vllm.kvcs")
 
 Gather = Callable[[Any], "Sequence[Any] | None"]
@@ -41,13 +44,6 @@ class _Filling:
     transfer: Transfer
     next: int = 0
     """The layer that is due."""
-
-
-@dataclass(slots=True)
-class _Publishing:
-    """A publication under way; `save` is the client's, None on the ranks that publish nothing."""
-
-    save: Any
 
 
 class WorkerSide:
@@ -78,8 +74,8 @@ class WorkerSide:
         self._now: list[_Filling] = []
         """Loads of this step's forward pass."""
         self._beside: dict[str, _Filling] = {}
-        self._saves: dict[str, _Publishing | None] = {}
-        """By request; None for one that was given up."""
+        self._saves: dict[str, Save | None] = {}
+        """By request; None for one that was given up, and on the ranks that publish nothing."""
         self._bad: set[int] = set()
         self._tainted: dict[int, int] = {}
         """Pages that were not filled, by the step in which that was seen: what later steps compute
@@ -161,14 +157,14 @@ class WorkerSide:
     def _announce(self, save: SavePlan) -> None:
         """The publication of a request, if it is not there yet."""
         if save.request not in self._saves:
-            held = None
+            held: Save | None = None
             if self._rank == 0:
                 first = len(save.blocks) * self._shared.descriptor.block_tokens
                 try:
                     held = self._shared.client.publish(save.tokens, first_chunk=first)
                 except (KvcsError, KvspError) as error:
                     logger.warning("kvcs: request %s is not published: %s", save.request, error)
-            self._saves[save.request] = _Publishing(held)
+            self._saves[save.request] = held
 
     def wait_for_layer(self, name: str) -> None:
         """The forward pass comes to the attention of a layer."""
@@ -192,7 +188,7 @@ class WorkerSide:
             if held is not None or self._ranks > 1:
                 self._put(save, held, layer, cache)
 
-    def _put(self, save: SavePlan, held: _Publishing | None, layer: int, cache: Any) -> None:
+    def _put(self, save: SavePlan, held: Save | None, layer: int, cache: Any) -> None:
         assert self._pages is not None
         rows = self._shared.descriptor.block_tokens
         tokens = range(save.blocks.start * rows, save.blocks.stop * rows)
@@ -201,7 +197,7 @@ class WorkerSide:
             k, v = (self._of_all_ranks(part) for part in parts)
         else:
             k, v = (to_host(part) for part in parts)
-        if held is None or held.save is None:
+        if held is None:
             return
         last = layer + 1 == self._shared.descriptor.layers
         if last and not self._unsure.isdisjoint(save.page_ids):
@@ -209,9 +205,9 @@ class WorkerSide:
         else:
             self._hand_over(save, held, layer, k, v)
 
-    def _hand_over(self, save: SavePlan, held: _Publishing, layer: int, k: Any, v: Any) -> None:
+    def _hand_over(self, save: SavePlan, held: Save, layer: int, k: Any, v: Any) -> None:
         try:
-            held.save.put_chunk(save.blocks.start, layer, k, v)
+            held.put_chunk(save.blocks.start, layer, k, v)
         except KvcsError as error:  # the request itself is well
             logger.warning("kvcs: request %s is not published: %s", save.request, error)
             self._give_up(save.request)
@@ -346,8 +342,8 @@ class WorkerSide:
         """Withdraw a publication that will not become whole, or that is not to begin."""
         held = self._saves.get(request)
         self._saves[request] = None
-        if held is not None and held.save is not None:
-            held.save.abort()
+        if held is not None:
+            held.abort()
 
     def close(self) -> None:
         """Withdraw what is not whole, and let go of every load."""
