@@ -185,7 +185,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
     """Where other relays reach this one; None: at `host`, where it listens. Raises Usage for what
     cannot be right."""
     if url is None:
-        if _is_wildcard(host):
+        if is_wildcard(host):
             raise Usage(
                 "--directory: say with --reached-as moqt://HOST:PORT where other relays reach this "
                 f"one, which listens on every address ({host})"
@@ -197,7 +197,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
         raise Usage(f"--reached-as: {error}") from None
     if uri.path not in ("", "/") or uri.fragment:
         raise Usage("--reached-as has no path: relays of a mesh share all paths")
-    if _is_wildcard(uri.host):
+    if is_wildcard(uri.host):
         raise Usage(f"--reached-as: {uri.host} is every address, which nobody can dial")
     if _is_loopback(uri.host) and not _is_loopback(host):
         raise Usage(
@@ -206,7 +206,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
     return url
 
 
-def _is_wildcard(host: str) -> bool:
+def is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
