@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -45,12 +45,10 @@ class DirectoryError(Exception):
 
 def check_server(url: str) -> None:
     """Raises ValueError for a URL that no connection can be made with; makes none."""
-    scheme, colon, rest = url.partition(":")
     try:
-        if scheme in CLUSTER:
-            RedisCluster.from_url(f"{CLUSTER[scheme]}{colon}{rest}")
-        else:
-            pool: Any = ConnectionPool.from_url(url)
+        client = _client(url)
+        if isinstance(client, Redis):
+            pool: Any = client.connection_pool
             pool.make_connection()
     except (
         RedisError,
@@ -58,6 +56,14 @@ def check_server(url: str) -> None:
         TypeError,
     ) as error:  # a TypeError: of a parameter that there is not
         raise ValueError(str(error).partition("() ")[2] or str(error)) from None
+
+
+def _client(url: str, **options: Any) -> Any:
+    """What talks to a server, or a cluster of them; it has no connection yet."""
+    scheme, colon, rest = url.partition(":")
+    if scheme in CLUSTER:
+        return RedisCluster.from_url(f"{CLUSTER[scheme]}{colon}{rest}", **options)
+    return Redis.from_url(url, **options)
 
 
 class DirectoryStore:
@@ -72,7 +78,6 @@ class DirectoryStore:
         password: str | None = None,
         cafile: Path | None = None,
     ) -> None:
-        scheme, colon, rest = url.partition(":")
         options: dict[str, Any] = {
             "password": password,
             "socket_timeout": timeout_s,
@@ -81,11 +86,7 @@ class DirectoryStore:
         }
         if cafile is not None:
             options["ssl_ca_certs"] = str(cafile)
-        self._redis: Any
-        if scheme in CLUSTER:
-            self._redis = RedisCluster.from_url(f"{CLUSTER[scheme]}{colon}{rest}", **options)
-        else:
-            self._redis = Redis.from_url(url, **options)
+        self._redis = _client(url, **options)
         self._prefix = prefix
         self._timeout = timeout_s
 

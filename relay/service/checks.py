@@ -71,15 +71,9 @@ def upstreams_of(
     """The upstream relays, in their order; `here` is what is listened on. Raises Usage."""
     if not urls and (cafile is not None or token_file is not None or announce):
         raise Usage("give --upstream URL with the other options of the upstream relays")
+    above, with_tokens = _dialled("upstream", cafile, token_file, quic, session)
     try:
-        if cafile is not None:
-            cafile.read_bytes()
-        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
         places = [(uri.host, uri.port, uri.path.partition("?")[0]) for uri in map(parse_uri, urls)]
-    except OSError as error:
-        raise Usage(f"--upstream-cafile: {cafile}: {error.strerror or error}") from None
-    except TokenFileError as error:
-        raise Usage(f"--upstream-token-file: {error}") from None
     except MoqtError as error:
         raise Usage(f"--upstream: {error}") from None
     if any(place[:2] == here for place in places):
@@ -88,8 +82,6 @@ def upstreams_of(
     for place in places:
         if places.count(place) > 1:
             raise Usage(f"--upstream: {urls[places.index(place)]} is given twice")
-    above = replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None)
-    with_tokens = replace(session, setup_tokens=tokens)
     return tuple(
         Upstream(url=url, quic=above, session=with_tokens, announce=announce) for url in urls
     )
@@ -116,33 +108,51 @@ def mesh_of(
     _check_directory(url)
     if directory_cafile is not None and not url.startswith("rediss"):
         raise Usage("--directory-cafile is for a server that is dialled by rediss://")
-    option = "--directory-cafile"
-    try:
-        if directory_cafile is not None:
-            directory_cafile.read_bytes()
-        option = "--mesh-cafile"
-        if cafile is not None:
-            cafile.read_bytes()
-        option = "--directory-password-file"
-        password = None if password_file is None else _line_in(password_file)
-        option = "--mesh-token-file"
-        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
-    except OSError as error:
-        raise Usage(f"{option}: {error.filename}: {error.strerror or error}") from None
-    except (TokenFileError, PrivateFileError, UnicodeDecodeError) as error:
-        raise Usage(f"{option}: {error}") from None
+    _check_readable(directory_cafile, "--directory-cafile")
+    dialled, with_tokens = _dialled("mesh", cafile, token_file, quic, session)
     return Mesh(
         url=url,
+        password=None if password_file is None else _password_in(password_file),
         reached_as=_reached_as(reached_as, host),
-        quic=replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None),
-        session=replace(session, setup_tokens=tokens),
-        password=password,
+        quic=dialled,
+        session=with_tokens,
         cafile=directory_cafile,
     )
 
 
-def _line_in(secret: Path) -> str:
-    return read_private(secret, _SECRET_OCTETS).rstrip(b"\r\n").decode()
+def _dialled(
+    kind: str,
+    cafile: Path | None,
+    token_file: Path | None,
+    quic: QuicConfig,
+    session: SessionConfig,
+) -> tuple[QuicConfig, SessionConfig]:
+    """How relays of a `kind`, which begins the names of its options, are dialled by one that serves
+    with `quic` and `session`. Raises Usage."""
+    _check_readable(cafile, f"--{kind}-cafile")
+    try:
+        tokens = () if token_file is None else (bearer(read_token_file(token_file)),)
+    except TokenFileError as error:
+        raise Usage(f"--{kind}-token-file: {error}") from None
+    dialled = replace(quic, cafile=cafile, qlog_dir=None, keylog_file=None)
+    return dialled, replace(session, setup_tokens=tokens)
+
+
+def _check_readable(path: Path | None, option: str) -> None:
+    try:
+        if path is not None:
+            path.read_bytes()
+    except OSError as error:
+        raise Usage(f"{option}: {path}: {error.strerror or error}") from None
+
+
+def _password_in(path: Path) -> str:
+    try:
+        return read_private(path, _SECRET_OCTETS).rstrip(b"\r\n").decode()
+    except OSError as error:
+        raise Usage(f"--directory-password-file: {path}: {error.strerror or error}") from None
+    except (PrivateFileError, UnicodeDecodeError) as error:
+        raise Usage(f"--directory-password-file: {error}") from None
 
 
 def _check_directory(url: str) -> None:
@@ -175,7 +185,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
     """Where other relays reach this one; None: at `host`, where it listens. Raises Usage for what
     cannot be right."""
     if url is None:
-        if _is_wildcard(host):
+        if is_wildcard(host):
             raise Usage(
                 "--directory: say with --reached-as moqt://HOST:PORT where other relays reach this "
                 f"one, which listens on every address ({host})"
@@ -187,7 +197,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
         raise Usage(f"--reached-as: {error}") from None
     if uri.path not in ("", "/") or uri.fragment:
         raise Usage("--reached-as has no path: relays of a mesh share all paths")
-    if _is_wildcard(uri.host):
+    if is_wildcard(uri.host):
         raise Usage(f"--reached-as: {uri.host} is every address, which nobody can dial")
     if _is_loopback(uri.host) and not _is_loopback(host):
         raise Usage(
@@ -196,7 +206,7 @@ def _reached_as(url: str | None, host: str) -> str | None:
     return url
 
 
-def _is_wildcard(host: str) -> bool:
+def is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -44,7 +44,7 @@ from relay.service.checks import (
     mesh_of,
     upstreams_of,
 )
-from relay.service.daemon import DaemonConfig, run
+from relay.service.daemon import DaemonConfig, run, show_address
 from relay.service.limits import Chosen
 from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import (
@@ -102,10 +102,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if match is None or int(match.group(3)) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT; write for example 127.0.0.1:4443")
     return match.group(1) or match.group(2), int(match.group(3))
-
-
-def show_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 _TYPER_USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])

@@ -24,6 +24,7 @@ from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from relay.core import Relay
 from relay.disk.threads import loaded, written
+from relay.mesh.directory_client import Connect as Dial
 from relay.mesh.directory_client import DirectoryClient, Mesh
 from relay.mesh.uplink import Uplink
 from relay.mesh.uplink_client import Connect, UplinkClient, Upstream
@@ -134,8 +135,8 @@ async def run(
                 connect = _connect(uplink.relay, upstream, relay_id)
                 tasks.append(asyncio.create_task(UplinkClient(uplink, upstream.url, connect).run()))
             if config.mesh is not None:
-                reached_as = config.mesh.reached_as or _url(config.host, server.port)
-                mesh = _mesh(scopes, config.mesh, relay_id, reached_as)
+                here = f"moqt://{show_address(config.host, server.port)}"
+                mesh = _mesh(scopes, config.mesh, relay_id, config.mesh.reached_as or here)
                 tasks.append(asyncio.create_task(mesh.run()))
             for task in tasks:
                 # without its clock the relay would keep what it should forget: rather stop
@@ -199,19 +200,13 @@ async def _admin(
     return listener
 
 
-def _url(host: str, port: int) -> str:
-    return f"moqt://[{host}]:{port}" if ":" in host else f"moqt://{host}:{port}"
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _mesh(scopes: Scopes, mesh: Mesh, relay_id: int, reached_as: str) -> DirectoryClient:
     # a library that only this needs
     from relay.mesh.directory_store import DirectoryError, DirectoryStore
-
-    session = replace(mesh.session, relay_id=relay_id, first_hand=True)
-    quic = replace(mesh.quic, idle_timeout=min(mesh.quic.idle_timeout, UPSTREAM_IDLE))
-
-    async def connect(url: str, relay: Relay) -> moqt.MoqtSession:
-        return await moqt.connect(url, quic=quic, session=session, handler=relay)
 
     store = DirectoryStore(
         mesh.url,
@@ -225,7 +220,7 @@ def _mesh(scopes: Scopes, mesh: Mesh, relay_id: int, reached_as: str) -> Directo
         store,
         f"{relay_id:016x}",
         reached_as,
-        connect,
+        _dialler(mesh.quic, replace(mesh.session, relay_id=relay_id, first_hand=True)),
         failures=(DirectoryError, OSError),
     )
 
@@ -235,13 +230,18 @@ def _session(uplink: Uplink) -> Session | None:
 
 
 def _connect(relay: Relay, upstream: Upstream, relay_id: int) -> Connect:
-    session = replace(upstream.session, relay_id=relay_id)
-    quic = replace(upstream.quic, idle_timeout=min(upstream.quic.idle_timeout, UPSTREAM_IDLE))
+    dial = _dialler(upstream.quic, replace(upstream.session, relay_id=relay_id))
+    return lambda url: dial(url, relay)
 
-    async def connect(url: str) -> moqt.MoqtSession:
+
+def _dialler(quic: QuicConfig, session: SessionConfig) -> Dial:
+    """Dials other relays, whose death is to be noticed soon."""
+    quic = replace(quic, idle_timeout=min(quic.idle_timeout, UPSTREAM_IDLE))
+
+    async def dial(url: str, relay: Relay) -> moqt.MoqtSession:
         return await moqt.connect(url, quic=quic, session=session, handler=relay)
 
-    return connect
+    return dial
 
 
 async def _tick(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from moqt.quic.certificates import DEFAULT_NAMES, make_self_signed, names_of
 from relay.service.certificate import ServedCertificate
-from relay.service.checks import PROGRAM, Usage
+from relay.service.checks import PROGRAM, Usage, is_wildcard
 
 _MAX_NAMES = 32
 """Of a certificate: it has to fit into the first packets."""
@@ -23,11 +22,7 @@ def self_signed_certificate(
     """The pair in `directory`; a new one, which is said, when it does not do for `host`."""
     validity = None if days is None else timedelta(days=days)
     names = [*DEFAULT_NAMES, *own_names()]
-    try:
-        wildcard = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        wildcard = False
-    names += own_addresses() if wildcard else [host]
+    names += own_addresses() if is_wildcard(host) else [host]
     # A new certificate is for the old names, too: relays that listen on several addresses
     # and share a directory would else replace one another's at each start.
     names = list(dict.fromkeys([*names, *names_of(directory / "cert.pem")]))[:_MAX_NAMES]
