@@ -131,10 +131,6 @@ class Assembly(LayerBuffer):
         assert self.manifest is not None
         return self.manifest.segments[track.segment]
 
-    def needed(self, track: DataTrack) -> int:
-        """How many Objects of each Group of a track are needed, from 0, but those skipped."""
-        return self._facts[track].blocks
-
     def wanted(self, track: DataTrack) -> range:
         """The Objects that are needed of each Group of a track."""
         facts = self._facts[track]
