@@ -188,7 +188,7 @@ class Manifest:
         self,
         texts: Mapping[DataTrack, Sequence[bytes]] | None = None,
         max_segments: int = MAX_SEGMENTS,
-        max_octets: int | None = None,
+        max_octets: int = MAX_MANIFEST_OCTETS,
     ) -> list[bytes]:
         """The manifest as canonical JSON octets, in pieces, of which those of digests are shared
         with `texts`: those of the Groups of a track, as `group_text` writes them, all but the

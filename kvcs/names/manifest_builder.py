@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvcs.names.codes import MAX_SEGMENTS, Component
+from kvcs.names.codes import MAX_MANIFEST_OCTETS, MAX_SEGMENTS, Component
 from kvcs.names.manifest import (
     Manifest,
     SegmentEntry,
@@ -34,7 +34,7 @@ class ManifestBuilder:
         *,
         deterministic: bool = False,
         max_segments: int = MAX_SEGMENTS,
-        max_octets: int | None = None,
+        max_octets: int = MAX_MANIFEST_OCTETS,
     ) -> None:
         """Raises ValueError when `namespace` is of another Compatibility ID."""
         if namespace.compat_id != compat.compat_id:

@@ -274,10 +274,12 @@ def group_text(digests: bytes) -> bytes:
 class Written:
     """A canonical text with arrays in it that were written before, in pieces."""
 
-    def __init__(self, max_segments: int = MAX_SEGMENTS, max_octets: int | None = None) -> None:
+    def __init__(
+        self, max_segments: int = MAX_SEGMENTS, max_octets: int = MAX_MANIFEST_OCTETS
+    ) -> None:
         """`max_segments` and `max_octets` are what its readers allow."""
         self._max_frame = _max_frame(max_segments)
-        self._max_octets = MAX_MANIFEST_OCTETS if max_octets is None else max_octets
+        self._max_octets = max_octets
         self._mark = secrets.token_hex(8)
         self._texts: list[Iterable[bytes]] = []
 

@@ -131,10 +131,6 @@ class Assembly(LayerBuffer):
         assert self.manifest is not None
         return self.manifest.segments[track.segment]
 
-    def needed(self, track: DataTrack) -> int:
-        """How many Objects of each Group of a track are needed, from 0, but those skipped."""
-        return self._facts[track].blocks
-
     def wanted(self, track: DataTrack) -> range:
         """The Objects that are needed of each Group of a track."""
         facts = self._facts[track]
@@ -175,27 +171,29 @@ class Assembly(LayerBuffer):
 
     def missing(self, track: DataTrack, layer: int, within: range) -> range:
         """The first of the Objects `within` these of `layer` that `track` has still to bring, and
-        those that follow it without a gap, by Object ID."""
-        within = range(max(within.start, self.wanted(track).start), within.stop)
-        if not within or not self.needs(layer, track.segment):
+        those that follow it without a gap, by Object ID. Takes the same time however many."""
+        if not self.needs(layer, track.segment):
             return range(0)
-        held = self._open.get((track.segment, layer))
-        run = within if held is None else held.first_missing(track.component, within)
-        if not self.promised:
-            return run
-        first = self._facts[track].first
-        theirs = {block - first for number, block in self.promised if number == layer}
-        start = next((number for number in run if number not in theirs), run.stop)
-        if start == run.stop:
-            return self.missing(track, layer, range(start, within.stop)) if run else run
-        return range(
-            start, min((each for each in theirs if start < each < run.stop), default=run.stop)
-        )
+        there = self._there(track, layer)
+        if self.promised:
+            facts, there = self._facts[track], bytearray(there)
+            for number, block in self.promised:
+                if number == layer and block in facts.span:
+                    there[block - facts.first] = 1
+        start = there.find(0, max(within.start, self.wanted(track).start), within.stop)
+        if start < 0:
+            return range(0)
+        stop = there.find(1, start, within.stop)
+        return range(start, within.stop if stop < 0 else stop)
 
     def last_missing(self, track: DataTrack, layer: int, within: range) -> int:
         """The last of them `within` these, of which some are missing."""
+        return self._there(track, layer).rfind(0, within.start, within.stop)
+
+    def _there(self, track: DataTrack, layer: int) -> bytes | bytearray:
+        """An octet for each Object of `layer` that `track` is to bring, 1 where it is there."""
         held = self._open.get((track.segment, layer))
-        return within.stop - 1 if held is None else held.last_missing(track.component, within)
+        return bytes(self._facts[track].blocks) if held is None else held.written(track.component)
 
     def from_holders(self, has: Callable[[int, int], bool]) -> Iterator[tuple[int, int]]:
         """What is lacking, each block after what shows that it is of this production; one of

@@ -314,8 +314,7 @@ class LayerBuffer:
     def _elsewhere(self, track: DataTrack, layer: int) -> set[int]:
         """The blocks of a layer of which a holder, or an earlier retrieval that nothing lists, has
         given what an Object of `track` would have brought here."""
-        given, unlisted = self._given.get(layer), self._unlisted.get((track, layer))
-        return (given or set()) | (unlisted or set())
+        return self._given.get(layer, set()) | self._unlisted.get((track, layer), set())
 
     def _resumed_no_more(
         self, track: DataTrack, layer: int, block: int, tracks: Sequence[DataTrack]

@@ -84,11 +84,9 @@ class OpenLayer:
             return bool(self._written[component][block])
         return all(self._written[half][block] for half in halves(component))
 
-    def missing(self, component: Component, within: range | None = None) -> list[int]:
-        """The blocks, of all or of those `within`, still to be written: of K, of V, or of either
-        for `kv`."""
-        blocks = range(self.blocks) if within is None else within
-        return [block for block in blocks if not self.has(component, block)]
+    def missing(self, component: Component) -> list[int]:
+        """The blocks still to be written: of K, of V, or of either for `kv`."""
+        return [block for block, there in enumerate(self.written(component)) if not there]
 
     def written(self, component: Component) -> bytes | bytearray:
         """An octet for each block, 1 where it is there: of K, of V, or of both for `kv`."""
@@ -96,20 +94,6 @@ class OpenLayer:
             return self._written[component]
         k, v = (int.from_bytes(self._written[half]) for half in halves(component))
         return (k & v).to_bytes(self.blocks)
-
-    def first_missing(self, component: Component, within: range) -> range:
-        """The first of the blocks `within` these that are still to be written, and those that
-        follow it without a gap; none when all are there. Takes the same time however many."""
-        written = self.written(component)
-        start = written.find(0, within.start, within.stop)
-        if start < 0:
-            return range(0)
-        stop = written.find(1, start, within.stop)
-        return range(start, within.stop if stop < 0 else stop)
-
-    def last_missing(self, component: Component, within: range) -> int:
-        """The last block `within` these that is still to be written, -1 when all are there."""
-        return self.written(component).rfind(0, within.start, within.stop)
 
     def sections(self, block: int) -> tuple[memoryview, memoryview]:
         """The raw K and V of block `block`, as far as they are written."""

@@ -203,11 +203,6 @@ class TrackState:
         name = code_name(StreamErrorCode, error)
         self.cause = f"the stream of layer {group} was reset with {name}"
 
-    def is_coming(self, location: Location) -> bool:
-        """Whether somebody is still to bring the Object."""
-        group, number = location
-        return not any(number in each for each in self.unasked(group, number + 1))
-
     def unasked(self, layer: int, blocks: int) -> list[range]:
         """The Objects of a layer, of the first `blocks`, that nobody is still to bring: ascending,
         and none touches the one before. Takes the same time however many they are."""
@@ -281,7 +276,7 @@ class TrackState:
         for layer in sorted(self.suspects):
             owed = [
                 (run, within)
-                for within in self.unasked(layer, assembly.needed(self.track))
+                for within in self.unasked(layer, assembly.wanted(self.track).stop)
                 if (run := assembly.missing(self.track, layer, within))
             ]
             if not owed:

@@ -334,19 +334,18 @@ class Retrieval:
         name = FullTrackName(assembly.namespace.fields, track.name)
         octets, opener = max_object_octets(assembly, track), assembly.terms.opener(name)
         state = self._tracks[track] = TrackState(track, name, needed[0], octets, opener)
+        entry, blocks = assembly.entry(track), assembly.wanted(track).stop
         if self._early is not None:
-            needs = assembly.needed(track)
-            self._early.begin(state, needs, self, whole=needs == assembly.entry(track).blocks)
-        complete = assembly.entry(track).complete
+            self._early.begin(state, blocks, self, whole=blocks == entry.blocks)
         if again or self.stats.objects_resumed:
             # what exists and is missing, and no more of it, as after a loss
-            state.ends, state.fill_over = assembly.needed(track) - 1, True
+            state.ends, state.fill_over = blocks - 1, True
             state.fetched = again
             self._suspect(state, needed)
-        if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and complete):
+        if self._mode is Mode.FETCH or (self._mode is Mode.AUTO and entry.complete):
             if state.ends is not None:
                 return
-            end = Location(needed[-1], assembly.needed(track) - 1)
+            end = Location(needed[-1], blocks - 1)
             if state.first <= end:
                 self._fetch(state, state.first, end, again=False)
         else:
@@ -377,13 +376,13 @@ class Retrieval:
         self, state: TrackState, start: Location, end: Location, *, again: bool, delay: float = 0.0
     ) -> None:
         receiver = state.fetch = FetchReceiver(self, state, start, end, again=again)
-        needed = self.assembly.needed(state.track)
+        blocks = self.assembly.wanted(state.track).stop
 
         def make() -> None:
             if state.fetch is not receiver or state.track.segment < self.assembly.segment:
                 return
             state.requests = [r for r in state.requests if r.state is not RequestState.CLOSED]
-            parameters = state.fetching(start, end, needed, self._filters(state.track))
+            parameters = state.fetching(start, end, blocks, self._filters(state.track))
             receiver.request = self.session.fetch(state.name, receiver, parameters)
             state.requests.append(receiver.request)
 

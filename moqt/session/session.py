@@ -202,9 +202,8 @@ class Session:
         on_full: Callable[[], None] | None = None,
     ) -> OutgoingSubscribeNamespace:
         """SUBSCRIBE_NAMESPACE; `on_namespace(full namespace, present)` as they come and go."""
-        told, ended, full = on_namespace, on_ended, on_full
         return self.requests.submit(
-            OutgoingSubscribeNamespace(self, prefix, parameters, told, ended, full)
+            OutgoingSubscribeNamespace(self, prefix, parameters, on_namespace, on_ended, on_full)
         )
 
     def track_status(
@@ -532,7 +531,8 @@ class Session:
             peer.max_auth_token_cache_size, map(self.codec.decode_token, self.config.setup_tokens)
         )
         self.rules.peer_max_filter_ranges = peer.max_filter_ranges
-        self.peer_max_request_updates, self.peer_relay = peer.max_request_updates, peer.relay
+        self.peer_max_request_updates = peer.max_request_updates
+        self.peer_relay = peer.relay
         self.move(SessionState.ESTABLISHED)
         self.clock.cancel(self._setup_deadline)
         self.handler.session_established(self)

@@ -481,7 +481,8 @@ def test_a_manifest_too_large_to_be_read_is_not_written(monkeypatch) -> None:
     builder = ManifestBuilder(COMPAT, NAMESPACE)
     builder.add_segment(KEYS[:2], PAIR)
     octets = b"".join(builder.version())
-    monkeypatch.setattr("kvcs.names.manifest_text.MAX_MANIFEST_OCTETS", len(octets))
+    builder = ManifestBuilder(COMPAT, NAMESPACE, max_octets=len(octets))
+    builder.add_segment(KEYS[:2], PAIR)
     assert b"".join(builder.version()) == octets
     builder.add_group(K0, 0, [bytes(32)] * 2)
     with pytest.raises(KvcsError, match=f"{len(octets)} are allowed; publish larger blocks"):
