@@ -36,23 +36,19 @@ def payload(track: int, number: int) -> bytes:
 
 
 class Meshed:
-    """Relays of a mesh, started as processes."""
+    """Relays of a mesh, started as processes that share a certificate."""
 
-    def __init__(self, folder: Path, stack: ExitStack, directory: str, *options: str) -> None:
-        self._folder, self._stack, self._directory = folder, stack, directory
-        self._options = options
+    def __init__(self, folder: Path, stack: ExitStack, directory: str | None) -> None:
+        """Without a `directory` they are told of each other."""
+        self._folder, self._stack = folder, stack
         self.cafile = self_signed_certificate(folder / "tls", "127.0.0.1").cert
+        self._options: tuple[str | Path, ...] = ("--self-signed", folder / "tls")
+        if directory is not None:
+            self._options += ("--directory", directory, "--mesh-cafile", self.cafile)
 
     def start(self, name: str, *options: str | Path) -> Relay:
         running = self._stack.enter_context(
-            relay(
-                self._folder / name,
-                *("--self-signed", self._folder / "tls"),
-                *("--directory", self._directory, "--mesh-cafile", self.cafile),
-                *self._options,
-                *options,
-                self_signed=False,
-            )
+            relay(self._folder / name, *self._options, *options, self_signed=False)
         )
         running.cafile = self.cafile
         return running

@@ -14,21 +14,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from kvsp.names.identity import Scope
+from tools.demo import DemoFailed, Stage, perform
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = Path(sys.prefix) / "smollm2"
@@ -43,10 +43,6 @@ TEXT = (
 )
 
 
-class DemoFailed(Exception):
-    """What did not go as it should, in one sentence."""
-
-
 @dataclass
 class Row:
     """One way to the first token."""
@@ -59,20 +55,13 @@ class Row:
 
 
 class Engine:
-    """`tools.llm_engine` in a process, and the trace of its connector."""
+    """`tools.llm_engine` in a process; there when it takes requests."""
 
-    def __init__(self, folder: Path, name: str, extra: dict[str, Any], role: str) -> None:
-        self.trace = folder / f"{name}.trace"
-        self.trace.touch()
+    def __init__(self, folder: Path, name: str, extra: dict[str, Any], *options: str) -> None:
         self._err = folder / f"{name}.err"
-        settings = json.dumps({**extra, "trace": str(self.trace)})
-        module = ("--module", "tools.llm_trace", "--connector", "TracingConnector")
         with self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tools.llm_engine", MODEL, settings, "--role", role),
-                    *(*module, "--in-process"),
-                ],
+                [sys.executable, "-m", "tools.llm_engine", MODEL, json.dumps(extra), *options],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -80,39 +69,28 @@ class Engine:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-
-    def ready(self) -> None:
-        """Wait until it takes requests."""
         self._line()
 
-    def ask(self, tokens: list[int], salt: str | None = None) -> dict[str, Any]:
-        """What it answers to a prompt."""
-        return self._say({"tokens": tokens, "count": COUNT, "salt": salt})
+    def say(self, **wanted: Any) -> dict[str, Any]:
+        """What it answers to a line. Raises DemoFailed when it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        return self._line()
 
-    def forget(self) -> None:
-        """Let it forget the pages of earlier prompts."""
-        self._say({"forget": True})
-
-    def events(self, name: str, since: float = 0.0) -> list[dict[str, Any]]:
-        """Those of its trace."""
-        lines = self.trace.read_text().splitlines()
-        return [e for e in map(json.loads, lines) if e["event"] == name and e["at"] >= since]
-
-    def octets(self, since: float) -> int:
-        """That its loads brought."""
-        lines = map(json.loads, self.trace.read_text().splitlines())
-        return sum(each.get("octets", 0) for each in lines if each["at"] >= since)
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
         self._process.wait()
-
-    def _say(self, what: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        return self._line()
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -123,28 +101,33 @@ class Engine:
         raise DemoFailed(f"an engine has ended: {self._err.read_text()[-2000:]}")
 
 
-class Relay:
-    """`kvcs-relay` on loopback."""
+class TracedEngine(Engine):
+    """One of the demo, and the trace of its connector."""
 
-    def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(Path(sys.prefix) / "bin" / "kvcs-relay", "--listen", "127.0.0.1:0"),
-                *("--self-signed", folder / "tls"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        said = re.search(r"moqt://\S+:\d+", self.process.stdout.readline())
-        if said is None:
-            raise DemoFailed("the relay did not start")
-        self.url = said.group()
+    def __init__(self, folder: Path, name: str, extra: dict[str, Any], role: str) -> None:
+        self.trace = folder / f"{name}.trace"
+        self.trace.touch()
+        module = ("--module", "tools.llm_trace", "--connector", "TracingConnector")
+        traced = {**extra, "trace": str(self.trace)}
+        super().__init__(folder, name, traced, "--role", role, *module, "--in-process")
 
-    def kill(self) -> None:
-        """End it at once."""
-        self.process.kill()
-        self.process.wait()
+    def ask(self, tokens: list[int], salt: str | None = None) -> dict[str, Any]:
+        """What it answers to a prompt."""
+        return self.say(tokens=tokens, count=COUNT, salt=salt)
+
+    def forget(self) -> None:
+        """Let it forget the pages of earlier prompts."""
+        self.say(forget=True)
+
+    def events(self, name: str, since: float = 0.0) -> list[dict[str, Any]]:
+        """Those of its trace."""
+        lines = self.trace.read_text().splitlines()
+        return [e for e in map(json.loads, lines) if e["event"] == name and e["at"] >= since]
+
+    def octets(self, since: float) -> int:
+        """That its loads brought."""
+        lines = map(json.loads, self.trace.read_text().splitlines())
+        return sum(each.get("octets", 0) for each in lines if each["at"] >= since)
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -166,24 +149,25 @@ def prompt(number: int, length: int) -> list[int]:
     return ids
 
 
-def run(folder: Path, length: int, picture: Path, console: Console) -> list[Row]:
+def measure(console: Console, stage: Stage, length: int, picture: Path) -> list[Row]:
     """All rows; draws the live one."""
-    relay = Relay(folder)
-    Scope.generate().save(folder / "scope.json")
+    url, _, cafile = stage.relay(console)
+    (relay,) = stage.children
+    _, scope = stage.scope()
     extra = {
-        "relay": relay.url,
-        "cafile": str(folder / "tls" / "cert.pem"),
-        "scope_key_file": str(folder / "scope.json"),
+        "relay": str(url),
+        "cafile": str(cafile),
+        "scope_key_file": str(scope),
         "min_tokens": 64,
         "load": "layerwise",
     }
-    prefill = Engine(folder, "prefill", extra, "kv_producer")
-    prefill.ready()
-    decode = Engine(folder, "decode", extra, "kv_consumer")
-    decode.ready()
     rows = []
     first, second = prompt(1, length), prompt(2, length)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, ExitStack() as ending:
+        prefill = TracedEngine(stage.folder, "prefill", extra, "kv_producer")
+        ending.callback(prefill.kill)
+        decode = TracedEngine(stage.folder, "decode", extra, "kv_consumer")
+        ending.callback(decode.kill)
         for engine in (prefill, decode):  # what is done once for all prompts is not measured
             engine.ask(prompt(9, length), salt="warm")
         own = {1: decode.ask(first, salt="own 1"), 2: decode.ask(second, salt="own 2")}
@@ -236,7 +220,6 @@ def run(folder: Path, length: int, picture: Path, console: Console) -> list[Row]
         lost = answer.result()
         took, same = lost["first"] - began, lost["tokens"] == own[1]["tokens"]
         rows.append(Row("relay killed", took, same, decode.octets(began), "after the first layer"))
-    decode.kill()
     return rows
 
 
@@ -287,24 +270,28 @@ def draw(
     image.save(picture)
 
 
-def main() -> int:
-    """Run the demo; 1 when a row has other tokens."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=1025, help="of the prompt")
-    parser.add_argument("--picture", type=Path, default=Path("demo-llm.png"))
-    options = parser.parse_args()
-    console = Console()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = run(Path(folder), options.tokens, options.picture, console)
-    table = Table(title=f"SmolLM2-135M, {options.tokens} tokens, vLLM on this machine's CPU")
+def run(console: Console, stage: Stage, length: int, picture: Path) -> None:
+    """Measure and show; raises DemoFailed when a row has other tokens."""
+    rows = measure(console, stage, length, picture)
+    table = Table(title=f"SmolLM2-135M, {length} tokens, vLLM on this machine's CPU")
     for name in ("", "first token after", "same tokens", "octets loaded", ""):
         table.add_column(name)
     for row in rows:
         same = "yes" if row.same else "NO"
         table.add_row(row.name, f"{row.seconds:.3f} s", same, f"{row.octets:,}", row.note)
     console.print(table)
-    console.print(f"the layers of the live row: {options.picture}")
-    return 0 if all(row.same for row in rows) else 1
+    console.print(f"the layers of the live row: {picture}")
+    if not all(row.same for row in rows):
+        raise DemoFailed("a row has other tokens than the decode engine computes by itself")
+
+
+def main() -> int:
+    """Run the demo; 1 when it fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=1025, help="of the prompt")
+    parser.add_argument("--picture", type=Path, default=Path("demo-llm.png"))
+    options = parser.parse_args()
+    return perform("demo-llm", partial(run, length=options.tokens, picture=options.picture))
 
 
 if __name__ == "__main__":

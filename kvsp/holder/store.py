@@ -216,7 +216,7 @@ class Store:
         self.order = EvictionOrder(self.tiers)
         self.watch: Callable[[BlockId, int], None] = lambda block, by: None
         """Called with each block that has come, and 1, or has gone, and -1."""
-        self._entries: OrderedDict[BlockId, Entry] = OrderedDict()
+        self._entries: dict[BlockId, Entry] = {}
         self._compats: Counter[bytes] = Counter()
         self._ghosts: OrderedDict[BlockId, MissReason] = OrderedDict()
         self._rates: dict[Tier, float] = {}
@@ -228,7 +228,7 @@ class Store:
         return block in self._entries
 
     def blocks(self) -> Iterable[BlockId]:
-        """The blocks held, the one used longest ago first."""
+        """The blocks held, in the order in which they came."""
         return tuple(self._entries)
 
     def entry(self, block: BlockId) -> Entry | None:
@@ -282,7 +282,6 @@ class Store:
                 places[-1] = (tier, range(places[-1][1].start, layer + 1))
             else:
                 places.append((tier, range(layer, layer + 1)))
-        self._entries.move_to_end(block)
         self.order.use(block)
         entry.reads += 1
         for tier, _ in places:

@@ -107,7 +107,7 @@ async def circle(relays):
 @pytest.mark.parametrize("count", [2, 3])
 def test_in_a_ring_an_unknown_track_is_denied_at_once_and_a_dead_one_ends(tmp_path, count):
     with ExitStack() as stack:
-        mesh = Meshed(tmp_path, stack, "")
+        mesh = Meshed(tmp_path, stack, None)
         ports = [stack.enter_context(relay(tmp_path / f"port{n}")) for n in range(count)]
         addresses = [each.url.removeprefix("moqt://") for each in ports]
         for each in ports:
@@ -115,17 +115,14 @@ def test_in_a_ring_an_unknown_track_is_denied_at_once_and_a_dead_one_ends(tmp_pa
         relays = []
         for number, address in enumerate(addresses):
             above = f"moqt://{addresses[(number + 1) % count]}"
-            running = stack.enter_context(
-                relay(
-                    tmp_path / f"ring{number}",
-                    *("--listen", address, "--self-signed", tmp_path / "tls"),
+            relays.append(
+                mesh.start(
+                    f"ring{number}",
+                    *("--listen", address),
                     *("--upstream", above, "--upstream-cafile", mesh.cafile),
                     *("--limit", "publisher_linger=1"),
-                    self_signed=False,
                 )
             )
-            running.cafile = mesh.cafile
-            relays.append(running)
         for each in relays:
             each.reaches(upstream_sessions=1)
         refused, took, done = asyncio.run(asyncio.wait_for(circle(relays), 60))
@@ -185,19 +182,10 @@ def test_behind_a_relay_that_drains_and_comes_back_nobody_notices(tmp_path):
             assert got == [b"0", b"1", b"2", b"3"]
 
     with ExitStack() as stack:
-        mesh = Meshed(tmp_path, stack, "")
+        mesh = Meshed(tmp_path, stack, None)
 
         def start(name, *options):
-            running = stack.enter_context(
-                relay(
-                    tmp_path / name,
-                    *("--self-signed", tmp_path / "tls", "--drain-timeout", "2"),
-                    *options,
-                    self_signed=False,
-                )
-            )
-            running.cafile = mesh.cafile
-            return running
+            return mesh.start(name, "--drain-timeout", "2", *options)
 
         first, second = start("first"), start("second")
         edge = start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kvsp.instance.engines.engine import KvBlock
 from kvsp.names.errors import KvspError
@@ -38,9 +38,6 @@ class BlockPool:
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._blocks
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._blocks)
 
     @property
     def utilization(self) -> float:

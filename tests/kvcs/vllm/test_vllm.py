@@ -5,22 +5,16 @@ Everything else of it is tested without vLLM, with stand-ins that are held again
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import re
-import subprocess
-import sys
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from kvcs import Scope
+from tests.e2e import support
 from tests.kvcs.vllm import base
-from tests.paths import ROOT
+from tools.demo_llm import MODEL, Engine
 
-MODEL = Path(sys.prefix) / "smollm2"
 pytestmark = pytest.mark.skipif(
     find_spec("vllm") is None or not MODEL.exists(),
     reason="vLLM is not installed here: make test-vllm",
@@ -68,65 +62,20 @@ def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
             assert ours == list(inspect.signature(theirs).parameters), name
 
 
-class Engine:
-    """`tools.llm_engine` in a process."""
-
-    def __init__(self, folder: Path, name: str, extra: dict, *options: str) -> None:
-        self._err = folder / f"{name}.err"
-        with self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.llm_engine", MODEL, json.dumps(extra), *options],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        assert self._line() == {"ready": True}
-
-    def say(self, **wanted) -> dict:
-        self._process.stdin.write(json.dumps(wanted) + "\n")
-        self._process.stdin.flush()
-        return self._line()
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _line(self) -> dict:
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise AssertionError(f"the engine has ended:\n{self._err.read_text()[-4000:]}")
-
-
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory):
     folder = tmp_path_factory.mktemp("relay")
-    program = Path(sys.prefix) / "bin" / "kvcs-relay"
-    running = subprocess.Popen(
-        [program, "--listen", "127.0.0.1:0", "--self-signed", folder / "tls"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    url = re.search(r"moqt://\S+:\d+", running.stdout.readline()).group()
     Scope.generate().save(folder / "scope.json")
-    yield {
-        "relay": url,
-        "cafile": str(folder / "tls" / "cert.pem"),
-        "scope_key_file": str(folder / "scope.json"),
-        "min_tokens": 64,
-        "stall": 10,
-        "lookup_timeout": 10,
-        "timeout": 120,
-    }
-    running.kill()
-    running.wait()
+    with support.relay(folder) as hub:
+        yield {
+            "relay": hub.url,
+            "cafile": str(hub.cafile),
+            "scope_key_file": str(folder / "scope.json"),
+            "min_tokens": 64,
+            "stall": 10,
+            "lookup_timeout": 10,
+            "timeout": 120,
+        }
 
 
 def prompts() -> list[list[int]]:
