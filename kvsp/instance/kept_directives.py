@@ -22,6 +22,8 @@ from kvsp.records.records import PrefetchDirective, PrefetchStatus
 logger = logging.getLogger("kvsp.instance")
 
 _SUFFIX: Final = ".json"
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, DecodeError, msgspec.MsgspecError)
+"""What a file that is not ours raises; the errors of old msgspecs are no ValueErrors."""
 
 
 class KeptDirective(NamedTuple):
@@ -82,7 +84,7 @@ class KeptDirectives:
             elif path.suffix == _SUFFIX:
                 try:
                     yield self._read(path)
-                except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+                except (OSError, *_UNREADABLE) as error:
                     logger.warning(
                         "%s: %s; it is %s.damaged now, and its directive forgotten",
                         path,

@@ -53,13 +53,13 @@ def longer(cache):
     return [*cache.tokens, 7]
 
 
-def found_by(made, tokens):
-    """What is found, as soon as it is announced."""
+def found_by(made, tokens, *, blocks=1):
+    """What is found, as soon as it is announced: in an index block by block, so `blocks` of it."""
     found = []
 
     def look() -> bool:
         found[:] = [made.directory.longest(tokens)]
-        return found[0] is not None
+        return found[0] is not None and found[0].blocks >= blocks
 
     eventually(look, "a publication is found")
     return found[0]
@@ -528,7 +528,7 @@ def test_an_index_service_also_names_what_goes_on_with_other_tokens(hub, cache, 
     hub.publish(cache, "--kvsp", server.base, "--kvsp-http-loopback").wait_for("publishing")
     with client(hub, cache) as alone, client(hub, cache, **index) as consumer:
         found_by(alone, longer(cache))
-        found = found_by(consumer, other)
+        found = found_by(consumer, other, blocks=4)
         assert found.blocks == 4
         check(consumer.load(found), cache, range(4))
         assert alone.directory.longest(other) is None

@@ -22,6 +22,7 @@ from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode, Reque
 from moqt.values.errors import RequestError
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
+from tests.dlpack import ByDlpack
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -313,14 +314,6 @@ def test_the_function_that_makes_an_array_contiguous_is_named_and_exported():
         publication.put_layer(0, turned, v)
     publication.put_layer(0, kvcs.to_layout_1(turned), v)
     assert publication.next_object == (1, 0)
-
-
-class ByDlpack:
-    """A tensor of another library: it has nothing but the DLPack protocol."""
-
-    def __init__(self, array) -> None:
-        self.__dlpack__ = array.__dlpack__
-        self.__dlpack_device__ = array.__dlpack_device__
 
 
 def test_tensors_of_others_are_published_where_they_are():

@@ -7,19 +7,7 @@ import pytest
 
 from kvsp.blocks.layout import to_layout_1
 from kvsp.blocks.tensors import as_array
-
-
-class ByDlpack:
-    """A tensor that shows nothing but the DLPack protocol."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
+from tests.dlpack import ByDlpack
 
 
 class Elsewhere(ByDlpack):
