@@ -232,11 +232,23 @@ def role(options: argparse.Namespace, name: str, url: str = "") -> AbstractConte
     return running(command)
 
 
+def add_relay_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--relay-limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a --limit of the relay; may be repeated",
+    )
+
+
 @contextmanager
 def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
     command = [str(Path(sys.executable).parent / "kvcs-relay"), "--listen", "127.0.0.1:0"]
     command += ["--cert", str(options.certs / "cert.pem"), "--key", str(options.certs / "key.pem")]
     command += ["--cache-memory", "2GiB", "--mtu", str(options.size)]
+    for limit in options.relay_limit:
+        command += ["--limit", limit]
     with running(command) as started:
         match = re.search(r"moqt://[^\s,]+", started.line())
         assert match is not None
@@ -354,6 +366,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=512, help="payload of each run")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
+    add_relay_limit(parser)
     parser.add_argument("--role", choices=("publish", "consume"), help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)

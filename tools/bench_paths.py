@@ -302,6 +302,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--once", action="store_true", help="no second retrieval for each path")
     parser.add_argument("--columns", default=",".join(COLUMNS), help="what is run beside kvcs")
+    bench.add_relay_limit(parser)
     parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
     parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
@@ -348,6 +349,7 @@ def main() -> None:
         "megabytes": options.megabytes,
         "datagram": options.size,
         "repeat": options.repeat,
+        "relay_limits": options.relay_limit,
         "rows": rows,
         "goals": reached(rows),
     }
