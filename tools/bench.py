@@ -259,14 +259,17 @@ def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
 
 
 def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str, Any]]:
-    """`count` consumers at once, started together."""
+    """`count` consumers at once, started together; they have left the relay when this returns."""
     with ExitStack() as stack:
         roles = [stack.enter_context(role(options, "consume", url)) for _ in range(count)]
         for consumer in roles:
             consumer.line()
         for consumer in roles:
             consumer.go()
-        return [json.loads(consumer.line()) for consumer in roles]
+        found = [json.loads(consumer.line()) for consumer in roles]
+        for consumer in roles:
+            consumer.popen.wait(30)
+        return found
 
 
 def result(runs: list[dict[str, Any]], server_cpu: float) -> dict[str, float]:
