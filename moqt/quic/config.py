@@ -22,8 +22,8 @@ NO_ANSWER = (
 )
 """What to look at when a handshake is not completed in time."""
 
-STREAM_WINDOW = 32 << 20
-SESSION_WINDOW = 64 << 20
+STREAM_WINDOW = 64 << 20
+SESSION_WINDOW = 128 << 20
 
 DEFAULT_ALPN = ("moqt-22",)
 H3_ALPN = "h3"
