@@ -35,7 +35,7 @@ from interop.peers import AIOMOQT
 from interop.processes import LOOPBACK, READY_SECONDS, Program, ProgramFailed, free_port
 from moqt.quic import backend
 from moqt.quic.certificates import make_self_signed
-from tools import bench
+from tools import bench, bench_tracks
 
 SMALL = 4 << 10
 DEEP = 300
@@ -49,6 +49,8 @@ TITLES = {
     "small_direct": "4 KiB Objects, direct",
     "small_relay": "4 KiB Objects, relay to one",
     "deep": f"{DEEP} layers, relay to one",
+    "tracks": f"{bench_tracks.TRACKS:,} tracks, relay to one",
+    "tracks_cached": f"{bench_tracks.TRACKS:,} tracks, cached",
 }
 COLUMNS = ("native", "python", "aiomoqt")
 PYTHON = f"Python {platform.python_version()}"
@@ -106,6 +108,8 @@ def run_ours(name: str, options: argparse.Namespace) -> dict[str, Figures]:
             found["small_relay"], _ = bench.run_relay(small, 1)
         if "deep" in rows:
             found["deep"], _ = bench.run_relay(shaped(options, layers=DEEP), 1)
+        if "tracks" in rows or "tracks_cached" in rows:
+            found["tracks"], found["tracks_cached"] = bench_tracks.measure(options)
     return {row: found[row] for row in rows if row in found}
 
 
