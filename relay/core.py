@@ -171,7 +171,7 @@ class Relay(SessionHandler):
         )
         if self.refusals.may(request, action, prefix):
             return None
-        self.counters.requests_refused += 1
+        self.counters.refused[RequestErrorCode.UNAUTHORIZED.name] += 1
         return RequestErrorCode.UNAUTHORIZED
 
     def _publisher_appeared(self, namespace: TrackNamespace) -> None:

@@ -120,5 +120,5 @@ class Refusals:
         retry: int | None = None,
         redirect: Redirect | None = None,
     ) -> None:
-        self.counters.requests_refused += 1
+        self.counters.refused[code.name] += 1
         request.reject(code, reason, retry_after_ms=retry, redirect=redirect)

@@ -33,7 +33,8 @@ from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
 from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
-from relay.service.transport_metrics import TransportMetrics
+from relay.service.told.process import ProcessMetrics
+from relay.service.told.transport import TransportMetrics
 from relay.withdrawals import recheck
 
 if TYPE_CHECKING:
@@ -126,9 +127,11 @@ async def run(
             loop.add_signal_handler(signal.SIGHUP, hangup)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
+            process = ProcessMetrics(server.endpoint.backend)
+            numbers.registry.register(process)
             tasks.append(
                 asyncio.create_task(
-                    _tick(scopes, numbers, transport, config, uplinks, server.endpoint)
+                    _tick(scopes, numbers, transport, process, config, uplinks, server.endpoint)
                 )
             )
             for uplink, upstream in zip(uplinks, config.upstreams, strict=True):
@@ -248,6 +251,7 @@ async def _tick(
     scopes: Scopes,
     numbers: RelayMetrics,
     transport: TransportMetrics,
+    process: ProcessMetrics,
     config: DaemonConfig,
     uplinks: Sequence[Uplink],
     endpoint: Endpoint,
@@ -268,6 +272,7 @@ async def _tick(
                 recheck(relay)
         if certificate is not None:
             certificate.follow(loop.time(), endpoint.reload_certificate)
+            process.certificate = certificate.expires
         numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
         transport.update()
         for _ in range(LOOKS):
