@@ -120,6 +120,12 @@ class Transport(Protocol):
         ...
 
     @property
+    def connection_id(self) -> str:
+        """What logs call the connection, and what its event log is named by: the Destination
+        Connection ID that the client began with, as hexadecimal digits."""
+        ...
+
+    @property
     def peer_address(self) -> str:
         """Where the peer is, for people; empty when there is no such thing."""
         ...

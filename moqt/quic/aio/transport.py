@@ -276,6 +276,10 @@ class AioquicTransport:
         self._connection.interface_limit = limit
 
     @property
+    def connection_id(self) -> str:
+        return self._connection._original_destination_connection_id.hex()
+
+    @property
     def peer_address(self) -> str:
         return show_address(self.remote_address)
 

@@ -92,6 +92,16 @@ def test_what_a_relay_holds_is_listed_and_purged(tmp_path):
                 (track,) = (await asyncio.to_thread(look, "/tracks.json"))["tracks"]
                 assert track["track"] == "demo-a.2eb--video"
                 assert (track["scope"], track["octets"], track["groups"]) == ("/", 20_000, 1)
+                (grid,) = (await asyncio.to_thread(look, "/publications.json"))["publications"]
+                assert (grid["namespace"], grid["scope"], grid["tracks"]) == ("demo-a.2eb", "/", 1)
+                (row,) = grid["rows"]
+                assert (row["track"], row["memory"], row["ended"]) == (
+                    "video",
+                    [[0, 0, 0, 0]],
+                    True,
+                )
+                page = await asyncio.to_thread(look, "/publications.json?after=1")
+                assert page == {"publications": [], "of": 1, "after": 1}
                 sessions = (await asyncio.to_thread(look, "/sessions.json"))["sessions"]
                 assert len(sessions) == 2
                 assert all(each["peer"].startswith("127.0.0.1:") for each in sessions)
