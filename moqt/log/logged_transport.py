@@ -80,7 +80,12 @@ class LoggedTransport:
             events: Sequence[SubgroupEvent | FetchEvent] = sent.decoder.feed(data)
         except SessionError as error:
             sent.ignored = True
-            wire.error("what was sent on stream %d cannot be read: %s", stream_id, error)
+            wire.error(
+                "%s: what was sent on stream %d cannot be read: %s",
+                self._log.connection,
+                stream_id,
+                error,
+            )
             return
         if sent.header is None and events:
             first = events[0]

@@ -15,6 +15,15 @@ from cryptography import x509
 from moqt.quic.qlog import QlogWriter
 
 
+def connection_of(transport: Transport) -> str:
+    """How a line of a log about a connection begins: its ID, in brackets, and the peer's address.
+
+    aioquic's own lines begin with the same ID, and an event log has it in its name.
+    """
+    address = transport.peer_address
+    return f"[{transport.connection_id}]{' ' if address else ''}{address}"
+
+
 class TransportHandler(Protocol):
     """What a session offers to its transport. Calls never block and never raise."""
 

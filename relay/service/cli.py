@@ -47,6 +47,7 @@ from relay.service.limits import Chosen
 from relay.service.options import Sources, parse_address, parse_size, usage
 from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import Setting, settings_of, text, unknown_variables
+from relay.service.told.logs import LogFormat, begin
 from relay.service.told.process import version_of
 
 logger = logging.getLogger("relay")
@@ -255,6 +256,9 @@ def relay_command(
     log_level: Annotated[
         str, _Option(help="debug, info, warning or error, on stderr.")
     ] = "warning",
+    log_format: Annotated[
+        LogFormat, _Option(help="Lines for people, or an object of JSON each.")
+    ] = LogFormat.TEXT,
     config_file: Annotated[
         Path | None,
         _Option(
@@ -349,9 +353,7 @@ def relay_command(
     except ValueError as error:
         raise Usage(str(error).replace("max_datagram_size", "--mtu")) from None
 
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    begin(level, log_format)
     try:
         admin_token = None if admin_token_file is None else read_token_file(admin_token_file)
     except TokenFileError as error:
