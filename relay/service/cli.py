@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -435,6 +436,7 @@ def relay_command(
                 f"cannot write to standard output that it is ready: {error.strerror or error}"
             ) from error
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to look at again
     try:
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(run(scopes, config, ready=ready))

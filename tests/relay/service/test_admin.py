@@ -281,6 +281,11 @@ def test_a_supervisor_is_told_when_the_relay_serves_and_when_it_leaves(tmp_path)
             NOTIFY_SOCKET=str(tmp_path / "notify"),
         ) as (process, _):
             assert supervisor.recv(100) == b"READY=1"
+            process.send_signal(signal.SIGHUP)
+            told = dict(each.split(b"=") for each in supervisor.recv(100).split(b"\n"))
+            assert told[b"RELOADING"] == b"1"
+            assert 0 < int(told[b"MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+            assert supervisor.recv(100) == b"READY=1"
             process.send_signal(signal.SIGTERM)
             assert supervisor.recv(100) == b"STOPPING=1"
             assert process.wait(20) == 0

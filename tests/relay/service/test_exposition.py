@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-import urllib.request
 from datetime import datetime
 
 import pytest
-from cryptography import x509
 
 from tests.relay.service.exposition import faults, kinds
-from tests.relay.service.program import running
-
-
-@pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("relay")
-    with running(
-        *("--listen", "127.0.0.1:0", "--self-signed", folder, "--metrics", "127.0.0.1:0"),
-        *("--cache-dir", folder / "cache"),
-    ) as (_, ready):
-        time.sleep(0.7)  # one round of its numbers
-        text = urllib.request.urlopen(ready[3]).read().decode()
-    return text, x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
 
 
 def test_what_is_exported_follows_the_rules_of_prometheus(scraped):
