@@ -20,8 +20,9 @@ PERIOD: Final = 10.0
 TOLD: Final = 5
 """and the refusals that are logged in that, one by one."""
 
-EXPECTED: Final = frozenset({RequestErrorCode.DOES_NOT_EXIST})
-"""What clients ask to find out, at INFO; everything else is a WARNING."""
+EXPECTED: Final = frozenset({RequestErrorCode.DOES_NOT_EXIST, RequestErrorCode.EXCESSIVE_LOAD})
+"""What clients ask to find out, and what lies beyond a limit that a line of its own has told of: at
+INFO; everything else is a WARNING."""
 
 
 class RefusalLog:
