@@ -65,6 +65,7 @@ class Wire:
 
     packet_sizes = 0, 0
     peer_certificate = None
+    connection_id = ""
     peer_address = ""
 
     def wake(self) -> None: ...

@@ -13,7 +13,7 @@ from moqt.aio import MoqtSession
 from moqt.publisher import Publisher
 from moqt.quic.aio.transport import AioquicTransport
 from moqt.quic.config import H3_ALPN, NO_ANSWER, QuicConfig
-from moqt.quic.transport import Transport, TransportHandler
+from moqt.quic.transport import Transport, TransportHandler, connection_of
 from moqt.quic.udp import endpoint
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import parse_uri
@@ -152,7 +152,9 @@ def keep_ticking(session: Session) -> None:
         try:
             session.tick(loop.time())
         except Exception:  # a fault of a handler costs its session, as in the transport
-            logger.exception("a deadline failed, closing the session")
+            logger.exception(
+                "%s: a deadline failed, closing the session", connection_of(session.transport)
+            )
             session.close(SessionErrorCode.INTERNAL_ERROR, "internal error")
         if session.closed is None:
             arm()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from moqt.track.properties import max_cache_duration
 from moqt.values.messages import Properties
@@ -138,7 +139,8 @@ class Counters:
     """Tracks whose readers were left without any source."""
     publishers_returned: int = 0
     """Of those, the ones that had one again within `publisher_linger`."""
-    requests_refused: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests answered with REQUEST_ERROR, by the name of its code."""
     requests_over_limit: int = 0
     """Of those, the ones beyond a limit of the relay."""
     requests_absent: int = 0
@@ -167,6 +169,10 @@ class Counters:
     objects_out: int = 0
     octets_out: int = 0
     """Payload octets of the Objects whose sending has begun."""
+
+    @property
+    def requests_refused(self) -> int:
+        return self.refused.total()
 
     @property
     def requests(self) -> int:

@@ -43,7 +43,7 @@ from relay.counted import Numbers
 from relay.disk.tier import Shelf
 from relay.published_here import PublishedHere
 from relay.rights.policy import Action, AllowAll, Policy
-from relay.rights.refusals import Refusals, passed_on
+from relay.rights.refusals import Refusals, no_right, passed_on
 from relay.sources.hops import is_circle, waiting_relays
 from relay.sources.kept import Kept
 from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
@@ -171,7 +171,7 @@ class Relay(SessionHandler):
         )
         if self.refusals.may(request, action, prefix):
             return None
-        self.counters.requests_refused += 1
+        self.refusals.note(request, RequestErrorCode.UNAUTHORIZED, no_right(action))
         return RequestErrorCode.UNAUTHORIZED
 
     def _publisher_appeared(self, namespace: TrackNamespace) -> None:

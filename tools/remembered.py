@@ -45,7 +45,7 @@ REFUSED = "EXCESSIVE_LOAD"
 ROWS = (
     _row(
         "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
-        "payload, properties, 768 each", "`cache_billed_octets`",
+        "payload, properties, 768 each", "`cache_billed_bytes`",
         "whole tracks out of use for longest go first",
         "Cache._uses Cache._fresh Cache._awaited _Ages.came Cache._aging "
         "GroupLog.objects GroupLog.ids SubgroupLog.ids "
@@ -83,13 +83,13 @@ ROWS = (
     ),
     _row(
         "complete tracks in files", "all tracks", "`--cache-disk`, `disk_files`",
-        "the octets of the file", "`disk_octets`, `disk_files`",
+        "the octets of the file", "`disk_bytes`, `disk_files`",
         "the one out of use for longest goes, of who has more than its share",
         "Shelf.entries DiskTier._expiries DiskTier.shelves",
     ),
     _row(
         "Objects on their way to files", "all tracks", "`disk_queue_octets`",
-        "payload, properties, 82 each", "`disk_queue_octets`, `disk_objects_skipped_total`",
+        "payload, properties, 82 each", "`disk_queue_bytes`, `disk_objects_skipped_total`",
         "written later, if they are in memory then, 65,536 of a track (`MAX_SKIPPED`)",
         "DiskTier._pending DiskTier._queued_by DiskTier._busy DiskTier.open Keeping._skipped "
         "Kept._lost Part._order",

@@ -53,8 +53,8 @@ def browser_version(browser: Path) -> str:
     return done.stdout.strip().split()[-1]
 
 
-def start(browser: Path, url: str, folder: Path) -> Program:
+def start(browser: Path, url: str, folder: Path, *options: str) -> Program:
     """The browser at `url`, with a new profile in `folder`; leaving `with` ends it."""
     profile = folder / "profile"
-    command: list[str | Path] = [browser, *OPTIONS, f"--user-data-dir={profile}", url]
+    command: list[str | Path] = [browser, *OPTIONS, *options, f"--user-data-dir={profile}", url]
     return Program("browser", command, folder)

@@ -1,5 +1,5 @@
 """The command lines `kvcs-publish`, `kvcs-subscribe`, `kvcs-keygen`, `kvcs-inspect` and
-`kvcs-doctor`; `entry` is where the console scripts begin.
+`kvcs-doctor` (and `kvcs-explain`); `entry` is where the console scripts begin.
 
 The top floor of `kvcs`: may import every other one, and `kvsp.cli` for what all command lines
 share. Nothing imports it.

@@ -1,9 +1,14 @@
-"""`kvcs-doctor`: what keeps a cache from being found and retrieved at a relay."""
+"""`kvcs-doctor`: what keeps a cache from being found and retrieved at a relay.
+
+`kvcs-explain` is the same program, asked about the tokens of a prompt: why no prefix of them, or no
+longer one, is served, from what the asking client may know.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -57,7 +62,9 @@ from moqt.values.config import SessionConfig
 from moqt.values.errors import ConnectError, MoqtError, RequestError
 from moqt.values.names import TrackNamespace
 
-PROGRAM: Final = "kvcs-doctor"
+DOCTOR: Final = "kvcs-doctor"
+EXPLAIN: Final = "kvcs-explain"
+"""Its other name, by which it has to be given tokens."""
 EXAMPLES: Final = (
     "Examples:  kvcs-doctor moqt://localhost:4443 --cafile ca.pem\n\n"
     "           kvcs-doctor moqt://localhost:4443 --cafile ca.pem --scope-key-file scope.json "
@@ -82,7 +89,7 @@ LOOKS: Final = 50
 
 WARN_DAYS: Final = 7
 
-app = typer.Typer(name=PROGRAM, add_completion=True, pretty_exceptions_enable=False)
+app = typer.Typer(name=DOCTOR, add_completion=True, pretty_exceptions_enable=False)
 
 
 @dataclass(slots=True)
@@ -204,6 +211,11 @@ def command(
                 keys = block_keys(scope, descriptor, ids)
                 accepted = None if producers is None else Producers.load(producers)
             prompt = _Prompt(scope, descriptor, len(ids), keys, accepted)
+        elif _called() == EXPLAIN:
+            raise InputError(
+                f"give --scope-key-file, --compat and --tokens: {EXPLAIN} says why no prefix of "
+                f"these tokens is served, or no longer one ({DOCTOR} looks at a relay alone)"
+            )
         elif (scope_key_file, compat, tokens, producers) != (None, None, None, None):
             raise InputError(
                 "--scope-key-file, --compat and --tokens go together"
@@ -226,7 +238,7 @@ def command(
         if findings.worst:
             raise typer.Exit(findings.worst)
 
-    run(PROGRAM, main, token_file=token_file)
+    run(_called(), main, token_file=token_file)
 
 
 async def _examine(
@@ -443,9 +455,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _called() -> str:
+    return EXPLAIN if Path(sys.argv[0]).name == EXPLAIN else DOCTOR
+
+
 def main() -> NoReturn:
-    """Entry point of the `kvcs-doctor` script."""
-    run_app(app, PROGRAM)
+    """Entry point of the `kvcs-doctor` and `kvcs-explain` scripts."""
+    run_app(app, _called())
 
 
 if __name__ == "__main__":

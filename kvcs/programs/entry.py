@@ -33,6 +33,11 @@ def doctor() -> None:
     start("kvcs.programs.doctor")
 
 
+def explain() -> None:
+    """The `kvcs-explain` script: `kvcs-doctor`, asked about tokens."""
+    start("kvcs.programs.doctor")
+
+
 def keygen() -> None:
     """The `kvcs-keygen` script."""
     start("kvcs.programs.keygen")

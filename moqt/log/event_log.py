@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from moqt.log.describe import Fields, describe, line, location_fields
-from moqt.quic.qlog import QlogWriter
+from moqt.quic.transport import Transport, connection_of
 from moqt.values.codes import GroupOrder, ObjectStatus
 from moqt.values.messages import Message
 from moqt.wire.codec import Codec
@@ -59,25 +59,25 @@ class Logged(Protocol):
         ...
 
 
-def event_log(session: Logged, writer: QlogWriter | None) -> EventLog | None:
-    """The log of a new session, or None when nobody wants one.
+def event_log(session: Logged, transport: Transport) -> EventLog | None:
+    """The log of a new session on `transport`, or None when nobody wants one.
 
-    That is decided once: there is a `writer` (the transport has a `qlog`), or `moqt.wire` is
-    enabled for DEBUG.
+    That is decided once: the transport has a `qlog`, or `moqt.wire` is enabled for DEBUG.
     """
     readable = wire.isEnabledFor(logging.DEBUG)
-    if writer is None and not readable:
+    if transport.qlog is None and not readable:
         return None
-    return EventLog(session, writer, readable=readable)
+    return EventLog(session, transport, readable=readable)
 
 
 class EventLog:
     """The events of one session. The session calls it for what it parses and for messages it
     creates; `LoggedTransport` for the data streams and datagrams it sends."""
 
-    def __init__(self, session: Logged, writer: QlogWriter | None, *, readable: bool) -> None:
+    def __init__(self, session: Logged, transport: Transport, *, readable: bool) -> None:
         self.session = session
-        self.writer = writer
+        self.writer = transport.qlog
+        self.connection = connection_of(transport)
         self.readable = readable
 
     def event(self, name: str, data: Fields) -> None:
@@ -92,7 +92,7 @@ class EventLog:
             self.event(f"control_message_{side}", data)
         if self.readable:
             arrow = "->" if side == "created" else "<-"
-            wire.debug("%s stream %d: %s", arrow, stream_id, line(message))
+            wire.debug("%s %s stream %d: %s", self.connection, arrow, stream_id, line(message))
 
     def stream_type(self, side: Side, stream_id: int, kind: StreamKind) -> None:
         """What a unidirectional stream is has become known."""

@@ -80,7 +80,12 @@ class LoggedTransport:
             events: Sequence[SubgroupEvent | FetchEvent] = sent.decoder.feed(data)
         except SessionError as error:
             sent.ignored = True
-            wire.error("what was sent on stream %d cannot be read: %s", stream_id, error)
+            wire.error(
+                "%s: what was sent on stream %d cannot be read: %s",
+                self._log.connection,
+                stream_id,
+                error,
+            )
             return
         if sent.header is None and events:
             first = events[0]
@@ -128,6 +133,10 @@ class LoggedTransport:
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         return self._transport.peer_certificate
+
+    @property
+    def connection_id(self) -> str:
+        return self._transport.connection_id
 
     @property
     def peer_address(self) -> str:

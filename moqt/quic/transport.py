@@ -15,6 +15,15 @@ from cryptography import x509
 from moqt.quic.qlog import QlogWriter
 
 
+def connection_of(transport: Transport) -> str:
+    """How a line of a log about a connection begins: its ID, in brackets, and the peer's address.
+
+    aioquic's own lines begin with the same ID, and an event log has it in its name.
+    """
+    address = transport.peer_address
+    return f"[{transport.connection_id}]{' ' if address else ''}{address}"
+
+
 class TransportHandler(Protocol):
     """What a session offers to its transport. Calls never block and never raise."""
 
@@ -117,6 +126,12 @@ class Transport(Protocol):
     @property
     def peer_certificate(self) -> x509.Certificate | None:
         """The certificate that the peer has shown, None without one."""
+        ...
+
+    @property
+    def connection_id(self) -> str:
+        """What logs call the connection, and what its event log is named by: the Destination
+        Connection ID that the client began with, as hexadecimal digits."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from moqt.quic.transport import connection_of
 from moqt.receiving.control_streams import RequestIn
 from moqt.receiving.host import Recipient, StreamHost
 from moqt.requests import (
@@ -319,7 +320,10 @@ class OpenRequests:
         if name not in self._told:
             self._told.add(name)
             logger.warning(
-                "a session is at its limit of %d (%s): what goes beyond is refused", limit, name
+                "%s: a session is at its limit of %d (%s): what goes beyond is refused",
+                connection_of(self._session.transport),
+                limit,
+                name,
             )
 
     # -- their end -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from moqt.delivery import FetchDelivery, StreamDelivery
 from moqt.delivery.scheduler import Scheduler
 from moqt.log.event_log import event_log
 from moqt.log.logged_transport import LoggedTransport
-from moqt.quic.transport import Transport
+from moqt.quic.transport import Transport, connection_of
 from moqt.receiving.control_streams import ControlIn, RequestIn
 from moqt.receiving.data_streams import DataIn, DataStreams
 from moqt.receiving.datagrams import receive_datagram
@@ -89,7 +89,7 @@ class Session:
         *,
         now: float = 0.0,
     ) -> None:
-        self.event_log = event_log(self, transport.qlog)
+        self.event_log = event_log(self, transport)
         """None costs nothing but a look for each message."""
         if self.event_log is not None:
             transport = LoggedTransport(transport, self.event_log)
@@ -569,7 +569,7 @@ class Session:
         self._early.hold(stream_id, data, fin)
 
     def _violated(self, error: SessionError) -> None:
-        logger.info("closing the session: %s", error)
+        logger.info("%s: closing the session: %s", connection_of(self.transport), error)
         self.close(error.code, error.reason)
 
     def _ended(self, closed: SessionClosed) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from moqt.aio import MoqtSession
 from moqt.backoff import Backoff
 from moqt.quic.config import QuicConfig
+from moqt.quic.transport import connection_of
 from moqt.redirects import Churn
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError, SessionClosed
@@ -103,8 +104,13 @@ class UplinkClient:
     async def _use(self, session: MoqtSession) -> str | None:
         """Until the session ends (None) or is to be moved from (the URI, "" for the same)."""
         self._uplink.attach(session.session)
+        name = connection_of(session.session.transport)
         logger.log(
-            logging.WARNING if self._lost else logging.INFO, "upstream %s: connected", self._url
+            logging.WARNING if self._lost else logging.INFO,
+            "%s: upstream %s: connected%s",
+            name,
+            self._url,
+            " again" if self._lost else "",
         )
         self._lost = False
         try:
@@ -112,7 +118,7 @@ class UplinkClient:
         except SessionClosed as closed:
             self._uplink.detach(session.session)
             self._lost = True
-            logger.warning("upstream %s has gone: %s", self._url, closed)
+            logger.warning("%s: upstream %s has gone: %s", name, self._url, closed)
             return None
         self._uplink.leave(session.session)
         task = asyncio.create_task(self._leave(session))

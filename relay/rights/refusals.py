@@ -14,6 +14,7 @@ from moqt.values.names import TrackNamespace
 from relay.config import Counters, RelayConfig
 from relay.rights.absent import AbsentTracks
 from relay.rights.policy import Action, Policy
+from relay.rights.refusal_log import RefusalLog
 
 logger = logging.getLogger("relay")
 
@@ -47,6 +48,10 @@ def passed_on(error: RequestError) -> tuple[RequestErrorCode, str]:
     return RequestErrorCode.INTERNAL_ERROR, f"the publisher said {code.name}"
 
 
+def no_right(action: Action) -> str:
+    return f"no right to {action.value} here"
+
+
 class Refusals:
     """Where every request comes first: it goes on, or is answered with why not."""
 
@@ -56,6 +61,7 @@ class Refusals:
         self.counters = counters
         self.trusted: dict[Session, int] = {}
         """Sessions to upstream relays: who runs this relay has chosen them, in that order."""
+        self._log = RefusalLog()
         self._told: set[str] = set()
         """Limits of which the log has heard that the relay came to them."""
         self.absent = AbsentTracks(config.max_absent)
@@ -73,7 +79,7 @@ class Refusals:
         """`may`; answers UNAUTHORIZED when it may not."""
         if self.may(request, action, namespace):
             return True
-        self.refuse(request, RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
+        self.refuse(request, RequestErrorCode.UNAUTHORIZED, no_right(action))
         return False
 
     def overloaded(self, request: IncomingRequest, limit: str, what: str) -> None:
@@ -111,6 +117,11 @@ class Refusals:
         """There is a session to an upstream relay again: the next time is told anew."""
         self._told.discard(UNREACHABLE)
 
+    def note(self, request: IncomingRequest, code: RequestErrorCode, reason: str) -> None:
+        """Count a refusal, and log it."""
+        self.counters.refused[code.name] += 1
+        self._log.note(request, code, reason)
+
     def refuse(
         self,
         request: IncomingRequest,
@@ -120,5 +131,5 @@ class Refusals:
         retry: int | None = None,
         redirect: Redirect | None = None,
     ) -> None:
-        self.counters.requests_refused += 1
+        self.note(request, code, reason)
         request.reject(code, reason, retry_after_ms=retry, redirect=redirect)

@@ -16,10 +16,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from moqt.session import Session
-from moqt.values.names import FullTrackName, namespace_of, printable_name, printable_namespace
+from moqt.values.names import (
+    FullTrackName,
+    TrackNamespace,
+    namespace_of,
+    printable_name,
+    printable_namespace,
+)
 from relay.core import Relay
 from relay.disk.tier import Shelf
 from relay.scopes import Scopes, scope_of
+from relay.service.told.grids import Grid, row
+from relay.service.told.page import page
 
 logger = logging.getLogger("relay")
 _http_logger = logging.getLogger("relay.admin")
@@ -33,6 +41,8 @@ CLOSING_SECONDS = 1.0
 """How long what is being answered may take when the relay ends, and once more to be broken off."""
 PAGE = 1000
 """Entries of an answer, unless fewer are asked for with `limit`."""
+PUBLICATIONS = 16
+"""Those of an answer with their grids, likewise."""
 OCTETS = 16 << 10
 """Of a body that is sent here: nothing needs one."""
 
@@ -68,10 +78,12 @@ class Admin:
         self._above = upstreams
         self._loopback = False
         app = web.Application(client_max_size=OCTETS)
+        app.router.add_get("/", self._page)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/tracks.json", self._told(self._tracks))
+        app.router.add_get("/publications.json", self._told(self._publications))
         app.router.add_get("/sessions.json", self._told(self._sessions))
         app.router.add_get("/upstreams.json", self._told(self._upstreams))
         app.router.add_post("/purge", self._told(self._purge, changes=True))
@@ -126,6 +138,10 @@ class Admin:
         return protocol
 
     # -- health ------------------------------------------------------------------------------
+
+    async def _page(self, request: web.Request) -> web.Response:
+        found = page()
+        return web.Response(text=found.text, content_type="text/html", headers=found.headers)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -213,6 +229,34 @@ class Admin:
                     entries.append({"scope": scope, **told})
         return {"tracks": entries, "of": seen, "after": skip + len(entries)}
 
+    async def _publications(self, request: web.Request) -> dict[str, Any]:
+        """Tracks by the Objects that are here, namespace by namespace."""
+        limit = min(PUBLICATIONS, _number(request, "limit", PUBLICATIONS))
+        prefix = namespace_of(request.query.get("namespace", ""))
+        skip = _number(request, "after", 0)
+        looked = seen = 0
+        entries: list[dict[str, Any]] = []
+        for scope, relay, shelf in self._places(request):
+            found: dict[TrackNamespace, Grid] = {}
+            known = [] if relay is None else [*relay.tracks]
+            kept = [] if shelf is None else [*shelf.entries]
+            for name in dict.fromkeys([*known, *kept]):
+                looked += 1
+                if looked % PAGE == 0:
+                    await asyncio.sleep(0)
+                if name.namespace[: len(prefix)] == prefix:
+                    found.setdefault(name.namespace, Grid(scope, name)).add(name)
+            for grid in found.values():
+                seen += 1
+                if seen <= skip or len(entries) >= limit:
+                    continue
+                entry = grid.told()
+                for name in grid.names:
+                    entry["rows"].append(row(relay, shelf, name))
+                    await asyncio.sleep(0)
+                entries.append(entry)
+        return {"publications": entries, "of": seen, "after": skip + len(entries)}
+
     async def _sessions(self, request: web.Request) -> dict[str, Any]:
         limit, skip = _limit(request), _number(request, "after", 0)
         every: list[tuple[str, Relay | None, Session]] = [
@@ -234,6 +278,7 @@ class Admin:
             entries.append(
                 {
                     "scope": scope,
+                    "connection": session.transport.connection_id,
                     "peer": session.transport.peer_address,
                     "upstream": relay is not None and session in relay.upstreams,
                     "leaving": session.goaway is not None,

@@ -40,6 +40,8 @@ class ServedCertificate:
         self._next = 0.0
         self._fault: str | None = None
         self._expired = False
+        self.expires: datetime | None = None
+        """When clients begin to refuse the one that is served, once it has been looked at."""
 
     @property
     def digest(self) -> str:
@@ -74,7 +76,9 @@ class ServedCertificate:
             if str(error) != self._fault:
                 logger.warning("the certificate in use stays, no other can be had: %s", error)
             self._fault = str(error)
-        fault = validity_fault(x509.load_pem_x509_certificate(self._served), moment)
+        served = x509.load_pem_x509_certificate(self._served)
+        self.expires = served.not_valid_after_utc
+        fault = validity_fault(served, moment)
         if fault is not None and not self._expired:
             logger.warning("clients refuse the certificate in %s: it %s", self.cert, fault)
         self._expired = fault is not None

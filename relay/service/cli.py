@@ -6,15 +6,14 @@ import asyncio
 import logging
 import os
 import platform
-import re
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar, cast
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -46,22 +45,13 @@ from relay.service.checks import (
 )
 from relay.service.daemon import DaemonConfig, run, show_address
 from relay.service.limits import Chosen
+from relay.service.options import Sources, parse_address, parse_size, usage
 from relay.service.self_signed import self_signed_certificate
-from relay.service.settings import (
-    File,
-    Setting,
-    SettingsError,
-    of_environment,
-    read,
-    settings_of,
-    text,
-    unknown_variables,
-)
+from relay.service.settings import Setting, settings_of, text, unknown_variables
+from relay.service.told.logs import LogFormat, begin
+from relay.service.told.process import version_of
 
 logger = logging.getLogger("relay")
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 PREFIX = "KVCS_RELAY"
 """Of the variables that are settings."""
@@ -79,31 +69,6 @@ Prints one line when it is ready. SIGTERM or Ctrl-C lets the sessions leave firs
 Exit status: 0 done, 1 failed, 2 wrong usage.
 """
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power, _letter: 1024**_power}
-
-
-def parse_size(text: str) -> int:
-    """Octets from `512MiB`, `1GB`, `65536`. Raises ValueError with a sentence."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match.group(2).lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{text!r} is not a size; write for example 512MiB, 1GiB or 65536")
-    octets = float(match.group(1)) * unit  # infinite, if there are hundreds of digits
-    if not 1 <= octets < 1 << 60:
-        raise ValueError(f"{text!r} is not a positive size below 1024 PiB")
-    return int(octets)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port from `127.0.0.1:4443`, `[::1]:4443`, `host:0`. Raises ValueError."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+)):(\d{1,5})", text)
-    if match is None or int(match.group(3)) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT; write for example 127.0.0.1:4443")
-    return match.group(1) or match.group(2), int(match.group(3))
-
-
 _TYPER_USAGE = cast(type[Exception], typer.BadParameter.__mro__[2])
 """ClickException, of whichever click this typer stands on: newer ones bring their own."""
 
@@ -114,76 +79,18 @@ _Option = partial(typer.Option, show_envvar=False)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def _version(distribution: str) -> str:
-    from importlib import metadata  # it takes long, and few ask
-
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "(not installed)"
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         python = platform.python_version()
         print(
-            f"{PROGRAM} {_version('kvcs')} (Python {python}, aioquic {_version('aioquic')}, "
+            f"{PROGRAM} {version_of('kvcs')} (Python {python}, aioquic {version_of('aioquic')}, "
             f"QUIC backend {chosen(Backend.AUTO)})"
         )
         raise typer.Exit
 
 
-class _Sources:
-    """Where the settings of a run come from: what is wrong with one is told with that."""
-
-    def __init__(self) -> None:
-        self._context: typer.Context | None = None
-        self._path: Path | None = None
-        self._file = File({})
-
-    def read(self, context: typer.Context, path: Path | None) -> None:
-        """Raises Usage for a file that cannot be meant."""
-        self._context, self._path = context, path
-        if path is None:
-            return
-        try:
-            self._file = read(path, settings())
-        except SettingsError as error:
-            raise Usage(f"--config: {error}") from None
-        context.default_map = dict(self._file.values)
-
-    def of(self, name: str) -> str:
-        """Where a setting comes from."""
-        assert self._context is not None
-        source = self._context.get_parameter_source(name)
-        variable = f"{PREFIX}_{name.upper()}"
-        return {
-            "COMMANDLINE": "command line",
-            "ENVIRONMENT": variable if variable in os.environ else "the environment",
-            "DEFAULT_MAP": str(self._path),
-        }.get(source.name if source is not None else "", "default")
-
-    def limits(self, given: Sequence[str]) -> list[tuple[str, str]]:
-        """Every limit that is set, and where; later ones are above earlier ones."""
-        return [
-            *((limit, str(self._path)) for limit in self._file.limits),
-            *((limit, f"{PREFIX}_LIMIT") for limit in of_environment(PREFIX, os.environ)),
-            *((limit, "command line") for limit in given),
-        ]
-
-    def told(self, message: str) -> str:
-        """A sentence on an option, with where its value stands if it is not the command line."""
-        for option in re.findall(r"--[a-z][a-z-]*", message):
-            name = option[2:].replace("-", "_")
-            if self._context is not None and name in settings():
-                origin = self.of(name)
-                if origin not in ("command line", "default"):
-                    return f"{message} ({option} is set by {origin})"
-        return message
-
-
 def _read_config(ctx: typer.Context, value: Path | None) -> Path | None:
-    cast(_Sources, ctx.obj).read(ctx, value)
+    cast(Sources, ctx.obj).read(ctx, value)
     return value
 
 
@@ -350,6 +257,9 @@ def relay_command(
     log_level: Annotated[
         str, _Option(help="debug, info, warning or error, on stderr.")
     ] = "warning",
+    log_format: Annotated[
+        LogFormat, _Option(help="Lines for people, or an object of JSON each.")
+    ] = LogFormat.TEXT,
     config_file: Annotated[
         Path | None,
         _Option(
@@ -382,9 +292,9 @@ def relay_command(
     track is asked for once, whatever the number of subscribers, and kept in memory.
     Clients that dial different paths (not: queries or host names) share no tracks.
     """
-    sources = cast(_Sources, ctx.obj)
+    sources = cast(Sources, ctx.obj)
     limits = sources.limits(limit or ())
-    chosen = _usage(Chosen, [setting for setting, _ in limits], "--limit")
+    chosen = usage(Chosen, [setting for setting, _ in limits], "--limit")
     if print_config:
         names = settings()
         print(
@@ -397,12 +307,12 @@ def relay_command(
             end="",
         )
         raise typer.Exit
-    host, port = _usage(parse_address, listen, "--listen")
-    listener = None if admin is None else _usage(parse_address, admin, "--admin")
-    cache_octets = _usage(parse_size, cache_memory, "--cache-memory")
+    host, port = usage(parse_address, listen, "--listen")
+    listener = None if admin is None else usage(parse_address, admin, "--admin")
+    cache_octets = usage(parse_size, cache_memory, "--cache-memory")
     if cache_dir is None and cache_disk is not None:
         raise Usage("give --cache-dir DIR with --cache-disk")
-    disk_octets = _usage(parse_size, cache_disk or DISK, "--cache-disk")
+    disk_octets = usage(parse_size, cache_disk or DISK, "--cache-disk")
     if not 0 <= drain_timeout < 1 << 31:
         raise Usage("--drain-timeout is a number of seconds, and not negative")
     level = logging.getLevelNamesMapping().get(log_level.upper())
@@ -444,9 +354,7 @@ def relay_command(
     except ValueError as error:
         raise Usage(str(error).replace("max_datagram_size", "--mtu")) from None
 
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    begin(level, log_format)
     try:
         admin_token = None if admin_token_file is None else read_token_file(admin_token_file)
     except TokenFileError as error:
@@ -528,6 +436,7 @@ def relay_command(
                 f"cannot write to standard output that it is ready: {error.strerror or error}"
             ) from error
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to look at again
     try:
         with asyncio.Runner(loop_factory=watched_loop) as runner:
             runner.run(run(scopes, config, ready=ready))
@@ -558,16 +467,9 @@ def _disk(folder: Path, config: RelayConfig, clock: Clock) -> DiskTier:
         raise Failure(f"--cache-dir: {folder}: {error.strerror or error}") from None
 
 
-def _usage(parse: Callable[[S], T], text: S, option: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise Usage(f"{option}: {error}") from None
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script. Errors are one sentence on stderr."""
-    sources = _Sources()
+    sources = Sources(PREFIX, settings)
     try:
         code = app(
             arguments,
@@ -576,6 +478,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             auto_envvar_prefix=PREFIX,
             obj=sources,
         )
+        sys.stdout.flush()
     except Failure as error:
         code, message = FAILED, str(error)
     except Usage as error:
@@ -585,6 +488,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code, message = USAGE, f"{sources.told(said.rstrip('.'))} (see {PROGRAM} --help)"
     except (typer.Abort, KeyboardInterrupt):
         code, message = FAILED, "interrupted"
+    except OSError as error:
+        # What is wrong with files is said where they are used: this is where the output goes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written goes nowhere
+        code = FAILED
+        message = f"{error.filename or 'standard output'}: {error.strerror or error}"
+        if isinstance(error, BrokenPipeError):
+            sys.exit(code)
     else:
         sys.exit(code or 0)
     print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)

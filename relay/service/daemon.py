@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import moqt
@@ -33,7 +34,8 @@ from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
 from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
-from relay.service.transport_metrics import TransportMetrics
+from relay.service.told.process import ProcessMetrics
+from relay.service.told.transport import TransportMetrics
 from relay.withdrawals import recheck
 
 if TYPE_CHECKING:
@@ -96,11 +98,6 @@ async def run(
     def signalled() -> None:
         (hurry if stopping.is_set() else stopping).set()
 
-    def hangup() -> None:
-        logger.info("SIGHUP: the files of principals and certificate are looked at again")
-        if config.certificate is not None:
-            config.certificate.look()  # those of principals are with every tick
-
     numbers = RelayMetrics(scopes)
     tasks: list[asyncio.Task[None]] = []
     loading: asyncio.Task[None] | None = None
@@ -123,14 +120,24 @@ async def run(
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signalled)
-            loop.add_signal_handler(signal.SIGHUP, hangup)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
-            tasks.append(
-                asyncio.create_task(
-                    _tick(scopes, numbers, transport, config, uplinks, server.endpoint)
-                )
-            )
+            process = ProcessMetrics(server.endpoint.backend)
+
+            def reload() -> None:
+                _reload(scopes, config, server.endpoint, process)
+
+            def hangup() -> None:
+                logger.info("SIGHUP: the files of principals and certificate are looked at again")
+                _notify(f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns() // 1000}")
+                if config.certificate is not None:
+                    config.certificate.look()
+                reload()
+                _notify("READY=1")
+
+            loop.add_signal_handler(signal.SIGHUP, hangup)
+            numbers.registry.register(process)
+            tasks.append(asyncio.create_task(_tick(scopes, numbers, transport, uplinks, reload)))
             for uplink, upstream in zip(uplinks, config.upstreams, strict=True):
                 connect = _connect(uplink.relay, upstream, relay_id)
                 tasks.append(asyncio.create_task(UplinkClient(uplink, upstream.url, connect).run()))
@@ -244,15 +251,26 @@ def _dialler(quic: QuicConfig, session: SessionConfig) -> Dial:
     return dial
 
 
+def _reload(
+    scopes: Scopes, config: DaemonConfig, endpoint: Endpoint, process: ProcessMetrics
+) -> None:
+    """Look whether the files of principals and certificate have changed."""
+    policy, certificate = config.policy, config.certificate
+    if policy is not None and policy.reload():
+        for relay in scopes.relays.values():
+            recheck(relay)
+    if certificate is not None:
+        certificate.follow(asyncio.get_running_loop().time(), endpoint.reload_certificate)
+        process.certificate = certificate.expires
+
+
 async def _tick(
     scopes: Scopes,
     numbers: RelayMetrics,
     transport: TransportMetrics,
-    config: DaemonConfig,
     uplinks: Sequence[Uplink],
-    endpoint: Endpoint,
+    reload: Callable[[], None],
 ) -> None:
-    policy, certificate = config.policy, config.certificate
     loop, garbage = asyncio.get_running_loop(), Garbage()
     while True:
         scopes.tick(loop.time(), EXPIRED_AT_ONCE)
@@ -263,11 +281,7 @@ async def _tick(
         garbage.tick(counters.objects_in, ended, counters.requests)
         for uplink in uplinks:
             uplink.tick(scopes.clock.now)
-        if policy is not None and policy.reload():
-            for relay in scopes.relays.values():
-                recheck(relay)
-        if certificate is not None:
-            certificate.follow(loop.time(), endpoint.reload_certificate)
+        reload()
         numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
         transport.update()
         for _ in range(LOOKS):

@@ -15,6 +15,7 @@ from relay.audience.downstream import TrackRequest
 from relay.core import Relay
 from relay.disk.tier import DiskCounters
 from relay.scopes import Scopes
+from relay.service.told.names import exported
 
 GAUGES = {
     "scopes": "Paths in use, or with something cached.",
@@ -47,8 +48,7 @@ GAUGES = {
 }
 COUNTERS = {
     "sessions": "Sessions established.",
-    "requests_refused": "Requests answered with REQUEST_ERROR by the relay.",
-    "requests_over_limit": "Of these, those beyond a limit of the relay.",
+    "requests_over_limit": "Of the refused, those beyond a limit of the relay.",
     "requests_unreachable": "Of the refused, those that an upstream relay might have served that "
     "could not be asked.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
@@ -74,8 +74,9 @@ COUNTERS = {
     "octets_in": "Payload octets stored.",
     "objects_out": "Objects whose sending began.",
     "octets_out": "Their payload octets.",
-    "cache_hits": "Objects sent from memory.",
-    "cache_misses": "Ranges asked for upstream.",
+    "cache_hits": "Objects sent that were in memory as a whole.",
+    "cache_misses": "Objects that publishers or upstream relays had to send.",
+    "cache_ranges_missed": "Ranges that were asked of them.",
     "cache_evictions": "Objects evicted for want of memory.",
     "cache_expirations": "Objects dropped because of MAX_CACHE_DURATION.",
     "cache_intervals_refused": "Ranges known not to exist that were not remembered, "
@@ -125,6 +126,7 @@ SESSIONS = {
     "session_tokens_refused": "Requests refused because of an Authorization Token.",
 }
 EVERY_COUNTER = COUNTERS | DISK | DELIVERIES | SESSIONS
+REFUSED = "requests_refused"
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -142,6 +144,7 @@ class RelayMetrics(Collector):
         self._gauges: dict[str, float] = {}
         self._remembered = Remembered()
         self._counters: dict[str, float] = {}
+        self._refused: dict[str, int] = {}
         self._updates = 0
         self.update()
         self.registry.register(self)
@@ -189,7 +192,11 @@ class RelayMetrics(Collector):
             if name.startswith("cache_")
             else getattr(counters, name)
             for name in COUNTERS
+            if name not in ("cache_misses", "cache_ranges_missed")
         }
+        self._counters["cache_misses"] = counters.objects_in
+        self._counters["cache_ranges_missed"] = cache.misses
+        self._refused = dict(counters.refused)
         counted = asdict(DiskCounters() if disk is None else disk.counters)
         self._counters |= {f"disk_{name}": value for name, value in counted.items()}
         numbers = self.scopes.numbers()
@@ -199,7 +206,7 @@ class RelayMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
-            yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+            yield GaugeMetricFamily(PREFIX + exported(name), GAUGES[name], value=value)
         remembered = GaugeMetricFamily(
             PREFIX + REMEMBERED, "What sessions keep of their peers' doing.", labels=["table"]
         )
@@ -207,7 +214,15 @@ class RelayMetrics(Collector):
             remembered.add_metric([table], value)
         yield remembered
         for name, count in self._counters.items():
-            yield CounterMetricFamily(PREFIX + name, EVERY_COUNTER[name], value=count)
+            yield CounterMetricFamily(PREFIX + exported(name), EVERY_COUNTER[name], value=count)
+        refused = CounterMetricFamily(
+            PREFIX + REFUSED,
+            "Requests answered with REQUEST_ERROR by the relay, by its code.",
+            labels=["reason"],
+        )
+        for reason, count in self._refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield CounterMetricFamily(
             PREFIX + UPDATES, "Times that these numbers were taken.", value=self._updates
         )

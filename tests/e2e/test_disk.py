@@ -38,7 +38,7 @@ def test_a_publication_is_found_and_retrieved_after_relay_and_publisher_were_kil
             again.subscribe(cache, tmp_path / "out2").finish(0)
             cache.check(tmp_path / "out2")
             assert again.metric("disk_hits_total") >= cache.objects
-            assert again.metric("octets_in_total") == 0
+            assert again.metric("in_bytes_total") == 0
 
 
 def test_a_pushed_publication_outlives_its_publisher_and_a_crash_of_the_relay(

@@ -41,6 +41,26 @@ def test_a_relay_is_examined_alone(tmp_path):
         assert int(re.search(r"of (\d+) octets", found["MTU"][0][1])[1]) > 1252
 
 
+def test_by_its_other_name_it_explains_why_no_longer_prefix_is_served(tmp_path, cache):
+    code = (
+        "import sys; sys.argv[0] = 'kvcs-explain'; from kvcs.programs.entry import explain as main"
+    )
+    command = (sys.executable, "-c", f"{code}; main()")
+    shorter = make_cache(tmp_path / "shorter", tokens=16, scope=cache.scope)
+    with relay(tmp_path / "hub") as hub:
+        ask = (*command, hub.url, "--cafile", hub.cafile)
+        said = Process(hub.directory, "nothing", *ask).finish(2).stderr
+        assert said.startswith("kvcs-explain: give --scope-key-file, --compat and --tokens")
+        assert (
+            "0 of 8 blocks"
+            in Process(hub.directory, "absent", *ask, *cache.identity()).finish(3).stdout
+        )
+        hub.publish(shorter).wait_for("publishing")
+        done = Process(hub.directory, "shorter", *ask, *cache.identity()).finish(0)
+        assert "4 of 8 blocks (16 of 32 tokens) can be had" in done.stdout
+        assert "exactly the first 5 to 8 blocks" in done.stdout
+
+
 def test_a_relay_that_is_not_there_or_not_trusted_is_said(tmp_path):
     with relay(tmp_path / "hub") as hub:
         ((level, text),) = doctor(hub, code=1, url="moqt://127.0.0.1:9")["relay"]

@@ -27,10 +27,10 @@ def test_a_consumer_takes_the_encoding_that_it_asks_for(finite: Cache, tmp_path:
             ("q8", ["--codec", "x-q8", "--lossy"], "x-q8"),
         ):
             out = tmp_path / f"{name}.safetensors"
-            before = hub.metric("cache_octets")
+            before = hub.metric("cache_bytes")
             said = hub.subscribe(finite, out, "--json", *options, name=name).finish(0).json()
             assert said["codecs"] == [codec] and said["objects_confirmed"]
-            octets[codec] = hub.metric("cache_octets") - before
+            octets[codec] = hub.metric("cache_bytes") - before
             if codec != "x-q8":
                 finite.check(out)
                 continue

@@ -166,7 +166,7 @@ def test_a_reader_that_stands_still_for_a_while_gets_everything_afterwards(reade
                 for n in range(readers)
             ]
             stopped = consumers[0]
-            eventually(lambda: hub.metric("octets_out_total") > 8 * MIB, "the transfer")
+            eventually(lambda: hub.metric("out_bytes_total") > 8 * MIB, "the transfer")
             stopped.signal(signal.SIGSTOP)
             for consumer in consumers[1:]:
                 consumer.finish(0)

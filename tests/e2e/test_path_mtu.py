@@ -98,7 +98,7 @@ def test_a_publisher_behind_a_narrow_path_sends_packets_that_fit(wide_cache, tmp
         wide_cache.check(tmp_path / "out")
         assert hub.metric("quic_paths_narrowed_total") == 0
         text = hub.metrics()
-        sizes = dict(re.findall(r'connections_by_packet_octets\{up_to="(\d+)"\} (\S+)', text))
+        sizes = dict(re.findall(r'connections_by_packet_size\{up_to="(\d+)"\} (\S+)', text))
         assert {"1200", "1280", "1452"} <= sizes.keys()
         assert sizes["1452"] == "1.0"  # the publisher's: 1,280 to 1,300
 

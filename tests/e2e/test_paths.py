@@ -90,7 +90,7 @@ def test_each_congestion_control_brings_a_cache_whole_over_a_path_with_losses(
             consumer = hub.subscribe(cache, tmp_path / "out", "--timeout", "50", *chosen, *window)
             eventually(lambda: f'phase="{PHASES[algorithm]}' in hub.metrics(), "the phase shown")
             assert 'sending_waits_seconds_total{waits_for="flow_control"}' in hub.metrics()
-            assert hub.metric("quic_receive_window_octets") > 0
+            assert hub.metric("quic_receive_window_bytes") > 0
             consumer.finish()
         cache.check(tmp_path / "out")
 

@@ -129,6 +129,7 @@ class MemoryTransport:
 
     packet_sizes = 0, 0
     peer_certificate = None
+    connection_id = "0011"
     peer_address = ""
 
     def wake(self) -> None: ...

@@ -253,11 +253,12 @@ def test_the_numbers_are_there_for_prometheus():
         "kvcs_relay_downstream_subscriptions": 1,
         "kvcs_relay_downstream_fetches_total": 1,
         "kvcs_relay_cache_objects": 8,
-        "kvcs_relay_cache_octets": 800,
-        "kvcs_relay_cache_misses_total": 1,
+        "kvcs_relay_cache_bytes": 800,
+        "kvcs_relay_cache_ranges_missed_total": 1,
+        "kvcs_relay_cache_misses_total": 8,
         "kvcs_relay_cache_hits_total": 16,
         "kvcs_relay_objects_in_total": 8,
-        "kvcs_relay_octets_out_total": 1600,
+        "kvcs_relay_out_bytes_total": 1600,
     }
     assert {name: float(lines[name]) for name in expected} == expected
 

@@ -11,6 +11,7 @@ import pytest
 from moqt.session import Remembered
 from relay.service.limits import LIMITS
 from relay.service.metrics import EVERY_COUNTER, GAUGES
+from relay.service.told.names import exported
 from tests.moqt.containers import sizes
 from tests.moqt.loose import Everything
 from tests.relay.star import Star
@@ -76,5 +77,6 @@ def test_limits_and_metrics_of_the_table_are_there():
             if number is not None:
                 assert found == [int(number[1].replace(",", ""))], row
         for name in re.findall(r"`([^`]+)`", row.metric):
-            known = {*tables, *GAUGES, *(f"{each}_total" for each in EVERY_COUNTER), "remembered"}
+            known = {*tables, *map(exported, GAUGES), "remembered"}
+            known |= {f"{exported(each)}_total" for each in EVERY_COUNTER}
             assert name in known, row

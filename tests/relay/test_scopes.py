@@ -224,7 +224,7 @@ def test_numbers_are_those_of_all_scopes_and_never_shrink():
     make_room(star.relay.cache, star.relay.cache.budget)
     star.pass_time(1)
     metrics.update()
-    assert number(metrics, "scopes") == 0 and number(metrics, "cache_billed_octets") == 0
+    assert number(metrics, "scopes") == 0 and number(metrics, "cache_billed_bytes") == 0
     assert number(metrics, "too_far_behind_total") == 7 and number(metrics, "sessions_total") == 4
 
 

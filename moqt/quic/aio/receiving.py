@@ -271,7 +271,8 @@ class ReceivingConnection(StreamTable):
                         elicited += self._others_received(event[0], path, now) and not event[1]
             except QuicConnectionError as exc:
                 log.warning(
-                    "closing the connection with %s, which broke the rules of QUIC: %s (%s)",
+                    "[%s] %s: closing the connection, which broke the rules of QUIC: %s (%s)",
+                    self._original_destination_connection_id.hex(),
                     show_address(path.addr),
                     exc.reason_phrase,
                     explain(exc.error_code, "", is_client=self._is_client),

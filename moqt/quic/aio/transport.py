@@ -25,7 +25,7 @@ from moqt.quic.congestion.controller import ControllerState
 from moqt.quic.counters import TransportCounters, Waits
 from moqt.quic.packets.layout import Address, Datagram, show_address
 from moqt.quic.qlog import QlogWriter
-from moqt.quic.transport import TransportHandler
+from moqt.quic.transport import TransportHandler, connection_of
 from moqt.values.codes import SessionErrorCode
 
 log = logging.getLogger(__name__)
@@ -276,6 +276,10 @@ class AioquicTransport:
         self._connection.interface_limit = limit
 
     @property
+    def connection_id(self) -> str:
+        return self._connection._original_destination_connection_id.hex()
+
+    @property
     def peer_address(self) -> str:
         return show_address(self.remote_address)
 
@@ -314,7 +318,7 @@ class AioquicTransport:
                 connection.trace.settle()
         except Exception:
             # A fault in the library or the adapter costs this connection, not the endpoint.
-            log.exception("receiving failed, closing the connection")
+            log.exception("%s: receiving failed, closing the connection", connection_of(self))
             self._fail()
         finally:
             self._busy = False
@@ -352,7 +356,7 @@ class AioquicTransport:
             try:
                 connection.handle_timer(now + 1e-6)
             except Exception:
-                log.exception("a timer failed, closing the connection")
+                log.exception("%s: a timer failed, closing the connection", connection_of(self))
                 self._fail()
         if connection.over:
             return
@@ -401,7 +405,9 @@ class AioquicTransport:
                 try:
                     self._handler.ready_to_send()
                 except Exception:
-                    log.exception("a handler failed, closing the connection")
+                    log.exception(
+                        "%s: a handler failed, closing the connection", connection_of(self)
+                    )
                     self._fail()
                 connection.credited.clear()
             if again and connection.unsent == 0 and not connection.capped and not connection.over:
@@ -420,7 +426,7 @@ class AioquicTransport:
             self.deliver()
             return datagrams
         except Exception:
-            log.exception("sending failed, closing the connection")
+            log.exception("%s: sending failed, closing the connection", connection_of(self))
             self._fail()
             return []
         finally:
@@ -468,7 +474,7 @@ class AioquicTransport:
                 if fin:
                     connection.settle(stream)
         except Exception:
-            log.exception("a handler failed, closing the connection")
+            log.exception("%s: a handler failed, closing the connection", connection_of(self))
             self._fail()
         if connection.close_event is not None and self.closed is None:
             self._report_closed(connection.close_event)
@@ -496,9 +502,9 @@ class AioquicTransport:
         elif isinstance(event, PathNarrowed):
             self.counters.paths_narrowed += 1
             log.warning(
-                "the path to %s no longer carries packets of %d octets: the connection goes on "
+                "%s: the path no longer carries packets of %d octets: the connection goes on "
                 "with %d and looks for what it does carry",
-                show_address(self.remote_address),
+                connection_of(self),
                 event.octets,
                 MIN_DATAGRAM_SIZE,
             )
@@ -546,7 +552,7 @@ class AioquicTransport:
         try:
             handler.connection_closed(event.error_code, reason, application)
         except Exception:
-            log.exception("a handler failed in connection_closed")
+            log.exception("%s: a handler failed in connection_closed", connection_of(self))
         if self.qlog is not None:
             self.qlog.flush()
 

@@ -210,6 +210,10 @@ class WebTransport:
         return self._transport.peer_certificate
 
     @property
+    def connection_id(self) -> str:
+        return self._transport.connection_id
+
+    @property
     def peer_address(self) -> str:
         return self._transport.peer_address
 

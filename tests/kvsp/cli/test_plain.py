@@ -21,10 +21,11 @@ PROGRAMS = {
     "kvcs-describe": "kvcs.programs.entry import describe as main",
     "kvcs-inspect": "kvcs.programs.entry import inspect as main",
     "kvcs-doctor": "kvcs.programs.entry import doctor as main",
+    "kvcs-explain": "kvcs.programs.entry import explain as main",
     "kvsp": "kvsp.cli.entry import main",
     "kvsp-server": "kvsp.cli.entry import server as main",
 }
-OVER_QUIC = ("kvcs-relay", "kvcs-publish", "kvcs-subscribe", "kvcs-doctor")
+OVER_QUIC = ("kvcs-relay", "kvcs-publish", "kvcs-subscribe", "kvcs-doctor", "kvcs-explain")
 """As pyproject.toml has them."""
 
 one = typer.Typer()
@@ -123,6 +124,12 @@ def test_no_program_answers_a_wrong_option_with_a_box(program: str) -> None:
         ("kvcs-inspect", ["--help"]),
         ("kvsp-server", ["--help"]),
         ("kvcs-keygen", ["--help"]),
+        ("kvcs-relay", ["--help"]),
+        ("kvcs-publish", ["--help"]),
+        ("kvcs-subscribe", ["--version"]),
+        ("kvcs-describe", ["--help"]),
+        ("kvcs-doctor", ["--version"]),
+        ("kvsp", ["--help"]),
     ],
 )
 def test_output_that_cannot_be_written_is_a_sentence_and_exit_code_1(program, options) -> None:

@@ -260,5 +260,5 @@ def test_the_debug_logger_alone_is_enough_for_lines(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.DEBUG, "moqt.wire"):
         pair = Pair()
     assert pair.client.event_log is not None
-    assert [r.getMessage().split(" ")[0] for r in caplog.records] == ["->", "->", "<-", "<-"]
+    assert [r.getMessage().split(" ")[1] for r in caplog.records] == ["->", "->", "<-", "<-"]
     assert "SETUP" in caplog.text and "max_request_updates=16" in caplog.text

@@ -45,7 +45,7 @@ def test_properties_are_billed_until_their_object_is_whole_and_beyond_the_limit_
     assert session.counters.streams_dropped == 4
     assert [error for _, error in client.collector.streams] == [StreamErrorCode.EXCESSIVE_LOAD] * 4
     assert [r.getMessage() for r in caplog.records if "max_held_octets" in r.getMessage()] == [
-        "a session is at its limit of 10000 (max_held_octets): what goes beyond is refused"
+        "[0011]: a session is at its limit of 10000 (max_held_octets): what goes beyond is refused"
     ]
     whole = beginning(0, 0)[len(beginning(0, cut)) :] + bytes(100)
     for stream in streams[:4]:

@@ -197,7 +197,8 @@ def test_a_path_that_shrinks_in_a_transfer_is_noticed_and_searched_again(bound, 
     assert server.end.transport.counters.paths_narrowed == 1
     host, port = client.address
     assert [r.getMessage() for r in caplog.records] == [
-        f"the path to {host}:{port} no longer carries packets of {bound} octets: the connection "
+        f"[{server.end.transport.connection_id}] {host}:{port}: the path no longer carries packets "
+        f"of {bound} octets: the connection "
         "goes on with 1200 and looks for what it does carry"
     ]
     simulation.advance(20 * ROUND_TRIP)

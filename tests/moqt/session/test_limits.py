@@ -124,7 +124,7 @@ def test_a_request_beyond_the_queue_fails_at_once_and_the_log_says_so_once(caplo
             with pytest.raises(RequestError, match="1 requests wait already"):
                 pair.client.subscribe(NAME, Collector())
     assert [r.getMessage() for r in caplog.records] == [
-        "a session is at its limit of 1 (max_queued_requests): what goes beyond is refused"
+        "[0011]: a session is at its limit of 1 (max_queued_requests): what goes beyond is refused"
     ]
 
 

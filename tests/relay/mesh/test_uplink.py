@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -379,6 +380,7 @@ class FakeSession:
 
     def __init__(self, goaway=None):
         self.session, self.closed = self, None
+        self.transport = SimpleNamespace(connection_id="0011", peer_address="")
         self._goaway = goaway
 
     async def wait_goaway(self):

@@ -83,7 +83,7 @@ def test_while_an_upstream_cannot_be_asked_nothing_is_said_not_to_exist(caplog):
             else:
                 assert collector.failed.code == RequestErrorCode.DOES_NOT_EXIST
     assert world.below.relay.counters.requests_unreachable == 4
-    told = [each for each in caplog.records if "cannot be asked" in each.message]
+    told = [each for each in caplog.records if "cannot be asked: requests" in each.message]
     assert len(told) == 2, "once for each time"
 
 

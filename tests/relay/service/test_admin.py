@@ -92,6 +92,16 @@ def test_what_a_relay_holds_is_listed_and_purged(tmp_path):
                 (track,) = (await asyncio.to_thread(look, "/tracks.json"))["tracks"]
                 assert track["track"] == "demo-a.2eb--video"
                 assert (track["scope"], track["octets"], track["groups"]) == ("/", 20_000, 1)
+                (grid,) = (await asyncio.to_thread(look, "/publications.json"))["publications"]
+                assert (grid["namespace"], grid["scope"], grid["tracks"]) == ("demo-a.2eb", "/", 1)
+                (row,) = grid["rows"]
+                assert (row["track"], row["memory"], row["ended"]) == (
+                    "video",
+                    [[0, 0, 0, 0]],
+                    True,
+                )
+                page = await asyncio.to_thread(look, "/publications.json?after=1")
+                assert page == {"publications": [], "of": 1, "after": 1}
                 sessions = (await asyncio.to_thread(look, "/sessions.json"))["sessions"]
                 assert len(sessions) == 2
                 assert all(each["peer"].startswith("127.0.0.1:") for each in sessions)
@@ -270,6 +280,11 @@ def test_a_supervisor_is_told_when_the_relay_serves_and_when_it_leaves(tmp_path)
             *("--listen", "127.0.0.1:0", "--self-signed", tmp_path / "c"),
             NOTIFY_SOCKET=str(tmp_path / "notify"),
         ) as (process, _):
+            assert supervisor.recv(100) == b"READY=1"
+            process.send_signal(signal.SIGHUP)
+            told = dict(each.split(b"=") for each in supervisor.recv(100).split(b"\n"))
+            assert told[b"RELOADING"] == b"1"
+            assert 0 < int(told[b"MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
             assert supervisor.recv(100) == b"READY=1"
             process.send_signal(signal.SIGTERM)
             assert supervisor.recv(100) == b"STOPPING=1"

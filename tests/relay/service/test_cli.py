@@ -17,7 +17,7 @@ from moqt.quic.backend import chosen, default
 from moqt.quic.certificates import make_self_signed, names_of
 from moqt.quic.congestion.bbr_model import Phase
 from relay.service.checks import Usage
-from relay.service.cli import parse_address, parse_size
+from relay.service.options import parse_address, parse_size
 from relay.service.self_signed import own_addresses, own_names, self_signed_certificate
 from tests.relay.service.program import COMMAND, READY, check_sentence, run, running
 from tests.relay.star import end_track, everything, publish
@@ -96,12 +96,12 @@ def test_tracks_cross_a_real_relay_and_survive_their_publisher(tmp_path):
     )
     assert phases and {phase for phase, _ in phases} <= {each.value for each in Phase}
     assert re.search(r'^kvcs_relay_quic_rtt_seconds{of="median"} 0\.', text, re.MULTILINE)
-    assert float(re.findall(r"^kvcs_relay_quic_window_octets (.*)$", text, re.MULTILINE)[0]) > 0
+    assert float(re.findall(r"^kvcs_relay_quic_window_bytes (.*)$", text, re.MULTILINE)[0]) > 0
     assert "kvcs_relay_quic_packets_spurious_total" in text
     assert f'kvcs_relay_quic_backend{{backend="{chosen(default())}"}} 1.0' in text
     assert len(list((tmp_path / "logs").glob("*_server.sqlog"))) == 3
     assert (tmp_path / "keys").read_text().count("CLIENT_TRAFFIC_SECRET_0") == 3
-    [budget] = re.findall(r"^kvcs_relay_cache_budget_octets (\S+)$", text, re.MULTILINE)
+    [budget] = re.findall(r"^kvcs_relay_cache_budget_bytes (\S+)$", text, re.MULTILINE)
     assert float(budget) == 16 * 2**20
 
 
@@ -249,6 +249,21 @@ def test_a_ready_line_that_cannot_be_written_is_told_as_that(tmp_path):
     assert process.stderr == (
         "kvcs-relay: cannot write to standard output that it is ready: No space left on device\n"
     )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+@pytest.mark.parametrize("option", ["--print-config", "--check-config", "--help", "--version"])
+def test_what_cannot_be_written_to_standard_output_is_one_sentence(option, tmp_path):
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [*COMMAND, "--listen", "127.0.0.1:0", "--self-signed", str(tmp_path), option],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert process.returncode == 1
+    assert process.stderr == "kvcs-relay: standard output: No space left on device\n"
 
 
 def test_a_file_in_the_place_of_the_cache_folder_is_one_sentence(tmp_path):

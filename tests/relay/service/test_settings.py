@@ -45,7 +45,7 @@ def test_a_relay_runs_with_the_settings_of_a_file_and_its_paths_are_beside_it(fi
     with running("--config", file, "--metrics", "127.0.0.1:0") as (process, ready):
         assert ready[2] == str(file.parent / "tls" / "cert.pem")
         metrics = urllib.request.urlopen(ready[3]).read().decode()
-        found = re.search(r"^kvcs_relay_cache_budget_octets (.*)$", metrics, re.MULTILINE)
+        found = re.search(r"^kvcs_relay_cache_budget_bytes (.*)$", metrics, re.MULTILINE)
         assert float(found[1]) == 64 << 20
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.counters import Wait
 from moqt.quic.udp.endpoint import Endpoint
+from relay.service.told.names import exported
 
 GAUGES = {
     "connections": "QUIC connections, closing ones included.",
@@ -107,7 +108,7 @@ class TransportMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         packets = GaugeMetricFamily(
-            PREFIX + "connections_by_packet_octets",
+            PREFIX + "connections_by_packet_size",
             "Connections by the UDP payload of their largest packets, up to so many octets.",
             labels=["up_to"],
         )
@@ -120,7 +121,7 @@ class TransportMetrics(Collector):
         backend.add_metric([self._endpoint.backend], 1)
         yield backend
         for name, value in self._gauges.items():
-            yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+            yield GaugeMetricFamily(PREFIX + exported(name), GAUGES[name], value=value)
         phases = GaugeMetricFamily(
             PREFIX + PHASES,
             "Connections by what their congestion control does.",
@@ -146,4 +147,4 @@ class TransportMetrics(Collector):
             waits.add_metric([wait.value], seconds)
         yield waits
         for name, value in self._counters.items():
-            yield CounterMetricFamily(PREFIX + name, COUNTERS[name], value=value)
+            yield CounterMetricFamily(PREFIX + exported(name), COUNTERS[name], value=value)
