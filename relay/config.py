@@ -145,6 +145,8 @@ class Counters:
     """Of those, the ones for tracks whose publishers had said that they do not exist."""
     requests_unreachable: int = 0
     """Of the refused ones, those that a relay might have served that could not be asked."""
+    claims_ignored: int = 0
+    """Sessions and requests that say to be of a relay (RELAY_ID, RELAY_PATH), and may not."""
     directory_lookups: int = 0
     """Namespaces that the directory was asked for."""
     directory_failures: int = 0

@@ -44,7 +44,7 @@ from relay.disk.tier import Shelf
 from relay.published_here import PublishedHere
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals, passed_on
-from relay.sources.hops import is_circle, waiting_relays
+from relay.sources.hops import claims, is_circle, waiting_relays
 from relay.sources.kept import Kept
 from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
@@ -109,6 +109,7 @@ class Relay(SessionHandler):
     def enter(self, session: Session) -> None:
         """A session that is established is one of this scope."""
         self.sessions.add(session)
+        self.refusals.believe(session)
         config = self.config
         session.scheduler.limits = DeliveryLimits(
             config.pending_subgroups,
@@ -250,7 +251,9 @@ class Relay(SessionHandler):
         name = request.name
         if action is not None and not self.refusals.admits(request, action, name.namespace):
             return
-        if is_circle(request):
+        if claims(request):
+            self.refusals.claim_ignored(session_of(request))
+        elif is_circle(request):
             self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
             return
         if self._malformed(request, name):

@@ -14,7 +14,7 @@ from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.rights.policy import Action
 from relay.rights.refusals import Refusals
-from relay.sources.hops import is_one_of
+from relay.sources.hops import is_one_of, relay_of
 
 logger = logging.getLogger("relay")
 
@@ -85,14 +85,14 @@ class Namespaces:
         """Whether `session` is told of `namespace`: what an upstream relay told is not its news."""
         if any(namespace in each for each in self._here):
             return True
-        peer = session.peer_relay
+        peer = relay_of(session)
         if session in self._refusals.trusted:
             return False
         if peer is None:
             return namespace in self.remote
         if namespace in self._held:
             return False
-        own = frozenset((peer.id,))
+        own = frozenset((peer,))
         return any(not is_one_of(each, own) for each in self.remote.at(namespace))
 
     @property

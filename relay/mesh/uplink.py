@@ -21,7 +21,7 @@ from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.core import Relay
-from relay.sources.hops import is_one_of
+from relay.sources.hops import relay_of
 
 logger = logging.getLogger("relay")
 
@@ -317,9 +317,9 @@ class Uplink:
     def _await_upstream(
         self, session: Session, prefix: TrackNamespace, then: Callable[[], None]
     ) -> None:
-        above, asking = self._session, session.peer_relay
+        above, asking = self._session, relay_of(session)
         if session in self.relay.upstreams or (
-            above is not None and asking is not None and is_one_of(above, frozenset((asking.id,)))
+            above is not None and asking is not None and relay_of(above) == asking
         ):
             then()  # who asks would wait for itself
             return
