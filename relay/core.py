@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Collection
 from functools import partial
 
 from moqt.delivery.scheduler import DeliveryLimits
@@ -294,7 +295,7 @@ class Relay(SessionHandler):
                 return
             if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
-                self._absent(request, int(left * 1000))
+                self._absent(request, int(left * 1000), publishers)
                 return
         if not self._may_wait(request):
             return
@@ -403,14 +404,20 @@ class Relay(SessionHandler):
             waits = min(timeout / 1000, self.config.max_rendezvous)
             self.waiting.for_publisher(request, self.clock.now + waits)
 
-    def _absent(self, request: TrackRequest, retry: int | None = None) -> None:
-        """Nobody who was asked has the track: it does not exist, if everybody could be asked."""
+    def _absent(
+        self, request: TrackRequest, retry: int | None = None, denied: Collection[Session] = ()
+    ) -> None:
+        """Nobody who was asked has the track: it does not exist, if everybody could be asked, or
+        if all here who publish just its namespace have `denied` it, for now."""
         if self.askable.unreachable and self.askable.goes_up(session_of(request)):
-            self.counters.requests_unreachable += 1
-            self.refusals.unreachable(request)
-        else:
-            code = RequestErrorCode.DOES_NOT_EXIST
-            self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
+            origins = self.namespaces.published.at(request.namespace)
+            if not origins or any(session_of(each) not in denied for each in origins):
+                self.counters.requests_unreachable += 1
+                self.refusals.unreachable(request)
+                return
+            retry = retry or self.config.retry_after_ms
+        code = RequestErrorCode.DOES_NOT_EXIST
+        self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -493,7 +500,7 @@ class Relay(SessionHandler):
             if asked_for and not waiting_relays(request):
                 again.append(request)  # a relay that waited with it may be who has the track
             elif not self._looks(request):
-                self._absent(request, retry)
+                self._absent(request, retry, track.candidates.denied)
         for request in again:
             self._wanted(request, None)
 
@@ -539,27 +546,8 @@ class Relay(SessionHandler):
     def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
         """Drop what is cached of tracks under `prefix`, in memory and on the disk: how many and how
         many octets, and how many stay because somebody reads them."""
-        purged: set[FullTrackName] = set()
-        used: set[FullTrackName] = set()
-        octets = 0
-        for track in tuple(self.tracks_by_namespace.under(prefix)):
-            (purged if track.idle else used).add(track.name)
-        if self.shelf is not None:
-            on_disk = self.shelf.purge(prefix, used)
-            octets += sum(on_disk.values())
-            purged.update(on_disk)
-        for name in purged:
-            held = self.tracks.get(name)
-            if held is None:
-                continue
-            octets += held.store.octets
-            if any(each.published for each in held.subscriptions):
-                held.origin.stop()  # what was to be compared is not there
-                held.renew("it is purged")  # only its publisher could offer it again
-            else:
-                held.close_upstream()
-                self._forget(held)
-        return len(purged), octets, len(used)
+        tracks = self.tracks_by_namespace.under(prefix)
+        return self.published_here.purge(prefix, tracks, self._forget)
 
     @property
     def in_use(self) -> bool:

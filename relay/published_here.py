@@ -5,7 +5,7 @@ Sans-IO.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.namespaces import Namespaces
@@ -24,6 +24,7 @@ class PublishedHere:
     ) -> None:
         self._namespaces = namespaces
         self._tracks = tracks
+        self._shelf = shelf
         if shelf is not None:
             shelf.changed = self._shelf_changed
             for name, entry in shelf.entries.items():
@@ -59,3 +60,33 @@ class PublishedHere:
         track = self._tracks.get(entry.name)
         if track is not None and not here:
             self.update(track)  # memory may have a part of it alone
+
+    def purge(
+        self,
+        prefix: TrackNamespace,
+        tracks: Iterable[UpstreamTrack],
+        forget: Callable[[UpstreamTrack], None],
+    ) -> tuple[int, int, int]:
+        """Drop what is cached of `tracks`, those under `prefix`, and what the disk has under it:
+        how many and how many octets, and how many stay because somebody reads them."""
+        purged: set[FullTrackName] = set()
+        used: set[FullTrackName] = set()
+        octets = 0
+        for track in tracks:
+            (purged if track.idle else used).add(track.name)
+        if self._shelf is not None:
+            on_disk = self._shelf.purge(prefix, used)
+            octets += sum(on_disk.values())
+            purged.update(on_disk)
+        for name in purged:
+            held = self._tracks.get(name)
+            if held is None:
+                continue
+            octets += held.store.octets
+            if any(each.published for each in held.subscriptions):
+                held.origin.stop()  # what was to be compared is not there
+                held.renew("it is purged")  # only its publisher could offer it again
+            else:
+                held.close_upstream()
+                forget(held)
+        return len(purged), octets, len(used)

@@ -69,6 +69,8 @@ class FakeStore:
 class FakeSession:
     """A session that lives until it is closed."""
 
+    peer_relay = None
+
     def __init__(self):
         self.session, self.busy, self.closed, self.goaway = self, False, None, None
         self.scheduler = SimpleNamespace()
