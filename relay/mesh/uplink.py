@@ -287,7 +287,7 @@ class Uplink:
         self._again.clear()
         # what the session before has told of holds until this one has told
         soon = self.relay.clock.now + FADING_SECONDS
-        self._fading = deque((max(until, soon), *fading) for until, *fading in self._fading)
+        self._fading = deque((max(at, soon), who, told) for at, who, told in self._fading)
         self._namespaces.attach(session)
         self._tracks.attach(session)
         for namespace in self.relay.namespaces.published.namespaces_under(()):
