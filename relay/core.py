@@ -92,6 +92,8 @@ class Relay(SessionHandler):
         self.active: dict[UpstreamTrack, None] = {}
         """The tracks that have something to do on tick; the others are only cached."""
         self.tracks_by_namespace: PrefixMap[UpstreamTrack] = PrefixMap()
+        self.lingering: PrefixMap[UpstreamTrack] = PrefixMap()
+        """Of those, the ones that wait for a source; some that wait no more until the next tick."""
         self.namespaces = Namespaces(self.refusals)
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
@@ -132,7 +134,7 @@ class Relay(SessionHandler):
         for request in self.waiting.under(()):
             self.waiting.done(request)
             self._wanted(request, None)
-        for track in tuple(self.active):
+        for track in self.lingering.under(()):
             if track.lingers:
                 track.appeared(session)
 
@@ -385,14 +387,19 @@ class Relay(SessionHandler):
 
     def source_found(self, namespace: TrackNamespace, session: Session) -> None:
         """Another relay has tracks of `namespace`: readers may wait for such a one."""
-        for track in self.tracks_by_namespace.under(namespace):
+        for track in self.lingering.under(namespace):
             if track.lingers:
                 track.appeared(session)
+            else:
+                self.lingering.remove(track.name.namespace, track)
 
     def _may_wait(self, request: TrackRequest) -> bool:
-        if not self.waiting.full:
+        session = session_of(request)
+        if self.waiting.room(session):
             return True
-        self.refusals.overloaded(request, "max_pending", "requests that wait for a publisher")
+        what = "requests that wait for a publisher"
+        own = None if self.waiting.full else self.waiting.of_session(session)
+        self.refusals.overloaded(request, "max_pending", what, own)
         return False
 
     def _no_publisher(self, request: TrackRequest) -> None:
@@ -455,6 +462,7 @@ class Relay(SessionHandler):
 
     def _forget(self, track: UpstreamTrack) -> None:
         self.active.pop(track, None)
+        self.lingering.remove(track.name.namespace, track)
         if track.filling.kept is not None:
             track.filling.kept.close()
         if self.tracks.get(track.name) is track:
@@ -465,6 +473,8 @@ class Relay(SessionHandler):
 
     def track_busy(self, track: UpstreamTrack) -> None:
         self.active[track] = None
+        if track.lingers:
+            self.lingering.add(track.name.namespace, track)
 
     def track_available(self, track: UpstreamTrack) -> None:
         self.refusals.absent.forget(track.name)
@@ -575,6 +585,8 @@ class Relay(SessionHandler):
             self.refusals.refuse(request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
         for track in tuple(self.active):
             track.tick(now)
+            if not track.lingers:
+                self.lingering.remove(track.name.namespace, track)
             if not track.subscriptions and not track.published_here:
                 self.published_here.update(track)  # its last FETCH may have made it complete
             if track.disposable:

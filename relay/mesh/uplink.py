@@ -115,7 +115,7 @@ class Interests:
             return
         self._retry.pop(prefix, None)
         self._untold.discard(prefix)
-        if prefix in self._asked and self._wanted.namespaces_under(prefix):
+        if prefix in self._asked and self._wanted.any_under(prefix):
             self._unwanted[prefix] = self._now + UNWANTED_SECONDS
         else:
             self._drop(prefix)

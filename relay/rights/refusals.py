@@ -78,8 +78,11 @@ class Refusals:
         self.refuse(request, RequestErrorCode.UNAUTHORIZED, f"no right to {action.value} here")
         return False
 
-    def overloaded(self, request: IncomingRequest, limit: str, what: str) -> None:
-        """It goes beyond a limit, named as in `RelayConfig`, on `what`."""
+    def overloaded(
+        self, request: IncomingRequest, limit: str, what: str, own: int | None = None
+    ) -> None:
+        """It goes beyond a limit, named as in `RelayConfig`, on `what`; `own`: or beyond what a
+        session has of it, which has so many."""
         most = getattr(self.config, limit)
         self.counters.requests_over_limit += 1
         if limit not in self._told:
@@ -90,7 +93,13 @@ class Refusals:
                 what,
                 limit,
             )
-        self.no_room(request, f"there are {most} {what}, and no more may be ({limit})")
+        if own:
+            reason = (
+                f"{own} of this session are as many {what} as are still free of {most} ({limit})"
+            )
+        else:
+            reason = f"there are {most} {what}, and no more may be ({limit})"
+        self.no_room(request, reason)
 
     def no_room(self, request: IncomingRequest, reason: str) -> None:
         self.refuse(
