@@ -397,9 +397,8 @@ class Relay(SessionHandler):
         session = session_of(request)
         if self.waiting.room(session):
             return True
-        what = "requests that wait for a publisher"
         own = None if self.waiting.full else self.waiting.of_session(session)
-        self.refusals.overloaded(request, "max_pending", what, own)
+        self.refusals.overloaded(request, "max_pending", "requests that wait for a publisher", own)
         return False
 
     def _no_publisher(self, request: TrackRequest) -> None:
@@ -556,8 +555,8 @@ class Relay(SessionHandler):
     def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
         """Drop what is cached of tracks under `prefix`, in memory and on the disk: how many and how
         many octets, and how many stay because somebody reads them."""
-        tracks = self.tracks_by_namespace.under(prefix)
-        return self.published_here.purge(prefix, tracks, self._forget)
+        under = self.tracks_by_namespace.under(prefix)
+        return self.published_here.purge(prefix, under, self._forget)
 
     @property
     def in_use(self) -> bool:
