@@ -227,8 +227,7 @@ class Finder:
 
     def look_for_waiting(self) -> None:
         """Somebody may have come for whom requests wait (RENDEZVOUS_TIMEOUT)."""
-        waiting = self.relay.waiting.rendezvous.namespaces_under(())
-        for namespace in waiting[:BATCH]:
+        for namespace in self.relay.waiting.rendezvous.namespaces_under(()):
             if not self.known(namespace):
                 self._look_up(namespace)
 

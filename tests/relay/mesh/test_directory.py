@@ -233,6 +233,21 @@ def test_who_waits_for_a_publisher_gets_one_that_comes_elsewhere():
     assert collector.payloads == everything(1)
 
 
+def test_who_waits_with_many_others_is_looked_for_as_they_are():
+    mesh = Mesh()
+    for number in range(BATCH + 88):
+        if not number % 100:
+            pair = mesh.star.connect()
+            mesh.star.run()
+        wait, name = replace(JOIN, rendezvous_timeout=20_000), (b"%d" % number,)
+        pair.client.subscribe(FullTrackName(name, b""), Collector(), wait)
+    mesh.star.run()
+    mesh.answer()
+    mesh.star.pass_time(NOT_FOUND_SECONDS)
+    mesh.finder.look_for_waiting()
+    assert len(mesh.asked) == len(set(mesh.asked)) == BATCH + 88
+
+
 def test_a_request_that_may_not_wait_has_nothing_looked_up():
     mesh = Mesh(max_pending=4)  # half of them are for one session
     pair = mesh.star.connect()
