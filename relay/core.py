@@ -41,8 +41,7 @@ from relay.audience.waiting import Waiting
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
-from relay.disk.tier import Shelf
-from relay.published_here import PublishedHere
+from relay.published_here import OnDisk, PublishedHere
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals, passed_on
 from relay.sources.hops import claims, is_circle, waiting_relays
@@ -70,10 +69,10 @@ class Relay(SessionHandler):
         cache: Cache | None = None,
         counters: Counters | None = None,
         clock: Clock | None = None,
-        shelf: Shelf | None = None,
+        on_disk: OnDisk | None = None,
     ) -> None:
         """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
-        shares the cache has its Objects expire. `shelf`: what the disk has of this one."""
+        shares the cache has its Objects expire. `on_disk`: what the disk has of this one."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
@@ -98,8 +97,8 @@ class Relay(SessionHandler):
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
         self.askable = Askable(self.namespaces, self.upstreams)
-        self.shelf = shelf
-        self.published_here = PublishedHere(self.namespaces, self.tracks, shelf)
+        self.shelf = None if on_disk is None else on_disk.shelf
+        self.published_here = PublishedHere(self.namespaces, self.tracks, on_disk)
         self.offers = Offers(self.refusals, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 

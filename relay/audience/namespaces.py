@@ -59,7 +59,7 @@ class Namespaces:
         """Accepted PUBLISH_NAMESPACEs."""
         self.published_here: PrefixMap[Hashable] = PrefixMap()
         """Complete cached tracks without a publisher: the relay is the publisher."""
-        self.on_disk: PrefixMap[Hashable] = PrefixMap()
+        self.on_disk: PrefixMap[Any] = PrefixMap()
         """Complete tracks on the disk: the relay is the publisher of these, too."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
