@@ -214,7 +214,7 @@ def token(
         list[str] | None,
         typer.Option(
             metavar="ROLE",
-            help=f"A role: {_ROLES}; relay is for relays behind relays, placement a controller's; "
+            help=f"A role: {_ROLES} (for relays behind relays; placement is a controller's); "
             "may be repeated.",
         ),
     ] = None,
