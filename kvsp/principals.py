@@ -48,7 +48,7 @@ class Right(StrEnum):
 READ: Final = Right.READ
 WRITE: Final = Right.WRITE
 RIGHTS: Final = frozenset(Right)
-ROLES: Final = frozenset({"index", "holder", "instance", "placement", "operator", "cats"})
+ROLES: Final = frozenset({"index", "holder", "instance", "placement", "operator", "cats", "relay"})
 EVERY_SCOPE: Final = "*"
 EVERY_URI: Final = "*"
 """Stands for any URI; only the loopback developer has it, no file can say it."""

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from moqt.values.errors import MisuseError
 
 DEFAULT_PORT = 443
+
+# RFC 3986: path-abempty [ "?" query ], and authority without an empty host.
+_PATH = re.compile(rb"(?:/(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?"
+                   rb"(?:\?(?:[\w.~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*)?")  # fmt: skip
+_AUTHORITY = re.compile(rb"(?:(?:[\w.~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?"
+                        rb"(?:\[[\w.~!$&'()*+,;=:-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)"
+                        rb"(?::[0-9]*)?")  # fmt: skip
+
+
+def is_path(octets: bytes) -> bool:
+    """Whether it is a path with its query, as a client may name it (MOQT "PATH")."""
+    return _PATH.fullmatch(octets) is not None
+
+
+def is_authority(octets: bytes) -> bool:
+    """Whether it is an authority, as a client may name it (MOQT "AUTHORITY")."""
+    return _AUTHORITY.fullmatch(octets) is not None
 
 
 class MoqtUri(NamedTuple):

@@ -57,7 +57,10 @@ NEAR: Final = 64
 MAX_GROWING: Final = 64
 """The same of a track where nobody waits for any: those still grow."""
 POSITIONS_HOLD: Final = 16
-"""Evictions after which the readers of a track are asked anew where they are."""
+"""Evictions after which the readers of a track are asked anew where they are; of one that has many
+readers after as many as a part of them: no eviction costs what all of them do."""
+READERS_LOOKED_AT: Final = 256
+"""Readers that may be asked for every eviction."""
 START: Final = Location(0, 0)
 
 
@@ -96,6 +99,8 @@ class _Use:
     """Somebody else waits for what comes."""
     evictions: int = 0
     """Until they are asked again."""
+    asked: int = 0
+    """How many were asked, less what evictions since then have paid for."""
 
 
 class Cache:
@@ -261,9 +266,10 @@ class Cache:
             return self._oldest_of(store)
         stored = self._between(store, START, use.readers[-1], awaited=use.listens)
         if stored is None:
-            use.evictions = 0
-            use = self._look(store)
-            stored = self._between(store, START, use.readers[-1], awaited=use.listens)
+            if use.asked <= READERS_LOOKED_AT:
+                use.evictions = 0
+                use = self._look(store)
+                stored = self._between(store, START, use.readers[-1], awaited=use.listens)
             stored = stored or self._needed(store, use)
         if stored is None:
             stored = self._last_of(store, START, MAX_LOCATION, awaited=True)
@@ -292,8 +298,10 @@ class Cache:
         """How `store` is used, and where those are who read it."""
         use = self._uses[store]
         use.evictions -= 1
-        if use.evictions < 0:
+        use.asked -= READERS_LOOKED_AT
+        if use.evictions < 0 and use.asked <= READERS_LOOKED_AT:
             use.evictions = POSITIONS_HOLD
+            use.asked = len(store.listeners)
             at = {each.position for each in store.listeners if isinstance(each, FetchDelivery)}
             use.readers = sorted(at, reverse=True)
             use.listens = any(not isinstance(each, FetchDelivery) for each in store.listeners)

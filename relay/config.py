@@ -61,11 +61,13 @@ class RelayConfig:
     max_absent: int = 16_384
     """Tracks remembered that do not exist, as their publishers say; beyond, the oldest goes."""
     max_registered: int = 65_536
-    """Namespaces that the directory of a mesh is told of, of all scopes."""
-    max_mesh_sessions: int = 64
-    """Sessions to relays that the directory names; one that nobody uses makes room for another."""
+    """Namespaces that the directory of a mesh is told of, of each scope."""
+    max_mesh_sessions: int = 128
+    """Sessions to relays that the directory names; one that nobody uses makes room for another, and
+    one scope has as many at most as are still free."""
     max_pending: int = 4096
-    """Requests waiting for a publisher at once."""
+    """Requests waiting for a publisher at once; one session has as many at most as are still free,
+    so that there is room for others."""
     upstream_timeout: float = 5.0
     """How long a publisher may take to answer a SUBSCRIBE or a FETCH."""
     stall_timeout: float = 30.0
@@ -147,6 +149,8 @@ class Counters:
     """Of those, the ones for tracks whose publishers had said that they do not exist."""
     requests_unreachable: int = 0
     """Of the refused ones, those that a relay might have served that could not be asked."""
+    claims_ignored: int = 0
+    """Sessions and requests that say to be of a relay (RELAY_ID, RELAY_PATH), and may not."""
     directory_lookups: int = 0
     """Namespaces that the directory was asked for."""
     directory_failures: int = 0

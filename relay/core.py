@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Collection
 from functools import partial
 
 from moqt.delivery.scheduler import DeliveryLimits
@@ -40,11 +41,10 @@ from relay.audience.waiting import Waiting
 from relay.cache import Cache
 from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
-from relay.disk.tier import Shelf
-from relay.published_here import PublishedHere
+from relay.published_here import OnDisk, PublishedHere
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals, no_right, passed_on
-from relay.sources.hops import is_circle, waiting_relays
+from relay.sources.hops import claims, is_circle, waiting_relays
 from relay.sources.kept import Kept
 from relay.sources.subscriptions import NO_ROOM, UpstreamPublish, UpstreamSubscription
 from relay.track import UpstreamTrack
@@ -69,10 +69,10 @@ class Relay(SessionHandler):
         cache: Cache | None = None,
         counters: Counters | None = None,
         clock: Clock | None = None,
-        shelf: Shelf | None = None,
+        on_disk: OnDisk | None = None,
     ) -> None:
         """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
-        shares the cache has its Objects expire. `shelf`: what the disk has of this one."""
+        shares the cache has its Objects expire. `on_disk`: what the disk has of this one."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
@@ -91,12 +91,14 @@ class Relay(SessionHandler):
         self.active: dict[UpstreamTrack, None] = {}
         """The tracks that have something to do on tick; the others are only cached."""
         self.tracks_by_namespace: PrefixMap[UpstreamTrack] = PrefixMap()
+        self.lingering: PrefixMap[UpstreamTrack] = PrefixMap()
+        """Of those, the ones that wait for a source; some that wait no more until the next tick."""
         self.namespaces = Namespaces(self.refusals)
         self.namespaces.events.appeared.append(self._publisher_appeared)
         self.namespaces.events.withdrawn.append(self._publishers_changed)
         self.askable = Askable(self.namespaces, self.upstreams)
-        self.shelf = shelf
-        self.published_here = PublishedHere(self.namespaces, self.tracks, shelf)
+        self.shelf = None if on_disk is None else on_disk.shelf
+        self.published_here = PublishedHere(self.namespaces, self.tracks, on_disk)
         self.offers = Offers(self.refusals, self.tracks_by_namespace.under)
         self.waiting = Waiting(self.config.max_pending)
 
@@ -109,6 +111,7 @@ class Relay(SessionHandler):
     def enter(self, session: Session) -> None:
         """A session that is established is one of this scope."""
         self.sessions.add(session)
+        self.refusals.believe(session)
         config = self.config
         session.scheduler.limits = DeliveryLimits(
             config.pending_subgroups,
@@ -130,7 +133,7 @@ class Relay(SessionHandler):
         for request in self.waiting.under(()):
             self.waiting.done(request)
             self._wanted(request, None)
-        for track in tuple(self.active):
+        for track in self.lingering.under(()):
             if track.lingers:
                 track.appeared(session)
 
@@ -250,7 +253,9 @@ class Relay(SessionHandler):
         name = request.name
         if action is not None and not self.refusals.admits(request, action, name.namespace):
             return
-        if is_circle(request):
+        if claims(request):
+            self.refusals.claim_ignored(session_of(request))
+        elif is_circle(request):
             self.refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, NO_SUCH_TRACK)
             return
         if self._malformed(request, name):
@@ -291,7 +296,7 @@ class Relay(SessionHandler):
                 return
             if left is not None and not request.parameters.rendezvous_timeout:
                 self.counters.requests_absent += 1
-                self._absent(request, int(left * 1000))
+                self._absent(request, int(left * 1000), publishers)
                 return
         if not self._may_wait(request):
             return
@@ -381,14 +386,18 @@ class Relay(SessionHandler):
 
     def source_found(self, namespace: TrackNamespace, session: Session) -> None:
         """Another relay has tracks of `namespace`: readers may wait for such a one."""
-        for track in self.tracks_by_namespace.under(namespace):
+        for track in self.lingering.under(namespace):
             if track.lingers:
                 track.appeared(session)
+            else:
+                self.lingering.remove(track.name.namespace, track)
 
     def _may_wait(self, request: TrackRequest) -> bool:
-        if not self.waiting.full:
+        session = session_of(request)
+        if self.waiting.room(session):
             return True
-        self.refusals.overloaded(request, "max_pending", "requests that wait for a publisher")
+        own = None if self.waiting.full else self.waiting.of_session(session)
+        self.refusals.overloaded(request, "max_pending", "requests that wait for a publisher", own)
         return False
 
     def _no_publisher(self, request: TrackRequest) -> None:
@@ -400,14 +409,20 @@ class Relay(SessionHandler):
             waits = min(timeout / 1000, self.config.max_rendezvous)
             self.waiting.for_publisher(request, self.clock.now + waits)
 
-    def _absent(self, request: TrackRequest, retry: int | None = None) -> None:
-        """Nobody who was asked has the track: it does not exist, if everybody could be asked."""
+    def _absent(
+        self, request: TrackRequest, retry: int | None = None, denied: Collection[Session] = ()
+    ) -> None:
+        """Nobody who was asked has the track: it does not exist, if everybody could be asked, or
+        if all here who publish just its namespace have `denied` it, for now."""
         if self.askable.unreachable and self.askable.goes_up(session_of(request)):
-            self.counters.requests_unreachable += 1
-            self.refusals.unreachable(request)
-        else:
-            code = RequestErrorCode.DOES_NOT_EXIST
-            self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
+            origins = self.namespaces.published.at(request.namespace)
+            if not origins or any(session_of(each) not in denied for each in origins):
+                self.counters.requests_unreachable += 1
+                self.refusals.unreachable(request)
+                return
+            retry = retry or self.config.retry_after_ms
+        code = RequestErrorCode.DOES_NOT_EXIST
+        self.refusals.refuse(request, code, NO_SUCH_TRACK, retry=retry)
 
     # -- tracks ------------------------------------------------------------------------------
 
@@ -445,6 +460,7 @@ class Relay(SessionHandler):
 
     def _forget(self, track: UpstreamTrack) -> None:
         self.active.pop(track, None)
+        self.lingering.remove(track.name.namespace, track)
         if track.filling.kept is not None:
             track.filling.kept.close()
         if self.tracks.get(track.name) is track:
@@ -455,6 +471,8 @@ class Relay(SessionHandler):
 
     def track_busy(self, track: UpstreamTrack) -> None:
         self.active[track] = None
+        if track.lingers:
+            self.lingering.add(track.name.namespace, track)
 
     def track_available(self, track: UpstreamTrack) -> None:
         self.refusals.absent.forget(track.name)
@@ -490,7 +508,7 @@ class Relay(SessionHandler):
             if asked_for and not waiting_relays(request):
                 again.append(request)  # a relay that waited with it may be who has the track
             elif not self._looks(request):
-                self._absent(request, retry)
+                self._absent(request, retry, track.candidates.denied)
         for request in again:
             self._wanted(request, None)
 
@@ -536,27 +554,8 @@ class Relay(SessionHandler):
     def purge(self, prefix: TrackNamespace) -> tuple[int, int, int]:
         """Drop what is cached of tracks under `prefix`, in memory and on the disk: how many and how
         many octets, and how many stay because somebody reads them."""
-        purged: set[FullTrackName] = set()
-        used: set[FullTrackName] = set()
-        octets = 0
-        for track in tuple(self.tracks_by_namespace.under(prefix)):
-            (purged if track.idle else used).add(track.name)
-        if self.shelf is not None:
-            on_disk = self.shelf.purge(prefix, used)
-            octets += sum(on_disk.values())
-            purged.update(on_disk)
-        for name in purged:
-            held = self.tracks.get(name)
-            if held is None:
-                continue
-            octets += held.store.octets
-            if any(each.published for each in held.subscriptions):
-                held.origin.stop()  # what was to be compared is not there
-                held.renew("it is purged")  # only its publisher could offer it again
-            else:
-                held.close_upstream()
-                self._forget(held)
-        return len(purged), octets, len(used)
+        under = self.tracks_by_namespace.under(prefix)
+        return self.published_here.purge(prefix, under, self._forget)
 
     @property
     def in_use(self) -> bool:
@@ -584,6 +583,8 @@ class Relay(SessionHandler):
             self.refusals.refuse(request, RequestErrorCode.TIMEOUT, "no publisher has appeared")
         for track in tuple(self.active):
             track.tick(now)
+            if not track.lingers:
+                self.lingering.remove(track.name.namespace, track)
             if not track.subscriptions and not track.published_here:
                 self.published_here.update(track)  # its last FETCH may have made it complete
             if track.disposable:

@@ -5,12 +5,37 @@ Sans-IO.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.namespaces import Namespaces
+from relay.audience.prefixes import PrefixMap
 from relay.disk.tier import Entry, Shelf
 from relay.track import UpstreamTrack
+
+
+class OnDisk:
+    """The complete tracks that the disk has of one scope, by namespace, also while nobody is in it:
+    who enters a scope does not wait until all of them have been looked at."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.table: PrefixMap[Entry] = PrefixMap()
+        self.told: Callable[[TrackNamespace, Entry, bool], None] | None = None
+        """Told of each that comes (True) or goes."""
+        for name, entry in shelf.entries.items():
+            if entry.whole:
+                self.table.add(name.namespace, entry)
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear what becomes of the shelf."""
+        self.shelf.changed = self._changed
+
+    def _changed(self, namespace: TrackNamespace, entry: Entry, here: bool) -> None:
+        (self.table.add if here and entry.whole else self.table.remove)(namespace, entry)
+        if self.told is not None:
+            self.told(namespace, entry, here)
 
 
 class PublishedHere:
@@ -20,15 +45,14 @@ class PublishedHere:
         self,
         namespaces: Namespaces,
         tracks: Mapping[FullTrackName, UpstreamTrack],
-        shelf: Shelf | None,
+        on_disk: OnDisk | None,
     ) -> None:
         self._namespaces = namespaces
         self._tracks = tracks
-        if shelf is not None:
-            shelf.changed = self._shelf_changed
-            for name, entry in shelf.entries.items():
-                if entry.whole:
-                    namespaces.on_disk.add(name.namespace, entry)
+        self._shelf = None if on_disk is None else on_disk.shelf
+        if on_disk is not None:
+            namespaces.on_disk = on_disk.table
+            on_disk.told = self._shelf_changed
 
     def update(self, track: UpstreamTrack) -> None:
         """A complete track without a publisher makes the relay its publisher."""
@@ -53,9 +77,37 @@ class PublishedHere:
             self._namespaces.tell(namespace, lost=not here)
 
     def _shelf_changed(self, namespace: TrackNamespace, entry: Entry, here: bool) -> None:
-        on_disk = self._namespaces.on_disk
-        (on_disk.add if here and entry.whole else on_disk.remove)(namespace, entry)
         self._namespaces.tell(namespace, lost=not here)
         track = self._tracks.get(entry.name)
         if track is not None and not here:
             self.update(track)  # memory may have a part of it alone
+
+    def purge(
+        self,
+        prefix: TrackNamespace,
+        tracks: Iterable[UpstreamTrack],
+        forget: Callable[[UpstreamTrack], None],
+    ) -> tuple[int, int, int]:
+        """Drop what is cached of `tracks`, those under `prefix`, and what the disk has under it:
+        how many and how many octets, and how many stay because somebody reads them."""
+        purged: set[FullTrackName] = set()
+        used: set[FullTrackName] = set()
+        octets = 0
+        for track in tracks:
+            (purged if track.idle else used).add(track.name)
+        if self._shelf is not None:
+            on_disk = self._shelf.purge(prefix, used)
+            octets += sum(on_disk.values())
+            purged.update(on_disk)
+        for name in purged:
+            held = self._tracks.get(name)
+            if held is None:
+                continue
+            octets += held.store.octets
+            if any(each.published for each in held.subscriptions):
+                held.origin.stop()  # what was to be compared is not there
+                held.renew("it is purged")  # only its publisher could offer it again
+            else:
+                held.close_upstream()
+                forget(held)
+        return len(purged), octets, len(used)

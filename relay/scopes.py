@@ -34,6 +34,7 @@ from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
 from relay.disk.tier import DiskTier
+from relay.published_here import OnDisk
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
 
@@ -138,6 +139,8 @@ class Scopes(SessionHandler):
         self.gone: list[Callable[[str], None]] = []
         """Told of every scope that is forgotten."""
         self._kept: set[str] = set()
+        self._on_disk: dict[str, OnDisk] = {}
+        """Of the scopes that the disk has something of, also while nobody is in them."""
         self._counted = Numbers()
         """Of the scopes that are gone."""
 
@@ -162,11 +165,19 @@ class Scopes(SessionHandler):
                 cache=self.cache,
                 counters=self.counters,
                 clock=self.clock,
-                shelf=None if self.disk is None else self.disk.shelf(scope),
+                on_disk=self._shelf(scope),
             )
             for made in self.made:
                 made(scope, relay)
         return relay
+
+    def _shelf(self, scope: str) -> OnDisk | None:
+        if self.disk is None:
+            return None
+        shelf, known = self.disk.shelf(scope), self._on_disk.get(scope)
+        if known is None or known.shelf is not shelf:
+            known = self._on_disk[scope] = OnDisk(shelf)
+        return known
 
     # -- sessions ----------------------------------------------------------------------------
 
@@ -233,6 +244,12 @@ class Scopes(SessionHandler):
         relay.forget_all()
         if self.disk is not None:
             self.disk.leave(scope)
+            on_disk = self._on_disk[scope]
+            on_disk.told = None
+            if scope in self.disk.shelves:
+                on_disk.listen()
+            else:
+                del self._on_disk[scope]
         self._counted = Numbers.total([self._counted, relay.numbers()])
         for gone in self.gone:
             gone(scope)

@@ -30,6 +30,8 @@ def recheck(relay: Relay) -> None:
     A subscription ends with PUBLISH_DONE UNAUTHORIZED, a request that waits with
     REQUEST_ERROR UNAUTHORIZED, everything else with a reset, EXPIRED_AUTH_TOKEN.
     """
+    for session in relay.sessions:
+        relay.refusals.believe(session)
     _publishers(relay)
     _prefixes(relay)
     for track in tuple(relay.tracks.values()):

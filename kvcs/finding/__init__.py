@@ -1,5 +1,6 @@
 """A consumer's search: sessions to relays, and what reaches holders (`relays`), publications
-by one standing listing (`listing`) or prefix by prefix (`probing`), and which of them to try next
+by one standing listing (`listing`) or prefix by prefix (`probing`), whether who tells of none can
+tell (`telling`), and which of them to try next
 (`candidates`).
 
 Stands on `names`. Never imports `publishing`, nor `retrieving`, which stands above it: what an

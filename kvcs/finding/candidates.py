@@ -228,6 +228,11 @@ class Candidates:
         """Whether more may yet be found."""
         return self.open >= max(self._min_blocks, 1)
 
+    @property
+    def untold(self) -> str | None:
+        """Why a relay cannot tell for now what is published; None when none says so."""
+        return next(filter(None, (search.untold for search in self._searches)), None)
+
     # -- the choice ----------------------------------------------------------------------
 
     def best(self) -> Candidate | None:

@@ -28,7 +28,7 @@ from kvcs.names.errors import (
     RetrievalTimeout,
 )
 from kvcs.names.namespace import PublicationNamespace, compat_prefix
-from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
+from kvcs.names.refusals import NO_STREAM_DELAY, cannot_tell, not_authorized, retry_delay
 from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.tokens import Tokens
@@ -70,6 +70,8 @@ class Listing:
         self.settled = False
         self.error: RetrievalError | None = None
         self.refused: str | None = None
+        self.untold: str | None = None
+        """Why the peer cannot tell for now: it is asked again."""
         self.changes = 0
         """How often something came or went."""
         self.watchers: set[Callable[[], None]] = set()
@@ -150,6 +152,7 @@ class Listing:
 
     def _answer(self, error: MoqtError | None) -> None:
         if error is None:
+            self.untold = None
             self._answered = self._heard = True
             self._tell()
 
@@ -178,6 +181,7 @@ class Listing:
             self.error = NotAuthorized(f"discovery is refused: {error}")
         elif not self._answered and (again := self._again(error)) is not None:
             self._delay = again
+            self.untold = str(error) if error is not None and cannot_tell(error) else None
         else:
             self.refused = "the peer ended the listing" if error is None else str(error)
         self._tell()
@@ -314,7 +318,9 @@ class Directory:
                 if held.settled:
                     break
                 if now() >= deadline:
-                    raise RetrievalTimeout(f"the relay listed nothing within {self._timeout:g} s")
+                    raise RetrievalTimeout(
+                        f"the relay listed nothing within {self._timeout:g} s", held.untold or ""
+                    )
                 when = deadline if due is None else min(due, deadline)
                 try:
                     async with asyncio.timeout_at(when):

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kvcs.finding.listing import OVERLAP_DELAY, Found
+from kvcs.finding.telling import UNTOLD_SECONDS, untold
 from kvcs.names.errors import NotAuthorized, PublisherLost, RetrievalError
 from kvcs.names.namespace import PublicationNamespace, anchor_prefix
-from kvcs.names.refusals import NO_STREAM_DELAY, not_authorized, retry_delay
+from kvcs.names.refusals import NO_STREAM_DELAY, cannot_tell, not_authorized, retry_delay
 from kvsp.names.errors import DecodeError
 from moqt.requests import OutgoingSubscribeNamespace, RequestState
 from moqt.session import Session
@@ -43,6 +44,8 @@ class _Probe:
         """When to ask (again), or until when to wait for a namespace."""
         self.delay: float | None = 0.0
         """What `due` is to be, from now on."""
+        self.untold: str | None = None
+        """Why the peer cannot tell for now."""
 
     def cancel(self) -> None:
         if self.request is not None and self.request.state is not RequestState.CLOSED:
@@ -69,8 +72,10 @@ class Probing:
         grace: float,
         probes: int,
         changed: Callable[[], None],
+        until: float | None = None,
     ) -> None:
-        """`min_blocks` is the shortest prefix worth having, in blocks."""
+        """`min_blocks` is the shortest prefix worth having, in blocks. A peer that cannot tell for
+        now is asked again `until` then, for UNTOLD_SECONDS unless it is said."""
         self.error: RetrievalError | None = None
         self._session = session
         self._scope_id = scope_id
@@ -84,6 +89,9 @@ class Probing:
         self._probes: dict[int, _Probe] = {}
         """By blocks, longest first: a dict keeps the order in which they are asked for."""
         self._found: dict[int, dict[PublicationNamespace, None]] = {}
+        self._until = until
+        self.untold: str | None = None
+        """Why the peer cannot tell of some prefix."""
 
     @property
     def open(self) -> int:
@@ -106,6 +114,7 @@ class Probing:
         for blocks, probe in list(self._probes.items()):
             if probe.delay is not None:
                 probe.due, probe.delay = now + probe.delay, None
+                self._lose_patience(probe, now)
             if probe.over or (probe.answered and probe.due is not None and now >= probe.due):
                 probe.cancel()
                 del self._probes[blocks]
@@ -117,6 +126,8 @@ class Probing:
         for blocks, probe in self._probes.items():
             if probe.request is None and not probe.over and self.error is None:
                 self._ask(blocks, probe, now)
+        if self.untold is not None and not self.open and not self._found:
+            self.error = self.error or untold(self.untold)
         times = [p.due for p in self._probes.values() if p.due is not None and p.due > now]
         return min(times, default=None)
 
@@ -128,6 +139,16 @@ class Probing:
         self._next = 0
 
     # -- inside --------------------------------------------------------------------------
+
+    def _lose_patience(self, probe: _Probe, now: float) -> None:
+        """Do not ask again for what the peer cannot tell of for too long."""
+        if probe.untold is None:
+            return
+        if self._until is None:
+            self._until = now + UNTOLD_SECONDS
+        self.untold = probe.untold
+        if probe.due is not None and probe.due > self._until:
+            probe.over = True
 
     def _ask(self, blocks: int, probe: _Probe, now: float) -> None:
         if probe.due is not None and probe.due > now:
@@ -150,7 +171,7 @@ class Probing:
 
         def answered(error: MoqtError | None) -> None:
             if error is None:
-                probe.answered, probe.delay = True, self._grace
+                probe.answered, probe.delay, probe.untold = True, self._grace, None
                 self._changed()
 
         try:
@@ -172,6 +193,7 @@ class Probing:
             again = OVERLAP_DELAY if overlaps else retry_delay(error)
             if again is not None:
                 probe.request, probe.delay = None, again
+                probe.untold = str(error) if cannot_tell(error) else None
                 self._changed()
                 return
         probe.over = True

@@ -17,10 +17,18 @@ _AUTHORIZATION: Final = (
     RequestErrorCode.UNKNOWN_AUTH_TOKEN_ALIAS,
 )
 
+_CANNOT_TELL: Final = (RequestErrorCode.INTERNAL_ERROR, RequestErrorCode.TIMEOUT)
+
 
 def not_authorized(error: MoqtError) -> bool:
     """Whether a request was refused for lack of rights."""
     return isinstance(error, RequestError) and error.code in _AUTHORIZATION
+
+
+def cannot_tell(error: MoqtError) -> bool:
+    """Whether a request was refused because somebody who may have what is asked for could not be
+    asked: that says nothing of whether there is such a thing."""
+    return isinstance(error, RequestError) and error.code in _CANNOT_TELL
 
 
 def retry_delay(error: MoqtError) -> float | None:

@@ -214,7 +214,8 @@ def token(
         list[str] | None,
         typer.Option(
             metavar="ROLE",
-            help=f"A role at KVSP services: {_ROLES} (a controller's); may be repeated.",
+            help=f"A role: {_ROLES} (for relays behind relays; placement is a controller's); "
+            "may be repeated.",
         ),
     ] = None,
     uri: Annotated[

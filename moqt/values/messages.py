@@ -175,8 +175,8 @@ NO_PARAMETERS = Parameters()
 class PeerRelay(NamedTuple):
     """A peer that is a relay, and understands RELAY_PATH."""
 
-    id: int
-    """Its name among relays; it chooses it itself."""
+    id: int | None
+    """Its name among relays; it chooses it itself. None: it is not believed to be one."""
     first_hand: bool
     """It wants to be answered with what is here, and nobody else asked."""
 

@@ -14,7 +14,7 @@ from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.rights.policy import Action
 from relay.rights.refusals import Refusals
-from relay.sources.hops import is_one_of
+from relay.sources.hops import is_one_of, relay_of
 
 logger = logging.getLogger("relay")
 
@@ -37,12 +37,12 @@ class NamespaceEvents:
         default_factory=list
     )
     """A SUBSCRIBE_NAMESPACE for the prefix has come (True) or gone."""
-    awaited: list[Callable[[Session, TrackNamespace, Callable[[], None]], None]] = field(
+    awaited: list[Callable[[Session, TrackNamespace, Callable[[bool], None]], None]] = field(
         default_factory=list
     )
     """Each calls `then`, perhaps more than once, when it tells of what it knows under the prefix,
-    or will not: a listing is accepted when all have, so that whoever asked can tell soon after
-    REQUEST_OK that nothing more is there."""
+    or will not (True), or cannot be asked (False): a listing is answered when all have, so that
+    whoever asked can tell soon after REQUEST_OK that nothing more is there."""
 
 
 class Namespaces:
@@ -59,7 +59,7 @@ class Namespaces:
         """Accepted PUBLISH_NAMESPACEs."""
         self.published_here: PrefixMap[Hashable] = PrefixMap()
         """Complete cached tracks without a publisher: the relay is the publisher."""
-        self.on_disk: PrefixMap[Hashable] = PrefixMap()
+        self.on_disk: PrefixMap[Any] = PrefixMap()
         """Complete tracks on the disk: the relay is the publisher of these, too."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
@@ -85,14 +85,14 @@ class Namespaces:
         """Whether `session` is told of `namespace`: what an upstream relay told is not its news."""
         if any(namespace in each for each in self._here):
             return True
-        peer = session.peer_relay
+        peer = relay_of(session)
         if session in self._refusals.trusted:
             return False
         if peer is None:
             return namespace in self.remote
         if namespace in self._held:
             return False
-        own = frozenset((peer.id,))
+        own = frozenset((peer,))
         return any(not is_one_of(each, own) for each in self.remote.at(namespace))
 
     @property
@@ -162,20 +162,32 @@ class Namespaces:
         prefix = request.prefix
         self._file(request)
         left = set(range(len(self.events.awaited)))
+        lost: set[int] = set()
+        """Who cannot be asked."""
 
-        def told(by: int) -> None:
+        def told(by: int, known: bool) -> None:
+            if by not in left:
+                return  # it was not waited for any longer
             left.discard(by)
+            if not known:
+                lost.add(by)
             if not left:
-                self._accept(request)
+                self._answer(request, all_asked=not lost)
 
         for number, wait in enumerate(self.events.awaited):
             wait(session_of(request), prefix, partial(told, number))
-        if not left:
-            self._accept(request)
+        if not self.events.awaited:
+            self._answer(request)
 
-    def _accept(self, request: IncomingSubscribeNamespace) -> None:
+    def _answer(self, request: IncomingSubscribeNamespace, *, all_asked: bool = True) -> None:
+        """Accept it; where there is nothing to tell of, and not all could be asked who may have
+        something, that cannot be said."""
         if request.state is not RequestState.PENDING:
-            return  # given up in the meantime, or waited for long enough
+            return  # given up in the meantime
+        if not all_asked and not self._known(request):
+            self._refusals.counters.requests_unreachable += 1
+            self._refusals.unreachable(request)
+            return
         self._by_prefix.add(self.listings[request], request)
         request.accept()
         self._list(request)
@@ -199,13 +211,16 @@ class Namespaces:
                 listed(session_of(request), prefix, request, False)
 
     def _list(self, request: IncomingSubscribeNamespace) -> None:
+        for namespace in self._known(request):
+            request.add(namespace)
+
+    def _known(self, request: IncomingSubscribeNamespace) -> list[TrackNamespace]:
+        """What `request` is told of by now."""
         session = session_of(request)
         found: dict[TrackNamespace, None] = {}
         for known in (*self._here, self.remote):
             found.update(dict.fromkeys(known.namespaces_under(request.prefix)))
-        for namespace in found:
-            if self._tells(session, namespace):
-                request.add(namespace)
+        return [namespace for namespace in found if self._tells(session, namespace)]
 
     def tick(self, now: float) -> None:
         """Time has passed. Needed only where there are upstream relays."""

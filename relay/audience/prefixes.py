@@ -59,6 +59,10 @@ class PrefixMap(Generic[T]):
         for length in range(len(namespace), -1, -1):
             yield from self.at(namespace[:length])
 
+    def any_under(self, prefix: TrackNamespace) -> bool:
+        """Whether a namespace that begins with `prefix` has an item."""
+        return prefix in self._below
+
     def namespaces_under(self, prefix: TrackNamespace) -> list[TrackNamespace]:
         return list(self._below.get(prefix, ()))
 

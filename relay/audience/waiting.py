@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from moqt.session import Session, session_of
 from moqt.values.names import FullTrackName, TrackNamespace
 from relay.audience.downstream import Downstream, TrackRequest
 from relay.audience.prefixes import PrefixMap
@@ -21,13 +23,20 @@ class Pending:
 
 
 class Waiting:
-    """At most `limit` requests; whoever is told that it is full refuses the request."""
+    """At most `limit` requests; whoever is told that there is no room refuses the request.
+
+    One session has as many at most as are still free: however many they are that take all they
+    can get, there is room for who has none.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.pending: dict[TrackRequest, Pending] = {}
         self.rendezvous: PrefixMap[Pending] = PrefixMap()
         """Those without a track, by namespace (MOQT "RENDEZVOUS_TIMEOUT Parameter")."""
+        self._named: dict[FullTrackName, dict[TrackRequest, None]] = {}
+        """The same by name: others wait in the same namespace."""
+        self._of_session: Counter[Session] = Counter()
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -36,31 +45,54 @@ class Waiting:
     def full(self) -> bool:
         return len(self.pending) >= self._limit
 
+    def room(self, session: Session) -> bool:
+        """Whether one more of `session` may wait."""
+        return self._of_session[session] < self._limit - len(self.pending)
+
+    def of_session(self, session: Session) -> int:
+        """How many of `session` wait."""
+        return self._of_session[session]
+
+    def _add(self, pending: Pending) -> None:
+        request = pending.request
+        if request not in self.pending:
+            self._of_session[session_of(request)] += 1
+            request.when_ended(lambda: self.done(request))
+        self.pending[request] = pending
+
     def for_track(
         self, request: TrackRequest, downstream: Downstream, deadline: float | None = None
     ) -> None:
-        self.pending[request] = Pending(request, downstream, deadline)
+        self._add(Pending(request, downstream, deadline))
         downstream.waiting.add(request)
-        request.when_ended(lambda: self.done(request))
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
-        pending = self.pending[request] = Pending(request, None, deadline)
+        pending = Pending(request, None, deadline)
+        self._add(pending)
         self.rendezvous.add(request.name.namespace, pending)
-        request.when_ended(lambda: self.done(request))
+        self._named.setdefault(request.name, {})[request] = None
 
     def done(self, request: TrackRequest) -> None:
         """It is over, or about to be answered."""
         pending = self.pending.pop(request, None)
         if pending is None:
             return
+        session = session_of(request)
+        self._of_session[session] -= 1
+        if not self._of_session[session]:
+            del self._of_session[session]
         if pending.downstream is not None:
             pending.downstream.waiting.discard(request)
         else:
             self.rendezvous.remove(request.name.namespace, pending)
+            named = self._named[request.name]
+            del named[request]
+            if not named:
+                del self._named[request.name]
 
     def of(self, name: FullTrackName) -> list[TrackRequest]:
         """Those that wait for a publisher of just this track."""
-        return [p.request for p in self.rendezvous.at(name.namespace) if p.request.name == name]
+        return list(self._named.get(name, ()))
 
     def under(self, prefix: TrackNamespace) -> list[TrackRequest]:
         """Those that wait for a publisher of a track under `prefix`."""

@@ -8,13 +8,14 @@ has itself (FIRST_HAND): a track goes one hop, whoever asks.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from moqt.session import Session
+from moqt.values.errors import escaped
 from moqt.values.names import TrackNamespace
 from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
@@ -103,6 +104,8 @@ class Registrations:
         """What is to be told now."""
         self._told: OrderedDict[tuple[str, TrackNamespace], None] = OrderedDict()
         """What was told, the one that is due again first first."""
+        self._of_scope: Counter[str] = Counter()
+        """How many entries each scope has."""
         self._warned = False
 
     def __len__(self) -> int:
@@ -115,22 +118,24 @@ class Registrations:
         if has is (Has.NOTHING if entry is None else entry.has):
             return
         if entry is None:
-            if len(self._entries) >= self._config.max_registered:
-                self._at_limit()
+            if self._of_scope[scope] >= self._config.max_registered:
+                self._at_limit(scope)
                 return
             entry = self._entries[key] = _Entry(has)
+            self._of_scope[scope] += 1
         entry.has = has
         self._told.pop(key, None)
         self._queue[key] = None
 
-    def _at_limit(self) -> None:
+    def _at_limit(self, scope: str) -> None:
         self._counters.namespaces_unregistered += 1
         if not self._warned:
             self._warned = True
             logger.warning(
-                "the directory is told of %d namespaces and no more (max_registered): other relays "
-                "do not find what is published beyond",
+                "the directory is told of %d namespaces of the path %s and no more "
+                "(max_registered): other relays do not find what is published beyond",
                 self._config.max_registered,
+                escaped(scope),
             )
 
     def tell_all(self) -> None:
@@ -164,6 +169,9 @@ class Registrations:
                 self._told[key] = None
             else:
                 del self._entries[key]
+                self._of_scope[change.scope] -= 1
+                if not self._of_scope[change.scope]:
+                    del self._of_scope[change.scope]
 
     def untold(self, changes: list[Change]) -> None:
         """They did not get through: again, before what came later."""
@@ -219,8 +227,7 @@ class Finder:
 
     def look_for_waiting(self) -> None:
         """Somebody may have come for whom requests wait (RENDEZVOUS_TIMEOUT)."""
-        waiting = self.relay.waiting.rendezvous.namespaces_under(())
-        for namespace in waiting[:BATCH]:
+        for namespace in self.relay.waiting.rendezvous.namespaces_under(()):
             if not self.known(namespace):
                 self._look_up(namespace)
 

@@ -313,7 +313,9 @@ class DirectoryClient:
         if self._failed.get(key, 0.0) > self._now():
             return None
         most = self._scopes.config.max_mesh_sessions
-        if len(self._sessions) + len(self._dials) >= most and not self._close_one_idle():
+        own = sum(each == scope for each, _ in (*self._sessions, *self._dials))
+        left = most - len(self._sessions) - len(self._dials)
+        if own >= left and not self._close_one_idle(None if left <= 0 else scope):
             self._counters.mesh_sessions_refused += 1
             if self._counters.mesh_sessions_refused == 1:
                 logger.warning(
@@ -363,9 +365,10 @@ class DirectoryClient:
             elif now - self._idle_since.setdefault(key, now) >= IDLE_SECONDS:
                 session.close()
 
-    def _close_one_idle(self) -> bool:
-        for session in self._sessions.values():
-            if session.closed is None and not session.session.busy:
+    def _close_one_idle(self, scope: str | None) -> bool:
+        """Whether one that nobody uses was closed; only one of `scope`, if that is said."""
+        for (of, _), session in self._sessions.items():
+            if scope in (None, of) and session.closed is None and not session.session.busy:
                 session.close()
                 return True
         return False

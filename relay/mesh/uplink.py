@@ -17,11 +17,11 @@ from typing import Protocol
 from moqt.requests import IncomingPublish, OutgoingPublishNamespace, RequestState
 from moqt.session import Session
 from moqt.values.codes import RequestErrorCode
-from moqt.values.errors import MoqtError, RequestError
+from moqt.values.errors import MoqtError, RequestError, SessionClosed
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.audience.prefixes import PrefixMap
 from relay.core import Relay
-from relay.sources.hops import is_one_of
+from relay.sources.hops import relay_of
 
 logger = logging.getLogger("relay")
 
@@ -52,6 +52,12 @@ class Cancellable(Protocol):
 
 Ended = Callable[[MoqtError | None], None]
 
+Answered = Callable[[bool], None]
+"""Told whether upstream has told of a prefix, or will not; False: it cannot be asked."""
+
+_CANNOT_TELL = frozenset({RequestErrorCode.INTERNAL_ERROR, RequestErrorCode.TIMEOUT})
+"""Refusals of a listing that may be repeated: upstream lacks somebody, too."""
+
 
 class Interests:
     """The prefixes wanted downstream, as few requests upstream as cover them.
@@ -73,14 +79,16 @@ class Interests:
         not have all that it covers asked for in turn."""
         self._retry: dict[TrackNamespace, float] = {}
         self._tries: dict[TrackNamespace, int] = {}
-        self._waiting: dict[TrackNamespace, dict[Callable[[], None], None]] = {}
+        self._waiting: dict[TrackNamespace, dict[Answered, None]] = {}
         """Who waits for the answer to what was asked."""
+        self._untold: set[TrackNamespace] = set()
+        """Prefixes of which upstream cannot tell for now, and that are asked for again."""
         self._now = 0.0
 
     def attach(self, session: Session | None) -> None:
         """Ask this session from now on, all anew; None when there is none."""
         self._session = None
-        for table in (self._retry, self._useless, self._unwanted, self._tries):
+        for table in (self._retry, self._useless, self._unwanted, self._tries, self._untold):
             table.clear()
         for prefix in list(self._asked):
             self._cancel(prefix)
@@ -106,7 +114,8 @@ class Interests:
         if prefix in self._wanted:
             return
         self._retry.pop(prefix, None)
-        if prefix in self._asked and self._wanted.namespaces_under(prefix):
+        self._untold.discard(prefix)
+        if prefix in self._asked and self._wanted.any_under(prefix):
             self._unwanted[prefix] = self._now + UNWANTED_SECONDS
         else:
             self._drop(prefix)
@@ -138,9 +147,7 @@ class Interests:
                     self._cancel(narrower)
                 self._start(prefix)
 
-    def await_answer(
-        self, prefix: TrackNamespace, then: Callable[[], None]
-    ) -> Callable[[], None] | None:
+    def await_answer(self, prefix: TrackNamespace, then: Answered) -> Callable[[], None] | None:
         """Call `then` when what covers `prefix` is answered. Returns what calls it before that,
         and waits no more; None when nothing was to be waited for, and it was called at once."""
         for length in range(len(prefix) + 1):
@@ -149,26 +156,38 @@ class Interests:
                 waiting = self._waiting.setdefault(prefix[:length], {})
                 waiting[then] = None
                 return partial(self._enough, waiting, then)
-        then()
+        then(self._session is not None and not self._is_untold(prefix))
         return None
 
-    @staticmethod
-    def _enough(waiting: dict[Callable[[], None], None], then: Callable[[], None]) -> None:
-        waiting.pop(then, None)
-        then()
+    def _is_untold(self, prefix: TrackNamespace) -> bool:
+        """Whether upstream cannot tell of `prefix`, and nothing covers it that it has answered."""
+        covering = [prefix[:length] for length in range(len(prefix) + 1)]
+        return not self._untold.isdisjoint(covering) and not any(
+            each in self._asked for each in covering
+        )
 
-    def answered(self, prefix: TrackNamespace, *, accepted: bool = False) -> None:
-        """What was asked for `prefix` is answered, refused or given up."""
-        if accepted:
-            self._tries.pop(prefix, None)
+    @staticmethod
+    def _enough(waiting: dict[Answered, None], then: Answered) -> None:
+        waiting.pop(then, None)
+        then(True)  # it is slow: what it tells is told on
+
+    def accepted(self, prefix: TrackNamespace) -> None:
+        """What was asked for `prefix` is answered: upstream tells of it."""
+        self._tries.pop(prefix, None)
+        self._untold.discard(prefix)
+        self._answered(prefix)
+
+    def _answered(self, prefix: TrackNamespace, *, lost: bool = False) -> None:
+        """What was asked for `prefix` is accepted, refused or given up; `lost`: upstream is."""
+        known = not lost and self._session is not None and not self._is_untold(prefix)
         for then in tuple(self._waiting.pop(prefix, ())):
-            then()
+            then(known)
 
     def _cancel(self, prefix: TrackNamespace) -> None:
         request = self._asked.pop(prefix, None)
         if request is not None:
             request.cancel()
-        self.answered(prefix)
+        self._answered(prefix)
 
     def _covered(self, prefix: TrackNamespace) -> bool:
         return any(
@@ -209,7 +228,9 @@ class Interests:
             tries = self._tries[prefix] = self._tries.get(prefix, 0) + 1
             longest = max(MOST_RETRY_SECONDS, wait)
             self._retry[prefix] = self._now + min(wait * 2.0 ** (min(tries, 16) - 1), longest)
-        self.answered(prefix)
+            if isinstance(error, RequestError) and error.code in _CANNOT_TELL:
+                self._untold.add(prefix)
+        self._answered(prefix, lost=isinstance(error, SessionClosed))
         overlaps = isinstance(error, RequestError) and error.code == RequestErrorCode.PREFIX_OVERLAP
         if not overlaps and (error is None or isinstance(error, RequestError)):
             # not those under it for what it is refused
@@ -240,8 +261,8 @@ class Uplink:
         self._session: Session | None = None
         self._announced: dict[TrackNamespace, OutgoingPublishNamespace] = {}
         self._again: dict[TrackNamespace, float] = {}
-        self._told: Counter[TrackNamespace] = Counter()
-        """Namespaces that the session tells of, and that fade."""
+        self._told: Counter[tuple[Session, TrackNamespace]] = Counter()
+        """How many listings at a session, those that fade included, tell of a namespace."""
         self._fading: deque[tuple[float, Session, TrackNamespace]] = deque()
         self._namespaces = Interests(self._subscribe_namespace)
         self._tracks = Interests(self._subscribe_tracks)
@@ -264,7 +285,9 @@ class Uplink:
         self.relay.add_upstream(session, self._place)
         self._announced.clear()
         self._again.clear()
-        self._forget_fading()
+        # what the session before has told of holds until this one has told
+        soon = self.relay.clock.now + FADING_SECONDS
+        self._fading = deque((max(at, soon), who, told) for at, who, told in self._fading)
         self._namespaces.attach(session)
         self._tracks.attach(session)
         for namespace in self.relay.namespaces.published.namespaces_under(()):
@@ -293,7 +316,6 @@ class Uplink:
             self.relay.askable.unreachable.add(self)
             self._announced.clear()
             self._again.clear()
-            self._forget_fading()
             self._namespaces.attach(None)
             self._tracks.attach(None)
 
@@ -314,14 +336,12 @@ class Uplink:
         if session not in self.relay.upstreams:
             (self._namespaces.add if on else self._namespaces.remove)(prefix, item)
 
-    def _await_upstream(
-        self, session: Session, prefix: TrackNamespace, then: Callable[[], None]
-    ) -> None:
-        above, asking = self._session, session.peer_relay
-        if session in self.relay.upstreams or (
-            above is not None and asking is not None and is_one_of(above, frozenset((asking.id,)))
+    def _await_upstream(self, session: Session, prefix: TrackNamespace, then: Answered) -> None:
+        above, asking = self._session, relay_of(session)
+        if not self.relay.askable.goes_up(session) or (
+            above is not None and asking is not None and relay_of(above) == asking
         ):
-            then()  # who asks would wait for itself
+            then(True)  # who asks would wait for itself
             return
         enough = self._namespaces.await_answer(prefix, then)
         if enough is not None:
@@ -343,20 +363,24 @@ class Uplink:
             (told.add if present else told.discard)(namespace)
             self._changed(session, namespace, present)
 
-        def over(error: MoqtError | None) -> None:
+        def fade(seconds: float) -> None:
             gone = tuple(told)
             told.clear()
+            if seconds:
+                until = self.relay.clock.now + seconds
+                self._fading.extend((until, session, namespace) for namespace in gone)
+                return
             for namespace in gone:
                 self._changed(session, namespace, False)
+
+        def over(error: MoqtError | None) -> None:
+            # of who is lost nobody knows what it has: it is to come back
+            lost = isinstance(error, SessionClosed)
+            fade(self.relay.config.publisher_linger if lost else 0.0)
             ended(error)
 
         def given_up() -> None:
-            if self._session is not session:
-                over(None)
-                return
-            until = self.relay.clock.now + FADING_SECONDS
-            self._fading.extend((until, session, namespace) for namespace in told)
-            told.clear()
+            fade(FADING_SECONDS)
             ended(None)
 
         request = session.subscribe_namespace(
@@ -365,24 +389,26 @@ class Uplink:
             on_ended=over,
             on_full=lambda: self._namespaces.full(prefix),
         )
-        request.on_answer = lambda error: self._namespaces.answered(prefix, accepted=error is None)
+
+        def answered(error: MoqtError | None) -> None:
+            if error is None:
+                self._namespaces.accepted(prefix)
+
+        request.on_answer = answered
         return _Listing(request, given_up)
 
     def _changed(self, session: Session, namespace: TrackNamespace, present: bool) -> None:
         """One more, or one less, of the listings at `session` tells of `namespace`."""
-        before = self._told[namespace]
-        self._told[namespace] = before + (1 if present else -1)
-        if not self._told[namespace]:
-            del self._told[namespace]
-        if not (before and self._told[namespace]):
+        key = session, namespace
+        before = self._told[key]
+        self._told[key] = before + (1 if present else -1)
+        if not self._told[key]:
+            del self._told[key]
+        if not (before and key in self._told):
             names = self.relay.namespaces
             (names.remote.add if present else names.remote.remove)(namespace, session)
-            names.tell(namespace, lost=not present)
-
-    def _forget_fading(self) -> None:
-        while self._fading:
-            _, session, namespace = self._fading.popleft()
-            self._changed(session, namespace, False)
+            again = self._session is not None and (self._session, namespace) in self._told
+            names.tell(namespace, lost=not present and not again)
 
     def _subscribe_tracks(
         self, session: Session, prefix: TrackNamespace, ended: Ended

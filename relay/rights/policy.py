@@ -38,6 +38,10 @@ class Policy(Protocol):
         Those of the session's SETUP are `session.peer_tokens`.
         """
 
+    def is_relay(self, session: Session) -> bool:
+        """Whether what `session`, which has come to us, says as a relay is believed: which one it
+        is (RELAY_ID), and which others wait for what it asks for (RELAY_PATH)."""
+
     def check(self, session: Session, token: Token) -> RequestErrorCode | None:
         """Why `token` is refused wherever it is shown; None when it is not."""
 
@@ -52,6 +56,9 @@ class AllowAll:
         namespace: TrackNamespace,
         tokens: tuple[Token, ...] = (),
     ) -> bool:
+        return True
+
+    def is_relay(self, session: Session) -> bool:
         return True
 
     def check(self, session: Session, token: Token) -> RequestErrorCode | None:

@@ -20,6 +20,8 @@ logger = logging.getLogger("relay")
 
 UNREACHABLE = "an upstream relay cannot be asked"
 
+CLAIMS = "what a peer says as a relay is ignored, as nothing shows that it is one"
+
 
 _PASSED_ON = frozenset(
     {
@@ -82,8 +84,11 @@ class Refusals:
         self.refuse(request, RequestErrorCode.UNAUTHORIZED, no_right(action))
         return False
 
-    def overloaded(self, request: IncomingRequest, limit: str, what: str) -> None:
-        """It goes beyond a limit, named as in `RelayConfig`, on `what`."""
+    def overloaded(
+        self, request: IncomingRequest, limit: str, what: str, own: int | None = None
+    ) -> None:
+        """It goes beyond a limit, named as in `RelayConfig`, on `what`; `own`: or beyond what a
+        session has of it, which has so many."""
         most = getattr(self.config, limit)
         self.counters.requests_over_limit += 1
         if limit not in self._told:
@@ -94,7 +99,13 @@ class Refusals:
                 what,
                 limit,
             )
-        self.no_room(request, f"there are {most} {what}, and no more may be ({limit})")
+        if own:
+            reason = (
+                f"{own} of this session are as many {what} as are still free of {most} ({limit})"
+            )
+        else:
+            reason = f"there are {most} {what}, and no more may be ({limit})"
+        self.no_room(request, reason)
 
     def no_room(self, request: IncomingRequest, reason: str) -> None:
         self.refuse(
@@ -112,6 +123,28 @@ class Refusals:
             UNREACHABLE,
             retry=self.config.retry_after_ms,
         )
+
+    def believe(self, session: Session) -> None:
+        """What `session` says as a relay counts from now on if it may say so."""
+        peer = session.peer_relay
+        if peer is None or peer.id is None or session.transport.is_client:
+            return  # whom we have dialled is a relay by our settings, or by the directory
+        if self.policy.is_relay(session):
+            return
+        session.peer_relay = peer._replace(id=None)
+        self.claim_ignored(session)
+
+    def claim_ignored(self, session: Session) -> None:
+        """It has said something that counts from relays alone."""
+        self.counters.claims_ignored += 1
+        if CLAIMS not in self._told:
+            self._told.add(CLAIMS)
+            logger.warning(
+                "%s: the first one is %s; a relay is told by the token of its SETUP, that of a "
+                'principal with the role "relay"',
+                CLAIMS,
+                session.transport.peer_address or "without an address",
+            )
 
     def reached(self) -> None:
         """There is a session to an upstream relay again: the next time is told anew."""

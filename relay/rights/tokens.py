@@ -37,6 +37,9 @@ MODELS_PREFIX: Final = b"moq://kvcache.moq.arpa/v1/"
 TOKEN_TYPE: Final = 0
 """Agreed out of band (MOQT "Authorization Token")."""
 
+RELAY: Final = "relay"
+"""The role of a principal that is a relay."""
+
 RIGHTS: Final[Mapping[Action, Right]] = {
     Action.PUBLISH_NAMESPACE: Right.WRITE,
     Action.PUBLISH: Right.WRITE,
@@ -95,6 +98,15 @@ class TokenPolicy:
         allowed = any(who is not None and _may(who, namespace, right) for who in known)
         self.denied += not allowed
         return allowed
+
+    def is_relay(self, session: Session) -> bool:
+        """By the tokens of its SETUP: it says there which relay it is."""
+        known = [
+            self._principals.by_token(value)
+            for type_, value in session.peer_tokens
+            if type_ == TOKEN_TYPE
+        ]
+        return any(who is not None and who.has_role(RELAY) for who in known)
 
     def check(self, session: Session, token: Token) -> RequestErrorCode | None:
         """An unknown token gives no right, and is no fault by itself."""

@@ -49,6 +49,7 @@ GAUGES = {
 COUNTERS = {
     "sessions": "Sessions established.",
     "requests_over_limit": "Of the refused, those beyond a limit of the relay.",
+    "claims_ignored": "Sessions and requests that say to be of a relay, and may not.",
     "requests_unreachable": "Of the refused, those that an upstream relay might have served that "
     "could not be asked.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",

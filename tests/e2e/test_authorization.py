@@ -104,6 +104,23 @@ def test_a_cache_crosses_two_relays_and_stays_in_the_nearer_one(cache: Cache, tm
             other.check(tmp_path / "three")
 
 
+@pytest.mark.parametrize("role", [True, False])
+def test_a_relay_is_believed_to_be_one_by_the_role_of_its_token(
+    cache: Cache, tokens, tmp_path: Path, role: bool
+):
+    token = tmp_path / "edge.token"
+    options = ("--every-scope", "--read-only", *(("--role", "relay") if role else ()))
+    made = ("token", token, "--principals", tokens["principals"], *options)
+    Process(tmp_path, "keygen-edge", BIN / "kvcs-keygen", *made).finish(0)
+    with relay(tmp_path / "far", "--auth", tokens["principals"]) as far:
+        above = ("--upstream", far.url, "--upstream-cafile", far.cafile)
+        with relay(tmp_path / "near", *above, "--upstream-token-file", token) as near:
+            near.reaches(upstream_sessions=1)
+            near.subscribe(cache, tmp_path / "out").finish(3)
+            assert (far.metric("claims_ignored_total") == 0) == role
+            assert ("says as a relay is ignored" in far.process.stderr) != role
+
+
 def test_a_relay_started_before_its_upstream_finds_it_later(cache: Cache, tmp_path: Path):
     with relay(tmp_path / "far") as first:
         address, cafile = first.url.removeprefix("moqt://"), first.cafile

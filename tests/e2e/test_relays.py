@@ -42,3 +42,30 @@ def test_the_bound_of_the_whole_is_what_recomputing_takes(tmp_path, cache):
             cache, tmp_path / "out", "--recompute-within", "1", "--timeout", "60"
         ).finish(1)
         assert "0 of 8 layers came within the 1 s of --recompute-within" in readable(failed)
+
+
+@pytest.mark.parametrize("listing", ["listing", "probe"])
+def test_while_the_relay_above_is_gone_nothing_is_said_not_to_be_found(tmp_path, cache, listing):
+    with relay(tmp_path / "far") as far:
+        above = ("--upstream", far.url, "--upstream-cafile", far.cafile)
+        with relay(tmp_path / "near", *above) as near:
+            near.reaches(upstream_sessions=1)
+            asking = ("--timeout", "60", "--discovery", listing)
+            near.subscribe(cache, tmp_path / "out", *asking, name="before").finish(3)
+            far.process.kill()
+            # just now it is not noticed yet; then it is
+            for name in ("unnoticed", "noticed"):
+                consumer = near.subscribe(cache, tmp_path / "out", *asking, name=name)
+                consumer.finish(1)
+                assert "cannot tell what is published" in readable(consumer)
+                near.reaches(upstream_sessions=0)
+            assert "an upstream relay cannot be asked" in readable(consumer)
+
+
+def test_what_a_relay_has_is_found_while_the_one_above_is_gone(tmp_path, cache):
+    with relay(tmp_path / "far") as far:
+        above = ("--upstream", far.url, "--upstream-cafile", far.cafile)
+    with relay(tmp_path / "near", *above) as near:
+        near.publish(cache).wait_for("publishing")
+        near.subscribe(cache, tmp_path / "out").finish(0)
+        cache.check(tmp_path / "out")

@@ -164,7 +164,8 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
     "roles a string": (but(roles="holder"), AT_0 + ': "roles" is no array'),
     "a role unknown": (
         but(roles=["root"]),
-        AT_0 + ": the role 'root' is none of cats, holder, index, instance, operator, placement",
+        AT_0
+        + ": the role 'root' is none of cats, holder, index, instance, operator, placement, relay",
     ),
     "uris null": (but(uris=None), AT_0 + ': "uris" is no array'),
     "a uri null": (but(uris=[None]), AT_0 + ': "uris" holds what is no string'),

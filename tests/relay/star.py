@@ -267,5 +267,8 @@ class Denying:
         self.asked.append((action, namespace))
         return action not in self.denied and session not in self.strangers
 
+    def is_relay(self, session):
+        return session not in self.strangers
+
     def check(self, session, token):
         return None

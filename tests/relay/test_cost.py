@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.delivery.fetch import FetchDelivery
 from moqt.track.store import TrackStore
+from moqt.values.messages import Parameters
+from moqt.values.names import FullTrackName, Location
+from relay.cache import Cache, bill
 from tests.relay.calls import calls
-from tests.relay.star import JOIN, LIVE, NAME, Star
+from tests.relay.inside import make_room
+from tests.relay.peers import offering
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Collector, Star, track
 
 
 def world(cached=1, readers=1, parameters=LIVE):
@@ -57,3 +63,64 @@ def test_an_object_that_is_cached_costs_the_same_however_many_are(parameters):
         return calls(retrieve) / cached
 
     assert each(4_000) <= each(1_000)  # what the request itself costs is divided among more
+
+
+def asked_of_readers(readers, evictions=64):
+    """How often readers of a track are asked where they are, for so many evictions, each of which
+    finds nothing that all of them have passed."""
+    asked = 0
+
+    class Reader(FetchDelivery):
+        def __init__(self):
+            """Nothing of a session is needed."""
+
+        @property
+        def position(self):
+            nonlocal asked
+            asked += 1
+            return Location(0, 0)
+
+    store, cache = TrackStore(NAME), Cache(10**9)
+    for number in range(evictions + 1):
+        stored = store.append(0, number, bytes(10))
+        cache.billed += bill(stored)
+        cache.add(store, stored)
+    for _ in range(readers):
+        store.listeners[Reader()] = None
+    for _ in range(evictions):
+        cache.budget = cache.billed - 1
+        assert make_room(cache, 0)
+    return asked
+
+
+def test_an_eviction_costs_no_more_where_ten_thousand_read_than_where_some_hundred_do():
+    assert asked_of_readers(10_000) <= 4 * asked_of_readers(256)
+
+
+def test_a_publish_looks_at_no_request_that_waits_for_another_track():
+    def cost(others):
+        star = Star(max_pending=4 * others)
+        pair, wait = star.connect(), Parameters(rendezvous_timeout=9_000)
+        for number in range(others):
+            pair.client.subscribe(FullTrackName(NAMESPACE, b"%d" % number), Collector(), wait)
+        star.run()
+        assert len(star.relay.waiting) == others
+        return calls(lambda: star.relay.waiting.of(NAME)), calls(lambda: offering(star, track(1)))
+
+    assert cost(10) == cost(100)
+
+
+def test_a_relay_that_is_found_wakes_only_tracks_that_wait_for_one():
+    def cost(others):
+        star, stores = Star(publisher_linger=5), [track(1)]
+        stores += [track(1, name=FullTrackName(NAMESPACE, b"%d" % n)) for n in range(others)]
+        pair, publisher = star.connect(), star.publisher(*stores)
+        for store in stores:
+            star.fetch(pair, name=store.name)
+        star.subscribe(pair, JOIN)
+        star.kill(publisher)
+        assert len(star.relay.tracks) == others + 1 and len(star.relay.lingering) == 1
+        session = star.connect().server
+        return calls(lambda: star.relay.source_found((), session))
+
+    assert cost(10) == cost(200)

@@ -114,7 +114,7 @@ def test_too_many_namespaces_of_one_session_or_in_all_are_refused_for_now():
 
 
 def test_too_many_waiting_requests_are_refused_for_now():
-    star = Star(max_pending=2)
+    star = Star(max_pending=4)  # half of them are for one session
     star.publisher(handler=SilentPublisher())
     pair = star.connect()
     collectors = [star.subscribe(pair, LIVE) for _ in range(2)]
@@ -128,6 +128,24 @@ def test_too_many_waiting_requests_are_refused_for_now():
         assert collector.failed.code == RequestErrorCode.EXCESSIVE_LOAD
         assert collector.failed.retry_after_ms == 1000
     assert len(star.relay.tracks) == 1
+
+
+def test_sessions_that_wait_with_all_they_may_leave_room_for_who_waits_with_none():
+    star, wait = Star(max_pending=64), Parameters(rendezvous_timeout=9_000)
+
+    def waits(pair, number):
+        name = FullTrackName((b"nobody", b"%d" % number), b"track")
+        return star.subscribe(pair, wait, name).failed is None
+
+    greedy = [star.connect() for _ in range(3)]
+    held = [sum(waits(pair, n) for n in range(40)) for pair in greedy]
+    assert held == [32, 16, 8]
+    assert waits(star.connect(), 0)
+    greedy[0].client.close()
+    star.run()
+    assert star.relay.waiting.of_session(greedy[0].server) == 0
+    late = star.connect()
+    assert sum(waits(late, n) for n in range(40)) == 20
 
 
 def test_beyond_the_limit_of_tracks_an_idle_one_makes_room_and_a_busy_one_does_not():

@@ -47,7 +47,8 @@ def awaited(
             whose = "its publisher is" if asked == 1 else "their publishers are"
             yield f"no manifest has come of {asked} publication{'s' * (asked > 1)}: {whose} lost"
         elif candidates.searching and looked_up:
-            yield f"{relay} has not said what is published"
+            why = f": {candidates.untold}" if candidates.untold else ""
+            yield f"{relay} has not said what is published{why}"
         if not looked_up:
             yield "the index service has not answered"
         if candidates.failure is not None:

@@ -21,6 +21,7 @@ from moqt.quic.webtransport.session import (
     State,
     WebTransport,
 )
+from moqt.uri import is_authority, is_path
 
 SESSION_TIMEOUT = 10.0
 """Seconds a client that speaks HTTP/3 has to ask for a session."""
@@ -56,15 +57,18 @@ class WebTransportServer(WebTransport):
         if field(headers, b":scheme") != "https" or not authority or not path:
             self._reset_request(stream_id, H3Code.MESSAGE_ERROR)
             return
+        if not (path.startswith("/") and is_path(path.encode())):
+            self._refuse(stream_id, "the path has characters that a URI must percent-encode")
+            return
+        if not is_authority(authority.encode()):
+            self._refuse(stream_id, "the authority is none that a URI may have")
+            return
         offered = parse_strings(field(headers, AVAILABLE) or "")
         chosen = next((name for name in self._protocols if name in offered), None)
         if chosen is None:
-            self._transport.counters.webtransport_sessions_refused += 1
             known = ", ".join(self._protocols)
             said = ", ".join(offered)[:200] or "no protocol"
-            why = f"WT-Available-Protocols offers {said}; known here: {known}"
-            self._transport.note_refusal(why)
-            self._answer(stream_id, b"400", why)
+            self._refuse(stream_id, f"WT-Available-Protocols offers {said}; known here: {known}")
             return
         self.authority, self.path = authority, path
         answer = [(b":status", b"200"), (CHOSEN, format_strings([chosen]).encode())]
@@ -73,6 +77,12 @@ class WebTransportServer(WebTransport):
         self._transport.send(stream_id, self._qpack.encode(stream_id, answer))
         self._transport.set_deadline(None)
         self._opened(stream_id, chosen, self._make_handler(self))
+
+    def _refuse(self, stream_id: int, why: str) -> None:
+        """Make no session of what the client has asked for."""
+        self._transport.counters.webtransport_sessions_refused += 1
+        self._transport.note_refusal(why)
+        self._answer(stream_id, b"400", why)
 
     def _answer(self, stream_id: int, status: bytes, text: str) -> None:
         """A refusal a person can read; the rest of the request is not."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from moqt.uri import is_authority, is_path
 from moqt.values.codes import (
     MAX_GOAWAY_URI,
     MAX_MESSAGE_BODY,
@@ -98,12 +98,6 @@ def _write_track_properties(properties: Properties) -> bytes:
 
 _REPEATABLE_OPTIONS = frozenset({SetupOptionType.AUTHORIZATION_TOKEN})
 _KNOWN_OPTIONS = frozenset(SetupOptionType)
-# RFC 3986: path-abempty [ "?" query ], and authority without an empty host.
-_PATH = re.compile(rb"(?:/(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?"
-                   rb"(?:\?(?:[\w.~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*)?")  # fmt: skip
-_AUTHORITY = re.compile(rb"(?:(?:[\w.~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?"
-                        rb"(?:\[[\w.~!$&'()*+,;=:-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)"
-                        rb"(?::[0-9]*)?")  # fmt: skip
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -115,8 +109,8 @@ def _is_utf8(value: bytes) -> bool:
 
 
 _OPTION_SYNTAX: dict[int, tuple[Callable[[bytes], object], SessionErrorCode]] = {
-    SetupOptionType.PATH: (_PATH.fullmatch, SessionErrorCode.MALFORMED_PATH),
-    SetupOptionType.AUTHORITY: (_AUTHORITY.fullmatch, SessionErrorCode.MALFORMED_AUTHORITY),
+    SetupOptionType.PATH: (is_path, SessionErrorCode.MALFORMED_PATH),
+    SetupOptionType.AUTHORITY: (is_authority, SessionErrorCode.MALFORMED_AUTHORITY),
     SetupOptionType.MOQT_IMPLEMENTATION: (_is_utf8, SessionErrorCode.KEY_VALUE_FORMATTING_ERROR),
 }
 

@@ -475,3 +475,35 @@ def test_a_purge_while_the_disk_is_read_to_be_compared_leaves_nobody_waiting(sta
     star.hand.held = False
     _, collector = star.subscriber(JOIN)
     assert collector.payloads == everything(3)
+
+
+def left_for_another(folder, count):
+    """A scope with so many tracks on the disk, whose place another one has taken."""
+    star = Shelves(folder, max_scopes=1)
+    for number in range(count):
+        stored(star, name=FullTrackName(NAMESPACE, b"%d" % number))
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    star.subscriber(JOIN, **at("/other"))
+    assert list(star.relay.relays) == ["/other"]
+    return star
+
+
+def test_who_enters_a_scope_again_does_not_wait_for_a_look_at_all_that_the_disk_has(tmp_path):
+    def cost(count):
+        star = left_for_another(tmp_path / str(count), count)
+        return calls(lambda: star.relay.keep("/"))
+
+    (tmp_path / "2").mkdir(), (tmp_path / "12").mkdir()
+    assert cost(2) == cost(12)
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_what_the_disk_loses_while_nobody_is_in_the_scope_is_not_listed_later(tmp_path, purged):
+    star = left_for_another(tmp_path, 2)
+    if purged:
+        star.disk.shelves["/"].purge((), ())
+    for pair in tuple(star.pairs):
+        star.kill(pair)
+    listing = Listing(star, star.connect(**at("/")), NAMESPACE[:1])
+    assert listing.request.namespaces == (set() if purged else {NAMESPACE})

@@ -89,6 +89,8 @@ def test_no_more_is_registered_than_the_limit_says_which_the_log_says_once(caplo
     assert len(changes(table)) == 2
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert "max_registered" in caplog.text
+    table.note("/other", (b"0",), Has.PUBLISHED)
+    assert changes(table) == [Change("/other", (b"0",), Has.PUBLISHED)], "the limit is each scope's"
     table.note("/", (b"0",), Has.NOTHING)
     changes(table)
     table.note("/", (b"3",), Has.PUBLISHED)
@@ -231,8 +233,23 @@ def test_who_waits_for_a_publisher_gets_one_that_comes_elsewhere():
     assert collector.payloads == everything(1)
 
 
+def test_who_waits_with_many_others_is_looked_for_as_they_are():
+    mesh = Mesh()
+    for number in range(BATCH + 88):
+        if not number % 100:
+            pair = mesh.star.connect()
+            mesh.star.run()
+        wait, name = replace(JOIN, rendezvous_timeout=20_000), (b"%d" % number,)
+        pair.client.subscribe(FullTrackName(name, b""), Collector(), wait)
+    mesh.star.run()
+    mesh.answer()
+    mesh.star.pass_time(NOT_FOUND_SECONDS)
+    mesh.finder.look_for_waiting()
+    assert len(mesh.asked) == len(set(mesh.asked)) == BATCH + 88
+
+
 def test_a_request_that_may_not_wait_has_nothing_looked_up():
-    mesh = Mesh(max_pending=2)
+    mesh = Mesh(max_pending=4)  # half of them are for one session
     pair = mesh.star.connect()
     mesh.star.run()
     collectors = [

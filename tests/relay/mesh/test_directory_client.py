@@ -69,6 +69,8 @@ class FakeStore:
 class FakeSession:
     """A session that lives until it is closed."""
 
+    peer_relay = None
+
     def __init__(self):
         self.session, self.busy, self.closed, self.goaway = self, False, None, None
         self.scheduler = SimpleNamespace()
@@ -190,7 +192,7 @@ async def test_a_relay_that_cannot_be_dialled_is_not_dialled_for_every_look_up()
 
 async def test_no_more_sessions_are_made_than_the_limit_says(caplog):
     shared = Shared()
-    asks = Running(shared, "asks", max_mesh_sessions=2)
+    asks = Running(shared, "asks", max_mesh_sessions=4)  # half of them are for one scope
     shared.urls |= {f"relay{n}": f"moqt://relay{n}" for n in range(3)}
     for number in range(2):
         shared.has["/", (b"%d" % number,)] = {f"relay{number}": Has.PUBLISHED}
@@ -200,6 +202,12 @@ async def test_no_more_sessions_are_made_than_the_limit_says(caplog):
     assert await asks.look((b"2",)) == []
     assert "max_mesh_sessions" in caplog.text
     assert asks.scopes.counters.mesh_sessions_refused == 1
+    finder = asks.scopes.keep("/other").askable.finder
+    shared.has["/other", NAMESPACE] = {"relay2": Has.PUBLISHED}
+    done = asyncio.Event()
+    finder.look_up(NAMESPACE, done.set)
+    await asyncio.wait_for(done.wait(), 20)
+    assert len(finder.found(NAMESPACE)) == 1, "what one scope takes keeps no other from its own"
     await asks.stop()
 
 
@@ -234,7 +242,7 @@ async def test_a_path_that_would_name_another_host_or_scope_is_not_dialled(path,
 
 async def test_sessions_that_make_room_for_others_make_it_once():
     shared = Shared()
-    asks = Running(shared, "asks", max_mesh_sessions=2)
+    asks = Running(shared, "asks", max_mesh_sessions=4)  # half of them are for one scope
     shared.urls |= {f"relay{n}": f"moqt://relay{n}" for n in range(6)}
     for number in range(2):
         shared.has["/", (b"%d" % number,)] = {f"relay{number}": Has.PUBLISHED}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
+from moqt.values.names import FullTrackName
 from relay.mesh.uplink import Uplink
 from relay.service.metrics import subscriptions
 from tests.relay.peers import Listing
@@ -95,6 +96,25 @@ def test_what_a_reachable_upstream_has_is_served_while_another_is_not_there():
     assert collector.payloads == everything(1)
 
 
+def test_what_its_publisher_here_denies_does_not_exist_though_an_upstream_cannot_be_asked():
+    world = Below(1)
+    near = world.below.publisher(track(1))
+    world.below.publisher(namespace=NAMESPACE[:1])
+    _, collector = world.below.subscriber(JOIN)
+    assert collector.payloads == everything(1)
+    pair, other = world.below.connect(), FullTrackName(NAMESPACE, b"other")
+    for _ in range(2):
+        denied = world.below.subscribe(pair, JOIN, other)
+        assert denied.failed.code == RequestErrorCode.DOES_NOT_EXIST
+        assert denied.failed.retry_after_ms == 1000, "upstream may have it"
+    elsewhere = FullTrackName((*NAMESPACE, b"more"), b"other")
+    unknown = world.below.subscribe(pair, JOIN, elsewhere)
+    assert unknown.failed.code == RequestErrorCode.INTERNAL_ERROR, "it is published as a prefix"
+    near.published.cancel()
+    unknown = world.below.subscribe(pair, JOIN, other)
+    assert unknown.failed.code == RequestErrorCode.INTERNAL_ERROR
+
+
 def test_readers_do_not_notice_that_an_upstream_is_left_for_the_next_one():
     world, store = Below(2), track(1)
     links = [world.connect(place) for place in range(2)]
@@ -138,7 +158,7 @@ def test_a_listing_is_accepted_when_every_upstream_has_answered():
         world.connect(place)
     listing = Listing(world.below, world.below.connect(), (b"demo",))
     assert listing.request.state.name == "PENDING"
-    held.pop()()
+    held.pop()(True)
     world.below.run()
     assert listing.request.state.name == "ESTABLISHED"
 

@@ -139,6 +139,19 @@ def test_a_token_in_setup_counts_for_every_request_of_the_session(path):
     assert answer(star, lambda: publisher.client.publish(track(1, name=NAME))) == ALLOWED
 
 
+@pytest.mark.parametrize(
+    ("token", "believed"), [(OPERATOR, True), (READER, False), (b"unknown", False), (None, False)]
+)
+def test_a_relay_is_a_principal_with_that_role(path, token, believed):
+    records = [each for each in RECORDS if each["principal"] != OPERATOR.decode()]
+    write(path, [*records, entry(OPERATOR, "*", ["read"], roles=["relay"])])
+    star = Star(policy=TokenPolicy(path))
+    tokens = () if token is None else (bearer(token),)
+    pair = star.connect(client_config=SessionConfig(relay_id=7, setup_tokens=tokens))
+    star.run()
+    assert pair.server.peer_relay == (7 if believed else None, False)
+
+
 def test_a_subscriber_is_served_what_a_publisher_with_the_right_has_published(path):
     star = Star(policy=TokenPolicy(path))
     publisher = star.connect()
