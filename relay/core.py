@@ -240,7 +240,8 @@ class Relay(SessionHandler):
         self._wanted(request, Action.FETCH)
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        self._wanted(request, Action.TRACK_STATUS)
+        if not self.published_here.asked_of_disk(request):
+            self._wanted(request, Action.TRACK_STATUS)
 
     def _wanted(self, request: TrackRequest, action: Action | None) -> None:
         """Serve `request`, or find out who can (MOQT "Publisher Interactions").

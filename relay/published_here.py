@@ -6,11 +6,24 @@ Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from moqt.values.names import FullTrackName, TrackNamespace
+from moqt.requests import IncomingTrackStatus
+from moqt.values.codes import RequestErrorCode
+from moqt.values.names import ON_DISK, FullTrackName, TrackNamespace
 from relay.audience.namespaces import Namespaces
 from relay.disk.tier import Entry, Shelf
+from relay.rights.policy import Action
 from relay.track import UpstreamTrack
+
+WRITTEN_SOON_MS: Final = 250
+"""When to ask again whether a track is on the disk that is being written."""
+
+
+def unmarked(name: FullTrackName) -> FullTrackName:
+    """The track that is meant by one whose namespace may begin with `ON_DISK`."""
+    marked = name.namespace[:1] == (ON_DISK,)
+    return FullTrackName(name.namespace[1:], name.name) if marked else name
 
 
 class PublishedHere:
@@ -24,6 +37,7 @@ class PublishedHere:
     ) -> None:
         self._namespaces = namespaces
         self._tracks = tracks
+        self._shelf = shelf
         if shelf is not None:
             shelf.changed = self._shelf_changed
             for name, entry in shelf.entries.items():
@@ -59,3 +73,26 @@ class PublishedHere:
         track = self._tracks.get(entry.name)
         if track is not None and not here:
             self.update(track)  # memory may have a part of it alone
+
+    def asked_of_disk(self, request: IncomingTrackStatus) -> bool:
+        """Whether `request` asks if a track outlives this process: answered then (`ON_DISK`)."""
+        name, refusals = unmarked(request.name), self._namespaces.refusals
+        if name is request.name:
+            return False
+        if not refusals.admits(request, Action.TRACK_STATUS, name.namespace):
+            return True
+        entry = None if self._shelf is None else self._shelf.entries.get(name)
+        if entry is not None and entry.whole:
+            request.answer(entry.largest, ())
+            return True
+        track, retry = self._tracks.get(name), None
+        if self._shelf is None:
+            reason = "the relay has no disk tier"
+        elif track is not None and track.filling.kept is not None and track.filling.kept.busy:
+            reason, retry = "it is being written", WRITTEN_SOON_MS
+        elif self._shelf.tier.failing:
+            reason = "the relay's disk is full, or fails"
+        else:
+            reason = "it is not on the relay's disk"
+        refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, reason, retry=retry)
+        return True

@@ -34,6 +34,7 @@ from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
 from relay.disk.tier import DiskTier
+from relay.published_here import unmarked
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
 
@@ -87,7 +88,8 @@ class Threshold(SessionHandler):
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
         take = Relay.track_status_received
-        self._enter(request, Action.TRACK_STATUS, request.name.namespace, take)
+        namespace = unmarked(request.name).namespace
+        self._enter(request, Action.TRACK_STATUS, namespace, take)
 
     def _enter(
         self,

@@ -303,7 +303,7 @@ class Round:
             raise Wrong(f"no word of why: {said}")
         if out is None:
             if code == 0:
-                self.stored = process.json().get("stored")
+                self.stored = process.json()["stored"]
             return code
         if (code == 0) is not out.exists():
             raise Wrong(f"a file that should not be there, or is not: {said}")
