@@ -46,6 +46,12 @@ class RelayConfig:
     disk_queue_octets: int = 64 << 20
     """What may wait to be written, one scope half of it; what comes beyond is written later if it
     is still in memory then."""
+    disk_memory_octets: int = 64 << 20
+    """Memory that the bookkeeping of the disk tier may take, one scope half of it: which ranges of
+    tracks are on the disk, or on their way; a track that finds no room is kept in memory alone."""
+    disk_reads: int = 256
+    """Reads from the disk that may be under way, one scope half of them; for more, and while the
+    disk hangs, publishers are asked."""
     disk_timeout: float = 5.0
     """How long a read from the disk may take before publishers are asked instead."""
     max_scopes: int = 16

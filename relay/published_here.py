@@ -12,7 +12,8 @@ from moqt.requests import IncomingTrackStatus
 from moqt.values.codes import RequestErrorCode
 from moqt.values.names import ON_DISK, FullTrackName, TrackNamespace
 from relay.audience.namespaces import Namespaces
-from relay.disk.tier import Entry, Shelf
+from relay.disk.entries import Entry
+from relay.disk.tier import Shelf
 from relay.rights.policy import Action
 from relay.track import UpstreamTrack
 

@@ -1,8 +1,8 @@
 """`python -m tools.fault_rounds`: rounds of real processes to which faults happen, drawn by lot.
 
 Each round has a publisher, which serves or pushes, an origin relay with a disk tier, an edge relay
-that finds it as its upstream or by a directory (where `redis-server` is installed), a network with
-up to 10 % loss, and consumers. Meanwhile publishers, relays and the directory are killed or stopped
+below it, in some with a directory as well (where `redis-server` is installed), a network with up to
+10 % loss, and consumers. Meanwhile publishers, relays and the directory are killed or stopped
 and come back, and the disk is full, hangs, tears what is written or cannot be read, or its files
 are damaged. Whatever happens,
 
@@ -155,8 +155,8 @@ class Round:
             )
         faulty = ("env", f"{VARIABLE}={self.disk_said}", sys.executable, "-m", "tools.faulty_disk")
         self.origin = Place(self, "origin", faulty, "--cache-dir", self.disk, *found)
-        if not self.meshed:
-            found = ("--upstream", self.origin.running.url, "--upstream-cafile", self.cafile)
+        # of a directory alone nothing can be listed
+        found += ("--upstream", self.origin.running.url, "--upstream-cafile", self.cafile)
         program = (str(BIN / "kvcs-relay"),)
         self.edge = Place(self, "edge", program, *found)
         self.near = self._near(self.origin)

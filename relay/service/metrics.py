@@ -13,7 +13,7 @@ from moqt.requests import IncomingFetch, IncomingSubscribe, RequestState
 from moqt.session import Remembered
 from relay.audience.downstream import TrackRequest
 from relay.core import Relay
-from relay.disk.tier import DiskCounters
+from relay.disk.entries import DiskCounters
 from relay.scopes import Scopes
 
 GAUGES = {
@@ -41,6 +41,8 @@ GAUGES = {
     "disk_queue_octets": "Octets that wait to be written to the disk.",
     "disk_tracks": "Tracks on the disk.",
     "disk_files": "Their files.",
+    "disk_reads": "Reads from the disk that have not come back, given up ones included.",
+    "disk_memory_octets": "Octets of memory billed for the bookkeeping of the disk tier.",
     "disk_failing": "1 while nothing is written because the disk has refused something.",
     "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
     "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
@@ -94,6 +96,8 @@ DISK = {
     "disk_files_bad": "Files that were damaged or could not be read.",
     "disk_errors": "Writes that the operating system refused.",
     "disk_timeouts": "Reads that took longer than disk_timeout.",
+    "disk_reads_refused": "Reads not begun: disk_reads were under way, or the disk hangs.",
+    "disk_memory_refused": "Times that bookkeeping found no room within disk_memory_octets.",
 }
 DELIVERIES = {
     "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
@@ -174,6 +178,8 @@ class RelayMetrics(Collector):
                 "disk_queue_octets": disk.queued,
                 "disk_tracks": disk.tracks,
                 "disk_files": disk.files,
+                "disk_reads": disk.reads.jobs,
+                "disk_memory_octets": disk.remembered,
                 "disk_failing": disk.failing,
             }
         for relay in self.scopes.relays.values():
