@@ -16,6 +16,7 @@ _MAY_BE_0 = (
     "max_cache_duration",
     "disk_octets",
     "disk_octets_per_scope",
+    "cache_octets_per_scope",
 )
 
 
@@ -29,6 +30,9 @@ class RelayConfig:
 
     cache_octets: int = 1 << 30
     """What the cache may hold, bookkeeping included."""
+    cache_octets_per_scope: int = 0
+    """Of these, what one scope may have; 0: all, while nobody else wants it. When all is taken, who
+    has most of it gives."""
     transit_octets: int = 64 << 20
     """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
     the cache, all together, one track half of it; beyond, their streams are reset."""

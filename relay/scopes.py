@@ -29,7 +29,7 @@ from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import SessionClosed
 from moqt.values.names import TrackNamespace
 from moqt.values.tokens import Token
-from relay.cache import Cache
+from relay.cache import cache_of
 from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
@@ -130,7 +130,7 @@ class Scopes(SessionHandler):
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
-        self.cache = Cache(self.config.cache_octets, self.config.transit_octets)
+        self.cache = cache_of(self.config)
         self.clock = clock or Clock()
         self.disk = disk
         self.relays: dict[str, Relay] = {}
@@ -161,7 +161,7 @@ class Scopes(SessionHandler):
             relay = self.relays[scope] = Relay(
                 self.config,
                 self.policy,
-                cache=self.cache,
+                share=self.cache.share(scope),
                 counters=self.counters,
                 clock=self.clock,
                 shelf=None if self.disk is None else self.disk.shelf(scope),
@@ -233,6 +233,7 @@ class Scopes(SessionHandler):
     def _forget(self, scope: str) -> None:
         relay = self.relays.pop(scope)
         relay.forget_all()
+        self.cache.shares.pop(scope, None)
         if self.disk is not None:
             self.disk.leave(scope)
         self._counted = Numbers.total([self._counted, relay.numbers()])

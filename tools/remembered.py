@@ -47,7 +47,7 @@ ROWS = (
         "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
         "payload, properties, 768 each", "`cache_billed_octets`",
         "whole tracks out of use for longest go first",
-        "Cache._uses Cache._fresh Cache._awaited _Ages.came Cache._aging "
+        "Share.uses Cache.owners Cache._fresh Cache._awaited _Ages.came Cache._aging "
         "GroupLog.objects GroupLog.ids SubgroupLog.ids "
         "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
         "StoredObject.ends",

@@ -129,6 +129,10 @@ SESSIONS = {
     "session_tokens_refused": "Requests refused because of an Authorization Token.",
 }
 EVERY_COUNTER = COUNTERS | DISK | DELIVERIES | SESSIONS
+SHARES = {
+    "scope_cache_octets": "What each scope has in memory, billed as cache_billed_octets is.",
+    "scope_disk_octets": "What each scope has in files, with what is to be written.",
+}
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -144,6 +148,7 @@ class RelayMetrics(Collector):
         self.scopes = scopes
         self.registry = CollectorRegistry()
         self._gauges: dict[str, float] = {}
+        self._shares: dict[str, dict[str, int]] = {}
         self._remembered = Remembered()
         self._counters: dict[str, float] = {}
         self._updates = 0
@@ -182,6 +187,13 @@ class RelayMetrics(Collector):
                 "disk_memory_octets": disk.remembered,
                 "disk_failing": disk.failing,
             }
+        held = {} if disk is None else disk.shelves
+        self._shares = {
+            "scope_cache_octets": {scope: each.octets for scope, each in cache.shares.items()},
+            "scope_disk_octets": {
+                scope: held[scope].octets for scope in self.scopes.relays if scope in held
+            },
+        }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
@@ -206,6 +218,11 @@ class RelayMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + name, GAUGES[name], value=value)
+        for name, octets in self._shares.items():
+            shares = GaugeMetricFamily(PREFIX + name, SHARES[name], labels=["scope"])
+            for scope, held in octets.items():
+                shares.add_metric([scope], held)
+            yield shares
         remembered = GaugeMetricFamily(
             PREFIX + REMEMBERED, "What sessions keep of their peers' doing.", labels=["table"]
         )
