@@ -216,7 +216,7 @@ class Round:
     def happens(self, what: str) -> None:
         """One thing of the list."""
         self.tally.faults[what] += 1
-        verb, _, target = what.partition(" ")
+        verb, _, target = what.rpartition(" ")
         if what == "consume":
             self._consume(TIMEOUT)
         elif what == "damage":
