@@ -160,8 +160,8 @@ class _Noting(Terms):
         "with what sealed, whether it can be read here, whether its first and last Objects are "
         "there, and why a longer prefix is not.\n\n"
         "Exit code: 0 nothing does, 1 the relay or a publisher cannot be reached or Objects are "
-        "missing, 2 wrong usage, 3 nothing of these tokens is published, 4 not authorized, 5 a manifest is "
-        "not what it should be."
+        "missing, 2 wrong usage, 3 nothing of these tokens is published, 4 not authorized, 5 a "
+        "manifest is not what it should be."
     ),
     epilog=EXAMPLES,
 )
