@@ -241,7 +241,7 @@ class Relay(SessionHandler):
         self._wanted(request, Action.FETCH)
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        if not self.published_here.asked_of_disk(request):
+        if not self.published_here.asked_of_disk(request, self.refusals):
             self._wanted(request, Action.TRACK_STATUS)
 
     def _wanted(self, request: TrackRequest, action: Action | None) -> None:

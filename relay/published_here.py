@@ -15,6 +15,7 @@ from relay.audience.namespaces import Namespaces
 from relay.disk.entries import Entry
 from relay.disk.tier import Shelf
 from relay.rights.policy import Action
+from relay.rights.refusals import Refusals
 from relay.track import UpstreamTrack
 
 WRITTEN_SOON_MS: Final = 250
@@ -75,9 +76,9 @@ class PublishedHere:
         if track is not None and not here:
             self.update(track)  # memory may have a part of it alone
 
-    def asked_of_disk(self, request: IncomingTrackStatus) -> bool:
+    def asked_of_disk(self, request: IncomingTrackStatus, refusals: Refusals) -> bool:
         """Whether `request` asks if a track outlives this process: answered then (`ON_DISK`)."""
-        name, refusals = unmarked(request.name), self._namespaces.refusals
+        name = unmarked(request.name)
         if name is request.name:
             return False
         if not refusals.admits(request, Action.TRACK_STATUS, name.namespace):

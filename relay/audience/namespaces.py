@@ -53,7 +53,7 @@ class Namespaces:
     """
 
     def __init__(self, refusals: Refusals) -> None:
-        self.refusals = refusals
+        self._refusals = refusals
         self.events = NamespaceEvents()
         self.published: PrefixMap[IncomingPublishNamespace] = PrefixMap()
         """Accepted PUBLISH_NAMESPACEs."""
@@ -86,7 +86,7 @@ class Namespaces:
         if any(namespace in each for each in self._here):
             return True
         peer = session.peer_relay
-        if session in self.refusals.trusted:
+        if session in self._refusals.trusted:
             return False
         if peer is None:
             return namespace in self.remote
@@ -104,17 +104,17 @@ class Namespaces:
 
     def publish(self, request: IncomingPublishNamespace) -> None:
         """PUBLISH_NAMESPACE (MOQT "Publisher Interactions")."""
-        session, namespace, config = session_of(request), request.namespace, self.refusals.config
-        if not self.refusals.admits(request, Action.PUBLISH_NAMESPACE, namespace):
+        session, namespace, config = session_of(request), request.namespace, self._refusals.config
+        if not self._refusals.admits(request, Action.PUBLISH_NAMESPACE, namespace):
             return
         count = self._published_by.get(session, 0)
         if count >= config.max_namespaces_per_session:
-            self.refusals.overloaded(
+            self._refusals.overloaded(
                 request, "max_namespaces_per_session", "namespaces that one session publishes"
             )
             return
         if self.publications >= config.max_namespaces:
-            self.refusals.overloaded(request, "max_namespaces", "published namespaces")
+            self._refusals.overloaded(request, "max_namespaces", "published namespaces")
             return
         self._published_by[session] = count + 1
         self.publications += 1
@@ -153,10 +153,10 @@ class Namespaces:
 
     def subscribe(self, request: IncomingSubscribeNamespace) -> None:
         """SUBSCRIBE_NAMESPACE (MOQT "Subscribing to Namespaces")."""
-        if not self.refusals.admits(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
+        if not self._refusals.admits(request, Action.SUBSCRIBE_NAMESPACE, request.prefix):
             return
-        if len(self.listings) >= self.refusals.config.max_namespaces:
-            self.refusals.overloaded(request, "max_namespaces", "namespace subscriptions")
+        if len(self.listings) >= self._refusals.config.max_namespaces:
+            self._refusals.overloaded(request, "max_namespaces", "namespace subscriptions")
             return
         request.when_ended(lambda: self._unlist(request))
         prefix = request.prefix
