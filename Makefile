@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories faults trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -103,6 +103,12 @@ random-paths: $(STAMP)  ## 200 transfers over networks drawn by lot, in virtual 
 
 random-stories: $(STAMP)  ## 5,000 retrievals in worlds of publishers, relays and indexes drawn by lot
 	CONSUMER_STORIES=5000 $(BIN)/pytest -n auto tests/kvcs/retrieving/test_stories.py
+
+# ROUNDS=1 SEED=7 repeats a round that failed
+ROUNDS ?= 200
+SEED   ?= 1
+faults: $(STAMP)  ## 200 rounds of real processes: killed, stopped, with bad disks and lossy networks
+	$(BIN)/python -m tools.fault_rounds --rounds $(ROUNDS) --seed $(SEED)
 
 bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 Objects, some minutes
 	$(BIN)/python -m tools.bench_long

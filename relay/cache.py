@@ -12,6 +12,9 @@ nothing:
   then what lies behind the first of them, who has passed it a moment ago: whoever comes next to
   that has the longest way to it; then the end of what nobody has come to.
 
+Whose track it is comes first: with several scopes, who has most in the cache gives, who asks
+before others that have as much. One alone may have all of it.
+
 What is under way is no cache: an Object that grows, or that nobody has begun to send although
 somebody listens, is forwarded whatever the budget is. When all else is evicted it takes of
 `transit`, and stays for as long as a cursor needs to come to it: until the second tick.
@@ -35,6 +38,7 @@ from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.deadlines import Deadline, Deadlines
 from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
+from relay.config import RelayConfig
 
 logger = logging.getLogger("relay")
 
@@ -103,11 +107,54 @@ class _Use:
     """How many were asked, less what evictions since then have paid for."""
 
 
+class Share:
+    """What one scope has in the cache; pays for what its stores remember (`Account`)."""
+
+    def __init__(self, cache: Cache, scope: str) -> None:
+        self.cache = cache
+        self.scope = scope
+        self.octets = 0
+        """Billed for whole Objects and for what is known of tracks."""
+        self.uses: OrderedDict[TrackStore, _Use] = OrderedDict()
+        """Of the tracks of which something may be evicted; least recently used first."""
+
+    def take(self, store: TrackStore) -> None:
+        """`store` is of this scope, until it is forgotten."""
+        self.cache.owners[store] = self
+        store.knowledge.account = self
+
+    def room(self, octets: int) -> bool:
+        return self.cache.room(octets, self)
+
+    def count_statuses(self, more: int) -> None:
+        self.octets += more * OBJECT_OVERHEAD
+        self.cache.count_statuses(more)
+
+    def count_intervals(self, more: int) -> None:
+        self.octets += more * INTERVAL_OCTETS
+        self.cache.count_intervals(more)
+
+    def count_properties(self, more: int) -> None:
+        self.octets += more
+        self.cache.count_properties(more)
+
+    def count_refused(self, limit: int) -> None:
+        self.cache.count_refused(limit)
+
+
 class Cache:
     """Bills, evicts and expires Objects; never growing ones, since somebody is writing them."""
 
-    def __init__(self, budget: int, transit: int = 0) -> None:
+    def __init__(self, budget: int, transit: int = 0, per_scope: int = 0) -> None:
+        """`per_scope`: octets that one scope may have; 0: all."""
         self.budget = budget
+        self.per_scope = per_scope or budget
+        self.shares: dict[str, Share] = {}
+        """Of the scopes that are in use."""
+        self.owners: dict[TrackStore, Share] = {}
+        """Whose the stores are."""
+        self._unowned = Share(self, "")
+        """Of stores of no scope."""
         self.transit = transit
         """Octets that what is under way may take beyond the budget, one track half of them."""
         self.billed = 0
@@ -128,14 +175,14 @@ class Cache:
         """Intervals of knowledge that are billed, of tracks and of FETCHes that run."""
         self.intervals_refused = 0
         """Ranges that were not remembered: at `max_intervals_per_track`, or without room."""
+        self._quotas_told: set[str] = set()
+        """Scopes of which the log has heard that they are at `cache_octets_per_scope`."""
         self._told = False
         """The log has heard of a track at `max_intervals_per_track`."""
         self.properties = 0
         """Octets billed for Track Properties."""
         self.objects = 0
         """Whole Objects held."""
-        self._uses: OrderedDict[TrackStore, _Use] = OrderedDict()
-        """Of the tracks of which something may be evicted; least recently used first."""
         self._fresh: OrderedDict[StoredObject, TrackStore] = OrderedDict()
         """Whole Objects of tracks to which somebody listens that nobody has begun to send yet."""
         self._awaited: OrderedDict[StoredObject, TrackStore] = OrderedDict()
@@ -149,6 +196,13 @@ class Cache:
         self._horizon = 0.0
         self._left: float = math.inf
         """Objects that may be dropped before somebody else has a turn."""
+
+    def share(self, scope: str) -> Share:
+        """What `scope` has."""
+        share = self.shares.get(scope)
+        if share is None:
+            share = self.shares[scope] = Share(self, scope)
+        return share
 
     @property
     def in_transit(self) -> int:
@@ -164,8 +218,8 @@ class Cache:
         way leaves none."""
         octets = payload + overhead
         if (
-            self.billed + octets > self.budget
-            and not self._make_room(octets)
+            (self.billed + octets > self.budget or self.per_scope < self.budget)
+            and not self._make_room(octets, None if store is None else self.owners.get(store))
             and not self.carries(octets, store)
         ):
             return False
@@ -178,16 +232,51 @@ class Cache:
         self.billed -= payload + overhead
         self.octets -= payload
 
-    def _make_room(self, octets: int) -> bool:
+    def _make_room(self, octets: int, asking: Share | None = None) -> bool:
         if octets > self.budget:
             return False  # whatever goes
+        if asking is not None and asking.octets + octets > self.per_scope:
+            self._tell_quota(asking)
+            while asking.octets + octets > self.per_scope and self._evict_of(asking):
+                pass
         while self.billed + octets > self.budget:
-            victim = self._victim()
-            if victim is None:
+            if not self._evict_of(self._giver(asking)) and not any(
+                map(self._evict_of, self._holding())
+            ):
                 break
-            self.evictions += 1
-            self._remove(*victim)
         return self.billed + octets <= self.budget
+
+    def _giver(self, asking: Share | None) -> Share:
+        """Who has most; of those who have as much, who asks."""
+        if len(self.shares) == 1 and not self._unowned.uses:
+            return next(iter(self.shares.values()))
+        giver = asking or self._unowned
+        for share in self.shares.values():
+            if share.octets > giver.octets:
+                giver = share
+        return giver
+
+    def _holding(self) -> list[Share]:
+        """All, who has most first: some may have nothing that can go."""
+        return sorted((self._unowned, *self.shares.values()), key=lambda each: -each.octets)
+
+    def _evict_of(self, share: Share) -> bool:
+        victim = self._victim(share)
+        if victim is None:
+            return False
+        self.evictions += 1
+        self._remove(*victim)
+        return True
+
+    def _tell_quota(self, share: Share) -> None:
+        if share.scope not in self._quotas_told:
+            self._quotas_told.add(share.scope)
+            logger.warning(
+                "%s is at its limit in memory (cache_octets_per_scope, %d octets): what it brings "
+                "displaces its own",
+                share.scope,
+                self.per_scope,
+            )
 
     def carries(self, octets: int, store: TrackStore | None) -> bool:
         """Whether so many more of `store` may be under way beyond the budget."""
@@ -208,22 +297,23 @@ class Cache:
             )
         return False
 
-    def _victim(self) -> tuple[TrackStore, StoredObject] | None:
-        """What goes next, as the head of this module says; None when nothing can."""
+    def _victim(self, share: Share) -> tuple[TrackStore, StoredObject] | None:
+        """What of a scope goes next, as the head of this module says; None when nothing can."""
         read: list[TrackStore] = []
-        for _ in range(min(MAX_LOOKED_AT, len(self._uses))):
-            store = next(iter(self._uses))
+        uses = share.uses
+        for _ in range(min(MAX_LOOKED_AT, len(uses))):
+            store = next(iter(uses))
             if store.listeners:
-                self._uses.move_to_end(store)
+                uses.move_to_end(store)
                 read.append(store)
                 continue
             stored = self._last_of(store, START, MAX_LOCATION, awaited=False)
             if stored is None:
-                del self._uses[store]  # until something of it is whole
+                del uses[store]  # until something of it is whole
                 continue
-            live = next(reversed(self._uses))
+            live = next(reversed(uses))
             oldest = self._oldest_of(live) if live.listeners else None
-            if oldest is not None and oldest[1].arrived < self._uses[store].at:
+            if oldest is not None and oldest[1].arrived < uses[store].at:
                 return oldest
             return store, stored
         return next(filter(None, map(self._part_of, read)), None)
@@ -296,7 +386,7 @@ class Cache:
 
     def _look(self, store: TrackStore) -> _Use:
         """How `store` is used, and where those are who read it."""
-        use = self._uses[store]
+        use = self._owner(store).uses[store]
         use.evictions -= 1
         use.asked -= READERS_LOOKED_AT
         if use.evictions < 0 and use.asked <= READERS_LOOKED_AT:
@@ -307,14 +397,17 @@ class Cache:
             use.listens = any(not isinstance(each, FetchDelivery) for each in store.listeners)
         return use
 
+    def _owner(self, store: TrackStore) -> Share:
+        return self.owners.get(store, self._unowned)
+
     def _evict_first(self, waiting: OrderedDict[StoredObject, TrackStore]) -> None:
         stored, store = waiting.popitem(last=False)
         self.evictions += 1
         self._remove(store, stored)
 
-    def room(self, octets: int) -> bool:
+    def room(self, octets: int, asking: Share | None = None) -> bool:
         """Whether so much more can be held, of statuses or knowledge; the counts bill it."""
-        return self.billed + octets <= self.budget or self._make_room(octets)
+        return self.billed + octets <= self.budget or self._make_room(octets, asking)
 
     def count_statuses(self, more: int) -> None:
         self.statuses += more
@@ -348,11 +441,12 @@ class Cache:
         if not stored.complete or stored.gone:
             return
         self.hits += 1
-        use = self._uses.get(store)
+        uses = self.owners.get(store, self._unowned).uses
+        use = uses.get(store)
         if use is None:
-            use = self._uses[store] = _Use(self._ticked)
+            use = uses[store] = _Use(self._ticked)
         use.at = self._ticked
-        self._uses.move_to_end(store)
+        uses.move_to_end(store)
         if self._fresh.pop(stored, None) is None and self._awaited:
             self._awaited.pop(stored, None)
 
@@ -417,14 +511,16 @@ class Cache:
         for stored in reversed(list(store.objects())):
             if stored.complete:
                 self._remove(store, stored)
-        self._uses.pop(store, None)
+        self._owner(store).uses.pop(store, None)
         ages = self._aging.pop(store, None)
         if ages is not None:
             self._expiries.cancel(ages.deadline)
         knowledge = store.knowledge
-        self.count_statuses(-store.statuses)
-        self.count_intervals(-knowledge.billed)
-        self.count_properties(-knowledge.properties)
+        owner = self._owner(store)
+        owner.count_statuses(-store.statuses)
+        owner.count_intervals(-knowledge.billed)
+        owner.count_properties(-knowledge.properties)
+        self.owners.pop(store, None)
         knowledge.account, knowledge.billed, knowledge.properties = None, 0, 0
 
     def add(self, store: TrackStore, stored: StoredObject) -> None:
@@ -432,12 +528,15 @@ class Cache:
         self.objects += 1
         if store.listeners:
             self._fresh[stored] = store
-        use = self._uses.get(store)
+        share = self.owners.get(store, self._unowned)
+        share.octets += stored.received + len(stored.properties) + OBJECT_OVERHEAD
+        uses = share.uses
+        use = uses.get(store)
         if use is None:
-            self._uses[store] = _Use(self._ticked)
+            uses[store] = _Use(self._ticked)
         else:
             use.at = self._ticked
-            self._uses.move_to_end(store)
+            uses.move_to_end(store)
         if not stored.length and store.max_cache_duration is not None:
             self.age(store, stored)
 
@@ -459,9 +558,16 @@ class Cache:
         self.objects -= 1
         self._fresh.pop(stored, None)
         self._awaited.pop(stored, None)
-        self.billed -= bill(stored)
+        price = bill(stored)
+        self.billed -= price
+        self.owners.get(store, self._unowned).octets -= price
         self.octets -= stored.received
         store.evict(stored)
+
+
+def cache_of(config: RelayConfig) -> Cache:
+    """The cache of a relay."""
+    return Cache(config.cache_octets, config.transit_octets, config.cache_octets_per_scope)
 
 
 def _aged(store: TrackStore, entry: tuple[float, Location]) -> StoredObject | None:

@@ -17,6 +17,7 @@ _MAY_BE_0 = (
     "max_cache_duration",
     "disk_octets",
     "disk_octets_per_scope",
+    "cache_octets_per_scope",
 )
 
 
@@ -30,6 +31,9 @@ class RelayConfig:
 
     cache_octets: int = 1 << 30
     """What the cache may hold, bookkeeping included."""
+    cache_octets_per_scope: int = 0
+    """Of these, what one scope may have; 0: all, while nobody else wants it. When all is taken, who
+    has most of it gives."""
     transit_octets: int = 64 << 20
     """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
     the cache, all together, one track half of it; beyond, their streams are reset."""
@@ -47,6 +51,12 @@ class RelayConfig:
     disk_queue_octets: int = 64 << 20
     """What may wait to be written, one scope half of it; what comes beyond is written later if it
     is still in memory then."""
+    disk_memory_octets: int = 64 << 20
+    """Memory that the bookkeeping of the disk tier may take, one scope half of it: which ranges of
+    tracks are on the disk, or on their way; a track that finds no room is kept in memory alone."""
+    disk_reads: int = 256
+    """Reads from the disk that may be under way, one scope half of them; for more, and while the
+    disk hangs, publishers are asked."""
     disk_timeout: float = 5.0
     """How long a read from the disk may take before publishers are asked instead."""
     max_scopes: int = 16

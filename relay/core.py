@@ -38,7 +38,7 @@ from relay.audience.namespaces import Namespaces
 from relay.audience.offers import Offers
 from relay.audience.prefixes import PrefixMap
 from relay.audience.waiting import Waiting
-from relay.cache import Cache
+from relay.cache import Share, cache_of
 from relay.config import Clock, Counters, RelayConfig
 from relay.counted import Numbers
 from relay.published_here import OnDisk, PublishedHere
@@ -66,21 +66,21 @@ class Relay(SessionHandler):
         config: RelayConfig | None = None,
         policy: Policy | None = None,
         *,
-        cache: Cache | None = None,
+        share: Share | None = None,
         counters: Counters | None = None,
         clock: Clock | None = None,
         on_disk: OnDisk | None = None,
     ) -> None:
-        """`cache`, `counters` and `clock` are given when they are shared with other scopes; who
-        shares the cache has its Objects expire. `on_disk`: what the disk has of this one."""
+        """`counters`, `clock` and the cache, of which this has a `share`, are given when other
+        scopes have them too; their owner has Objects expire. `on_disk`: what the disk has of it."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
-        self._own_cache = cache is None
-        self.cache = cache or Cache(self.config.cache_octets, self.config.transit_octets)
+        self._own_cache = share is None
+        self.share = share or cache_of(self.config).share("/")
+        self.cache = self.share.cache
         self.clock = clock or Clock()
-        self.upstream_subscriptions = 0
-        """Established subscriptions to publishers."""
+        self.upstream_subscriptions = 0  # that are established
         self.sessions: set[Session] = set()
         self._counted = Numbers()
         """Of the sessions that have ended."""
@@ -243,7 +243,8 @@ class Relay(SessionHandler):
         self._wanted(request, Action.FETCH)
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        self._wanted(request, Action.TRACK_STATUS)
+        if not self.published_here.asked_of_disk(request, self.refusals):
+            self._wanted(request, Action.TRACK_STATUS)
 
     def _wanted(self, request: TrackRequest, action: Action | None) -> None:
         """Serve `request`, or find out who can (MOQT "Publisher Interactions").

@@ -6,12 +6,27 @@ Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
-from moqt.values.names import FullTrackName, TrackNamespace
+from moqt.requests import IncomingTrackStatus
+from moqt.values.codes import RequestErrorCode
+from moqt.values.names import ON_DISK, FullTrackName, TrackNamespace
 from relay.audience.namespaces import Namespaces
 from relay.audience.prefixes import PrefixMap
-from relay.disk.tier import Entry, Shelf
+from relay.disk.entries import Entry
+from relay.disk.tier import Shelf
+from relay.rights.policy import Action
+from relay.rights.refusals import Refusals
 from relay.track import UpstreamTrack
+
+WRITTEN_SOON_MS: Final = 250
+"""When to ask again whether a track is on the disk that is being written."""
+
+
+def unmarked(name: FullTrackName) -> FullTrackName:
+    """The track that is meant by one whose namespace may begin with `ON_DISK`."""
+    marked = name.namespace[:1] == (ON_DISK,)
+    return FullTrackName(name.namespace[1:], name.name) if marked else name
 
 
 class OnDisk:
@@ -111,3 +126,26 @@ class PublishedHere:
                 held.close_upstream()
                 forget(held)
         return len(purged), octets, len(used)
+
+    def asked_of_disk(self, request: IncomingTrackStatus, refusals: Refusals) -> bool:
+        """Whether `request` asks if a track outlives this process: answered then (`ON_DISK`)."""
+        name = unmarked(request.name)
+        if name is request.name:
+            return False
+        if not refusals.admits(request, Action.TRACK_STATUS, name.namespace):
+            return True
+        entry = None if self._shelf is None else self._shelf.entries.get(name)
+        if entry is not None and entry.whole:
+            request.answer(entry.largest, ())
+            return True
+        track, retry = self._tracks.get(name), None
+        if self._shelf is None:
+            reason = "the relay has no disk tier"
+        elif track is not None and track.filling.kept is not None and track.filling.kept.busy:
+            reason, retry = "it is being written", WRITTEN_SOON_MS
+        elif self._shelf.tier.failing:
+            reason = "the relay's disk is full, or fails"
+        else:
+            reason = "it is not on the relay's disk"
+        refusals.refuse(request, RequestErrorCode.DOES_NOT_EXIST, reason, retry=retry)
+        return True

@@ -29,12 +29,12 @@ from moqt.values.codes import RequestErrorCode, SessionErrorCode
 from moqt.values.errors import SessionClosed
 from moqt.values.names import TrackNamespace
 from moqt.values.tokens import Token
-from relay.cache import Cache
+from relay.cache import cache_of
 from relay.config import Clock, Counters, RelayConfig
 from relay.core import Relay
 from relay.counted import Numbers
 from relay.disk.tier import DiskTier
-from relay.published_here import OnDisk
+from relay.published_here import OnDisk, unmarked
 from relay.rights.policy import Action, AllowAll, Policy
 from relay.rights.refusals import Refusals
 
@@ -88,7 +88,8 @@ class Threshold(SessionHandler):
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
         take = Relay.track_status_received
-        self._enter(request, Action.TRACK_STATUS, request.name.namespace, take)
+        namespace = unmarked(request.name).namespace
+        self._enter(request, Action.TRACK_STATUS, namespace, take)
 
     def _enter(
         self,
@@ -129,7 +130,7 @@ class Scopes(SessionHandler):
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
-        self.cache = Cache(self.config.cache_octets, self.config.transit_octets)
+        self.cache = cache_of(self.config)
         self.clock = clock or Clock()
         self.disk = disk
         self.relays: dict[str, Relay] = {}
@@ -162,7 +163,7 @@ class Scopes(SessionHandler):
             relay = self.relays[scope] = Relay(
                 self.config,
                 self.policy,
-                cache=self.cache,
+                share=self.cache.share(scope),
                 counters=self.counters,
                 clock=self.clock,
                 on_disk=self._shelf(scope),
@@ -242,6 +243,7 @@ class Scopes(SessionHandler):
     def _forget(self, scope: str) -> None:
         relay = self.relays.pop(scope)
         relay.forget_all()
+        self.cache.shares.pop(scope, None)
         if self.disk is not None:
             self.disk.leave(scope)
             on_disk = self._on_disk[scope]

@@ -19,7 +19,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError
 from moqt.values.names import FullTrackName, Location, TrackNamespace, location_after
 from relay.audience.downstream import Downstream, TrackRequest, live
-from relay.cache import Cache
+from relay.cache import Share
 from relay.config import Clock, Counters, RelayConfig
 from relay.demand import Demand
 from relay.sources.candidates import Candidates
@@ -40,7 +40,7 @@ class Home(Protocol):
     """What a track needs of its relay."""
 
     config: RelayConfig
-    cache: Cache
+    share: Share
     counters: Counters
     clock: Clock
     tracks: OrderedDict[FullTrackName, UpstreamTrack]
@@ -87,11 +87,11 @@ class UpstreamTrack:
     def __init__(self, home: Home, name: FullTrackName) -> None:
         self.home = home
         self.config = home.config
-        self.cache = home.cache
+        self.cache = home.share.cache
         self.counters = home.counters
         self.clock = home.clock
         self.name = name
-        self.filling = Filling(name, self.config, self.cache, self.counters, self.clock)
+        self.filling = Filling(name, self.config, home.share, self.counters, self.clock)
         self.store = self.filling.store
         self.ranges = Ranges(self)
         self.origin = Origin(self)

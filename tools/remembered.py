@@ -47,7 +47,7 @@ ROWS = (
         "Objects, and the IDs of those", "all tracks", "`--cache-memory`",
         "payload, properties, 768 each", "`cache_billed_bytes`",
         "whole tracks out of use for longest go first",
-        "Cache._uses Cache._fresh Cache._awaited _Ages.came Cache._aging "
+        "Share.uses Cache.owners Cache._fresh Cache._awaited _Ages.came Cache._aging "
         "GroupLog.objects GroupLog.ids SubgroupLog.ids "
         "TrackStore.groups TrackStore.group_ids GroupLog.subgroups StoredObject.parts "
         "StoredObject.ends",
@@ -91,12 +91,23 @@ ROWS = (
         "Objects on their way to files", "all tracks", "`disk_queue_octets`",
         "payload, properties, 82 each", "`disk_queue_bytes`, `disk_objects_skipped_total`",
         "written later, if they are in memory then, 65,536 of a track (`MAX_SKIPPED`)",
-        "DiskTier._pending DiskTier._queued_by DiskTier._busy DiskTier.open Keeping._skipped "
-        "Kept._lost Part._order",
+        "DiskTier._pending DiskTier._queued_by DiskTier._busy DiskTier.open DiskTier._touched "
+        "Keeping._skipped Part._order",
+    ),
+    _row(
+        "ranges of tracks that are on the disk, or on their way", "all tracks",
+        "`disk_memory_octets`, one scope half", "128 each, and 1,024 a track",
+        "`disk_memory_octets`, `disk_memory_refused_total`",
+        "a track in too many pieces is kept in memory alone; files found at the start go",
+        "Lost._ranges",
+    ),
+    _row(
+        "reads from the disk that have not come back", "all tracks", "`disk_reads`, one scope half",
+        "", "`disk_reads`, `disk_reads_refused_total`", "publishers are asked", "Reads._waiting",
     ),
     _row(
         "ranges that wait to be read from a file", "track", "256 (`MAX_READS`)", "", "",
-        "who reads them asks again when others have come", "Kept._wanted DiskTier._reads",
+        "who reads them asks again when others have come", "Kept._wanted",
     ),
     _row(
         "IDs of Objects that are gone", "Subgroup that is not over", "16,384 (`MAX_IDS`)",

@@ -25,6 +25,7 @@ from kvcs.names.manifest import Manifest
 from kvcs.names.manifest_text import ManifestReader, Text
 from kvcs.names.namespace import PublicationNamespace, scope_prefix
 from kvcs.names.refusals import not_authorized
+from kvcs.names.tracks import DataTrack
 from kvcs.programs.common import (
     Cafile,
     Congestion,
@@ -60,7 +61,8 @@ from moqt.quic.config import QuicConfig
 from moqt.quic.congestion.algorithms import Algorithm
 from moqt.values.config import SessionConfig
 from moqt.values.errors import ConnectError, MoqtError, RequestError
-from moqt.values.names import TrackNamespace
+from moqt.values.messages import LocationFilter
+from moqt.values.names import Location, TrackNamespace
 
 DOCTOR: Final = "kvcs-doctor"
 EXPLAIN: Final = "kvcs-explain"
@@ -162,10 +164,11 @@ class _Noting(Terms):
         "Say what keeps a cache from being found and retrieved: whether the relay can be reached, "
         "its certificate and this machine's clock, the draft, the path's packets, what the token "
         "is good for, what is published of these tokens, in which encodings, by whom signed and "
-        "with what sealed, whether it can be read here, and why a longer prefix is not.\n\n"
-        "Exit code: 0 nothing does, 1 the relay or a publisher cannot be reached, 2 wrong usage, "
-        "3 nothing of these tokens is published, 4 not authorized, 5 a manifest is not what it "
-        "should be."
+        "with what sealed, whether it can be read here, whether its first and last Objects are "
+        "there, and why a longer prefix is not.\n\n"
+        "Exit code: 0 nothing does, 1 the relay or a publisher cannot be reached or Objects are "
+        "missing, 2 wrong usage, 3 nothing of these tokens is published, 4 not authorized, 5 a "
+        "manifest is not what it should be."
     ),
     epilog=EXAMPLES,
 )
@@ -421,12 +424,60 @@ async def _ask_manifest(
             text = "; ".join([f"{blocks} blocks: {error}", *words, "it cannot be read here"])
             findings.failed(what, text, exit_code(error), readable=False, **more)
             return 0
+        lacks = await _missing(session, assembly, namespace)
+        if lacks:
+            text = "; ".join(
+                [
+                    f"{assembly.blocks} of our blocks by its manifest, but not to be had within "
+                    f"{PATIENCE:g} s: {', '.join(lacks)}: its publisher is "
+                    "lost or silent, and the relay has not got them",
+                    *words,
+                ]
+            )
+            findings.failed(what, text, ExitCode.FAILED, readable=True, missing=lacks, **more)
+            return 0
         done = "complete" if assembly.complete else "still in production"
         words = [f"{assembly.blocks} of our blocks, {done}", *words, "it can be read here"]
         findings.add("ok", what, "; ".join(words), readable=True, **more)
         return assembly.blocks
     finally:
         retrieval.close()
+
+
+async def _missing(
+    session: MoqtSession, assembly: Assembly, namespace: PublicationNamespace
+) -> list[str]:
+    """What does not come of the first and the last Object of each track of the first and the last
+    complete segment with blocks of ours: eight at most."""
+    manifest = assembly.manifest
+    assert manifest is not None
+    segments = [
+        each for each in manifest.segments if each.complete and each.first_block < assembly.blocks
+    ]
+    last = assembly.descriptor.layers - 1
+    asked = []
+    for segment in {each.segment: each for each in (*segments[:1], *segments[-1:])}.values():
+        with contextlib.suppress(DecodeError):  # not for us to read: that is told by itself
+            for track in manifest.select_tracks(segment.segment, allow_lossy=True):
+                ends = dict.fromkeys((Location(0, 0), Location(last, segment.blocks - 1)))
+                asked += [(track, at) for at in ends]
+
+    async def comes(track: DataTrack, at: Location) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                found = await session.fetch(
+                    namespace.fields, track.name, LocationFilter.range(at, at)
+                )
+                return [each.location async for each in found] == [at]
+        except (MoqtError, TimeoutError):
+            return False
+
+    came = await asyncio.gather(*(comes(*each) for each in asked))
+    return [
+        f"{track} layer {at.group} block {at.object}"
+        for (track, at), there in zip(asked, came, strict=True)
+        if not there
+    ]
 
 
 async def _listed(session: MoqtSession, prefix: TrackNamespace) -> set[PublicationNamespace]:

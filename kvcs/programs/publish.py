@@ -49,7 +49,7 @@ from kvcs.programs.serving import PROGRAM, Serving, Settings
 from kvcs.publishing.limits import check_manifest_size, manifests_octets
 from kvcs.publishing.limits import max_segments as most_segments
 from kvcs.publishing.publication import Publication
-from kvcs.publishing.pushing import Push
+from kvcs.publishing.pushing import Push, StoredIn
 from kvcs.publishing.stepwise import aextend, aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
@@ -155,7 +155,16 @@ def command(
         typer.Option(
             "--push",
             help="Hand it to the relay and exit: with 0 when all of it is stored there and found "
-            "without the publisher. Takes the right to read, too.",
+            "without the publisher; says whether on disk or in memory alone. Takes the right to "
+            "read, too.",
+        ),
+    ] = False,
+    durable: Annotated[
+        bool,
+        typer.Option(
+            "--durable",
+            help="With --push: fail (exit code 1) unless all of it is on the relay's disk, where "
+            "it outlives a crash; memory alone is not enough.",
         ),
     ] = False,
     exit_after_idle: Annotated[
@@ -248,6 +257,8 @@ def command(
                 "--push exits by itself and leaves no publisher: it excludes --exit-after-idle and "
                 "--kvsp"
             )
+        if durable and not push:
+            raise InputError("--durable says how --push stores it: give --push, too")
         access = KvspAccess(kvsp, kvsp_cafile, kvsp_token_file, kvsp_http_loopback)
         access.check()
         if kvsp is not None and Encoding(Codec.RAW) not in encodings:
@@ -281,7 +292,7 @@ def command(
                     )
             with warnings_noted(PROGRAM, "kvsp"):
                 program = _Program(publication, chunks, file, settings, replicas)
-                await (program.push() if push else program.run())
+                await (program.push(durable=durable) if push else program.run())
 
     run(PROGRAM, main, token_file=token_file)
 
@@ -322,15 +333,23 @@ class _Program(Serving):
             },
         )
 
-    async def push(self) -> None:
+    async def push(self, *, durable: bool) -> None:
         """Hand it to the relay instead of serving it. Raises as `Push.run`."""
         await self._produce()
-        await Push(self._produced, self.connect).run()
+        push = Push(self._produced, self.connect, durable=durable)
+        where = await push.run()
         text, members = self._told()
         if self._settings.json:
-            print_json({"event": "stored", **members, "url": self._settings.url})
+            told = {"event": "stored", "stored": where, **members, "url": self._settings.url}
+            print_json({**told, "why_memory": push.why_memory} if push.why_memory else told)
+        elif where is StoredIn.DISK:
+            print(f"stored on the relay's disk: {text}", flush=True)
         else:
-            print(f"stored {text}", flush=True)
+            print(
+                f"stored in the relay's memory alone ({push.why_memory}), until that restarts or "
+                f"needs the room: {text}",
+                flush=True,
+            )
 
     async def _produce(self) -> None:
         """Put every layer of every chunk, and let the sessions send in between."""

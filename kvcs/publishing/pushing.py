@@ -5,13 +5,15 @@ all of a track whose filter lets no Object through makes the relay get, and cach
 it, and costs nothing on the way back; where something is missing the answer has a range that is
 UNKNOWN (MOQT "FETCH", "End of Range"). When all have been taken the publisher's session ends, and
 the same is asked in a new one: what is answered then is what the relay has by itself. It counts as
-stored when no track lacks anything and the relay lists the namespace as its own.
+stored when no track lacks anything and the relay lists the namespace as its own. Whether that is on
+its disk, or in its memory alone, is asked for by itself (`moqt.values.names.ON_DISK`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
 from typing import Any, Final
 
 from kvcs.names.errors import KvcsError
@@ -25,6 +27,7 @@ from moqt.track.stored import StoredObject
 from moqt.values.codes import EndOfRange, ParameterType, RequestErrorCode
 from moqt.values.errors import MoqtError, RequestError, StreamReset
 from moqt.values.messages import Parameters, RangeFilter
+from moqt.values.names import ON_DISK
 from moqt.wire.objects import ObjectHeader, Payload, RangeMarker
 
 PATIENCE: Final = 30.0
@@ -36,6 +39,15 @@ AT_ONCE: Final = 8
 """Tracks that are asked for together."""
 NOTHING: Final = RangeFilter(ParameterType.OBJECTID_FILTER, ranges=((1 << 61, 1 << 61),))
 """Lets no Object of a publication through: blocks are far fewer."""
+
+
+class StoredIn(StrEnum):
+    """Where a relay keeps what was pushed."""
+
+    DISK = "disk"
+    """It outlives the relay's process."""
+    MEMORY = "memory"
+    """It is gone with the relay's process, or when that needs the room."""
 
 
 class _Answer(Receiver):
@@ -69,21 +81,28 @@ class _Answer(Receiver):
 class Push:
     """Hands `publication` over. `run` returns when it is stored, and raises when it is not."""
 
+    why_memory = ""
+    """Why it is not on the relay's disk, as that says; empty when it is."""
+
     def __init__(
         self,
         publication: Publication,
         connect: Callable[[], Awaitable[MoqtSession]],
+        *,
+        durable: bool = False,
     ) -> None:
-        """`publication` is complete; `connect` makes a session with the relay."""
+        """`publication` is complete; `connect` makes a session with the relay. `durable`: what the
+        relay has in memory alone does not count as stored."""
         self._publication = publication
         self._connect = connect
+        self._durable = durable
         self._taken_at = 0.0
         """When the relay took something last."""
 
-    async def run(self) -> None:
-        """Raises KvcsError when the relay does not keep it, and MoqtError."""
+    async def run(self) -> StoredIn:
+        """Where it is stored. Raises KvcsError when the relay does not keep it, and MoqtError."""
         await self._hand_over()
-        await self._make_sure()
+        return await self._make_sure()
 
     async def _hand_over(self) -> None:
         """Have the relay take every Object."""
@@ -122,8 +141,8 @@ class Push:
         await self._in_time(answer.over)
         return answer.lacks
 
-    async def _make_sure(self) -> None:
-        """See that the relay has all of it, and lists it, without us."""
+    async def _make_sure(self) -> StoredIn:
+        """See that the relay has all of it, and lists it, without us, and where."""
         tracks, namespace = self._publication.tracks, self._publication.namespace.fields
         clock = asyncio.get_running_loop()
         session = await self._connect()
@@ -143,6 +162,7 @@ class Push:
                 )
             if namespace not in listing.namespaces:
                 raise KvcsError("not stored: the relay has every track and does not list them")
+            return await self._where(session, clock.time() + SETTLED_SECONDS)
         finally:
             session.close()
             await session.wait_closed()
@@ -156,6 +176,36 @@ class Push:
             if not_authorized(error):
                 raise
             return False
+
+    async def _where(self, session: MoqtSession, deadline: float) -> StoredIn:
+        """Whether every track outlives the relay. Raises KvcsError when that is demanded."""
+        tracks = self._publication.tracks
+        for number, store in enumerate(tracks):
+            self.why_memory = await self._not_on_disk(session, store, deadline)
+            if not self.why_memory:
+                continue
+            if self._durable:
+                raise KvcsError(
+                    f"not stored durably: the relay has all of it in memory, and {number} of "
+                    f"{len(tracks)} tracks on its disk: {self.why_memory}"
+                )
+            return StoredIn.MEMORY
+        return StoredIn.DISK
+
+    async def _not_on_disk(self, session: MoqtSession, store: TrackStore, deadline: float) -> str:
+        """Why the track is not on the disk of the relay, which may be writing it; empty when it
+        is."""
+        clock = asyncio.get_running_loop()
+        namespace = (ON_DISK, *store.name.namespace)
+        while True:
+            try:
+                await self._in_time(session.track_status(namespace, store.name.name))
+            except RequestError as error:
+                if error.retry_after_ms is None or clock.time() >= deadline:
+                    return error.reason or str(error)
+                await asyncio.sleep(max(AGAIN_SECONDS, error.retry_after_ms / 1000))
+            else:
+                return ""
 
     async def _each(
         self, tracks: Iterable[TrackStore], work: Callable[[TrackStore], Awaitable[object]]

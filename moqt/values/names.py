@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from moqt.values.codes import MAX_VI64
 
 TrackNamespace = tuple[bytes, ...]
 """Track Namespace Fields, 0 to 32 of them, each at least one octet."""
+
+ON_DISK: Final = b"kvcs-relay-on-disk"
+"""A TRACK_STATUS for a namespace with this field before it asks `kvcs-relay` whether all of that
+track is on its disk. It answers DOES_NOT_EXIST when not, with a retry interval when it is still
+being written; so does, without one, any relay that does not know of this."""
 
 
 class Location(NamedTuple):

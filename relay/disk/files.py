@@ -193,6 +193,7 @@ class Part:
         os.replace(self.path, self.target)
         _sync_folder(self.target.parent)
         octets = begin + len(index) + len(text) + len(trailer)
+        self._order = array("Q")  # whoever has written it may stay for longer
         return Sealed(self.target, self.number, octets, begin, len(rows), crc, checked=True)
 
     def remove(self) -> None:

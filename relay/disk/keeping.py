@@ -7,22 +7,28 @@ for another file. What the queue had no room for is handed over later, if it is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after
 from relay.disk.files import Sealed
 from relay.disk.records import Summary, record_octets
-from relay.disk.tier import DiskTier, Shelf
+from relay.disk.tier import Bill, DiskTier, Shelf
 
 MAX_SKIPPED: Final = 65_536
 """Objects of a track that may wait for the queue, and ranges of it that may be remembered; with
 more it is not kept."""
 MAX_KNOWN: Final = 8192
 """Ranges that a file says to be known; beyond, they are asked for upstream."""
+SKIPPED_OCTETS: Final = 160
+"""Octets of memory billed for an Object that waits for the queue, which CPython needs;"""
+ROW_OCTETS: Final = 32
+"""for where one stands in the file that is written."""
 CAUGHT_UP: Final = 256
 """Of those, how many are handed over at a time."""
 QUIET_SECONDS: Final = 2.0
@@ -32,12 +38,45 @@ MAX_FILES: Final = 16
 START: Final = Location(0, 0)
 
 
+class Lost:
+    """What came of a track and is in no file."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._bill = Bill(shelf)
+        self._ranges = IntervalSet()
+        self.overflowed = False
+        """It is more than may be remembered: nothing more is said to be known of the track."""
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[tuple[Location, Location]]:
+        return iter(self._ranges)
+
+    def add(self, at: Location) -> None:
+        if self.overflowed:
+            return
+        if not self._ranges.add(at, at, MAX_SKIPPED) or not self._rebill():
+            self.close()
+            self.overflowed = True
+
+    def remove(self, at: Location) -> None:
+        self._ranges.remove(at, at)
+        self._rebill()
+
+    def _rebill(self) -> bool:
+        return self._bill.be(len(self._ranges) * INTERVAL_OCTETS)
+
+    def close(self) -> None:
+        """Remember nothing."""
+        self._ranges = IntervalSet()
+        self._bill.be(0)
+
+
 class Keeping:
     """Has a file of a track written, from its first Object to its name."""
 
-    def __init__(
-        self, shelf: Shelf, store: TrackStore, known: IntervalSet, lost: IntervalSet
-    ) -> None:
+    def __init__(self, shelf: Shelf, store: TrackStore, known: IntervalSet, lost: Lost) -> None:
         """What exists of what is `known` is in files already; what is `lost` came and is in none,
         and who ignores an Object adds to that."""
         self.shelf = shelf
@@ -51,7 +90,7 @@ class Keeping:
         self.part = self._tier.part(shelf, store.name)
         self._handed = IntervalSet()
         """What was handed to the queue, now or before."""
-        self._before = tuple(known)
+        self._before: tuple[tuple[Location, Location], ...] = tuple(known)
         for low, high in known:
             self._handed.add(low, high)
         self._put_at = 0.0
@@ -60,6 +99,7 @@ class Keeping:
         self._skipped: dict[Location, None] = {}
         """What the queue had no room for, and is in memory."""
         self._lost = lost
+        self._bill = Bill(shelf)
         self._billed = 0
         self._octets = 0
         """Of the payloads handed over."""
@@ -86,7 +126,7 @@ class Keeping:
         if at in self._handed:
             return
         if self.over or self._sealing:
-            self._lost.add(at, at, MAX_SKIPPED)
+            self._lost.add(at)
             return
         octets = record_octets(stored)
         if not self._tier.takes(self.shelf, octets):
@@ -95,6 +135,7 @@ class Keeping:
         if (
             self._billed + octets > self._tier.budget // 2
             or not self._handed.add(at, at, MAX_SKIPPED)
+            or not self._rebill()
             or not self._tier.admit(self.shelf, octets)
         ):
             self.give_up()
@@ -104,7 +145,8 @@ class Keeping:
         self._octets += stored.length
         self._objects += 1
         self._unwritten += octets
-        self._lost.remove(at, at)
+        if len(self._lost):
+            self._lost.remove(at)
         tier = self._tier
         arrived = tier.wall() - max(0.0, tier.clock.now - stored.arrived)
         if self._arrived is None or arrived < self._arrived:
@@ -120,7 +162,7 @@ class Keeping:
             "(disk_queue_octets) is written later, if it is still in memory then",
         )
         self._skipped[location] = None
-        if len(self._skipped) > MAX_SKIPPED:
+        if len(self._skipped) > MAX_SKIPPED or not self._rebill():
             self.give_up()
         self._note_busy()
 
@@ -128,6 +170,23 @@ class Keeping:
         """Nothing exists in [start, end] but what has come."""
         if not self.over:
             self._absent.add(start, end, MAX_SKIPPED)
+            if not self._rebill():
+                self.give_up()
+
+    def _rebill(self) -> bool:
+        """Whether there is room in memory for what is remembered of the track."""
+        ranges = len(self._handed) + len(self._before) + len(self._absent)
+        return self._bill.be(
+            ranges * INTERVAL_OCTETS
+            + len(self._skipped) * SKIPPED_OCTETS
+            + self._objects * ROW_OCTETS
+        )
+
+    def _forget(self) -> None:
+        """Nothing more is asked of it."""
+        self._handed, self._absent, self._before = IntervalSet(), IntervalSet(), ()
+        self._skipped.clear()
+        self._bill.be(0)
 
     def written(self, octets: int, error: Exception | None) -> None:
         """For the tier: so much is on the disk, or is not."""
@@ -146,7 +205,7 @@ class Keeping:
         self._tier.open.pop(self, None)
         if self._objects:
             self._tier.counters.tracks_given_up += 1
-        self._skipped.clear()
+        self._forget()
         self._tier.release(self.shelf, self._billed)
         self._billed = 0
         self._tier.give_up(self)
@@ -176,7 +235,7 @@ class Keeping:
             stored = self._store.get(location)
             if stored is None or not stored.complete:
                 del self._skipped[location]
-                self._lost.add(location, location, MAX_SKIPPED)  # perhaps it comes again
+                self._lost.add(location)  # perhaps it comes again
                 continue
             if not self._tier.takes(self.shelf, record_octets(stored)):
                 return
@@ -189,7 +248,7 @@ class Keeping:
         """Whether every Object of the track, to its end, was handed over; what is here and was not
         is to be."""
         store = self._store
-        if store.end_of_track is None or len(self._lost):
+        if store.end_of_track is None or len(self._lost) or self._lost.overflowed:
             return False
         if store.largest is None and store.end_of_track != START:
             return False
@@ -226,6 +285,8 @@ class Keeping:
     def _known(self) -> tuple[tuple[Location, Location], ...]:
         """Of which ranges all that exists is in this file: another one may be lost."""
         known = IntervalSet()
+        if self._lost.overflowed:
+            return ()
         for part in (self._store.known, self._absent, self._handed):
             for low, high in part:
                 known.add(low, high)
@@ -251,6 +312,8 @@ class Keeping:
         self._tier.open.pop(self, None)
         self._tier.release(self.shelf, self._billed)
         self._billed = 0
+        self._forget()
+        self._tier.sealed(self)
         self._tier.counters.files_written += 1
         self._note_busy()
         self.shelf.add(summary, sealed)

@@ -11,14 +11,13 @@ from queue import SimpleQueue
 from typing import Final, TypeVar
 
 from relay.disk.files import Found
+from relay.disk.reads import READERS
 from relay.disk.tier import DiskTier
 
 logger = logging.getLogger("relay")
 
 T = TypeVar("T")
 
-READERS: Final = 4
-"""Reads, and files that are given their names, at a time; writes have a thread of their own."""
 LOAD_SECONDS: Final = 30.0
 """How long the start waits for what is on the disk to be looked at; it goes on behind that."""
 LEAVE_SECONDS: Final = 5.0
@@ -31,7 +30,7 @@ class DiskUnreadable(Exception):
 
 
 class Threads:
-    """A `relay.disk.tier.Worker`: its threads end with the process, whatever they wait for."""
+    """A `relay.disk.reads.Worker`: its threads end with the process, whatever they wait for."""
 
     def __init__(self) -> None:
         self._writer = _Pool(1, "disk-writer")

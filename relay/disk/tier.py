@@ -10,21 +10,20 @@ import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Final, Protocol, TypeVar
+from itertools import takewhile
+from typing import Final, Protocol
 
 from moqt.track.stored import StoredObject
-from moqt.values.intervals import IntervalSet
 from moqt.values.names import FullTrackName, Location, TrackNamespace, is_prefix
 from relay.config import Clock, RelayConfig, cache_duration
-from relay.disk.files import Folder, Found, Part, Read, Sealed, read_last, read_range, remove, touch
-from relay.disk.records import Damaged, Summary, record_octets
+from relay.disk.entries import DiskCounters, Entry
+from relay.disk.files import Folder, Found, Part, Sealed, remove
+from relay.disk.reads import Reads, Worker
+from relay.disk.records import Summary, record_octets
 
 logger = logging.getLogger("relay")
-
-T = TypeVar("T")
 
 START: Final = Location(0, 0)
 FLUSH_SECONDS: Final = 0.005
@@ -36,89 +35,8 @@ ROOM_KEPT: Final = 8
 """A full disk has its budget become what is held without one in so many parts of that."""
 WRITE_SECONDS: Final = 60.0
 """After so long without anything written of a track that is to be, it is given up."""
-SUSPENDED_SECONDS: Final = 30.0
-"""A file that could not be read in time is not read for so long."""
-
-
-class Worker(Protocol):
-    """Who does what blocks, elsewhere, and says so here."""
-
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it in so long."""
-
-    def submit(
-        self,
-        job: Callable[[], T],
-        done: Callable[[T], None],
-        failed: Callable[[Exception], None],
-        *,
-        writes: bool = False,
-    ) -> None:
-        """Do `job`, then call one of the others; those that write are done one after the other."""
-
-
-@dataclass(slots=True)
-class DiskCounters:
-    """What has happened to the disk tier since the start; only ever grows."""
-
-    hits: int = 0
-    """Objects read from the disk."""
-    octets_read: int = 0
-    octets_written: int = 0
-    """Of the files, bookkeeping included."""
-    files_written: int = 0
-    tracks_given_up: int = 0
-    """Tracks, or what there was of them, that are not kept: without room, or the disk failed."""
-    objects_skipped: int = 0
-    """Objects that the queue had no room for when they came."""
-    evictions: int = 0
-    """Tracks that made room for others."""
-    expirations: int = 0
-    """Tracks dropped because of MAX_CACHE_DURATION."""
-    files_bad: int = 0
-    """Files that were damaged, or could not be read: what they held is asked for upstream."""
-    errors: int = 0
-    """Jobs that the operating system refused."""
-    timeouts: int = 0
-    """Reads that took longer than `disk_timeout`."""
-
-
-class Entry:
-    """A track of which there are files."""
-
-    def __init__(self, summary: Summary, sealed: Sealed, expires: float | None) -> None:
-        self.name = summary.name
-        self.properties = summary.properties
-        self.largest = summary.largest
-        self.end = summary.end
-        self.files: list[Sealed] = []
-        self.octets = 0
-        """Of the files."""
-        self.known = IntervalSet()
-        """What exists of it is in the files."""
-        self.expires = expires
-        """When the first of its Objects may be served no more, in seconds of the epoch."""
-        self.suspended = 0.0
-        """Until when it is not read."""
-        self.add(summary, sealed, expires)
-
-    def add(self, summary: Summary, sealed: Sealed, expires: float | None) -> None:
-        """One file more."""
-        self.files.append(sealed)
-        self.octets += sealed.octets
-        for low, high in summary.known:
-            self.known.add(low, high)
-        if expires is not None:
-            self.expires = expires if self.expires is None else min(expires, self.expires)
-
-    @property
-    def whole(self) -> bool:
-        """All of the track, to its end, is on the disk."""
-        return self.largest is None or self.known.first_missing(START, self.largest) is None
-
-    def fits(self, summary: Summary) -> bool:
-        """Whether that may be a file of the same content."""
-        return (self.largest, self.end) == (summary.largest, summary.end)
+BILLED_AT_ONCE: Final = 1024
+"""Octets of memory that bookkeeping is billed in."""
 
 
 class Shelf:
@@ -131,6 +49,10 @@ class Shelf:
         """Least recently used first."""
         self.octets = 0
         """Of all files, and of what is to be written."""
+        self.reads = 0
+        """Reads that have not come back."""
+        self.remembered = 0
+        """Octets of memory that are billed for bookkeeping."""
         self.changed: Callable[[TrackNamespace, Entry, bool], None] = _unheard
         """Told of each entry that comes (True) or goes."""
 
@@ -150,12 +72,18 @@ class Shelf:
         self.tier.octets += sealed.octets
         self.tier.expire_at(self, entry)
         self.changed(summary.name.namespace, entry, True)
+        while not self.tier.remember(self, entry.price - entry.billed):
+            self.tier.evict_of(self)
+            if summary.name not in self.entries:
+                return  # it was the last one
+        entry.billed = entry.price
 
     def drop(self, name: FullTrackName) -> Entry | None:
         """Have it no more; its file goes."""
         entry = self.entries.pop(name, None)
         if entry is not None:
             self.octets -= entry.octets
+            self.tier.remember(self, -entry.billed)
             self.tier.files -= len(entry.files)
             self.tier.octets -= entry.octets
             for sealed in entry.files:
@@ -179,6 +107,24 @@ class Shelf:
         for name in gone:
             self.drop(name)
         return gone
+
+
+class Bill:
+    """What the bookkeeping of one track is billed to its scope."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._billed = 0
+
+    def be(self, octets: int) -> bool:
+        """So many octets are remembered now; False when there is no room for them."""
+        if self._billed - BILLED_AT_ONCE < octets <= self._billed:
+            return True
+        wanted = -(-octets // BILLED_AT_ONCE) * BILLED_AT_ONCE
+        if not self._shelf.tier.remember(self._shelf, wanted - self._billed):
+            return False
+        self._billed = wanted
+        return True
 
 
 class Writing(Protocol):
@@ -231,12 +177,20 @@ class DiskTier:
         """One after the other, without anything written in between."""
         self._number = 0
         self._told: set[str] = set()
-        self._reads: dict[Reading, None] = {}
+        self.reads = Reads(self)
+        self.remembered = 0
+        """Octets of memory that are billed for bookkeeping."""
+        self._touched: dict[Writing, None] = {}
+        """Tracks of which something was handed to the worker: there may be a file."""
         self.open: dict[Writing, None] = {}
         """Files that are not finished."""
         self._busy: dict[Writing, float] = {}
         """Tracks on their way to the disk, and when there was something of them last; who waits
         for longest stands first."""
+
+    def sealed(self, writing: Writing) -> None:
+        """Its file has its name: there is nothing of it to be removed."""
+        self._touched.pop(writing, None)
 
     def shelf(self, scope: str) -> Shelf:
         shelf = self.shelves.get(scope)
@@ -312,6 +266,25 @@ class DiskTier:
         shelf.octets -= octets
         self.octets -= octets
 
+    def remember(self, shelf: Shelf, octets: int) -> bool:
+        """Bill so many octets of memory more, or fewer, for bookkeeping of `shelf`, which takes
+        half of them at most; False, and nothing has changed, when there is no room."""
+        most = self.config.disk_memory_octets
+        if octets > 0 and (
+            self.remembered + octets > most or shelf.remembered + octets > most // 2
+        ):
+            self.counters.memory_refused += 1
+            self.tell(
+                f"memory {shelf.scope}",
+                f"{shelf.scope}: the bookkeeping of the disk tier has no room in memory "
+                f"(disk_memory_octets, {most}, one scope half): tracks in many pieces are kept in "
+                "memory alone, or go",
+            )
+            return False
+        self.remembered += octets
+        shelf.remembered += octets
+        return True
+
     def make_room(self, octets: int) -> None:
         """Hold no more than the budget has, without so many octets."""
         while self.octets + octets > self.budget and self._evict(None):
@@ -320,7 +293,7 @@ class DiskTier:
     def _make_room(self, shelf: Shelf, octets: int) -> bool:
         quota = self.config.disk_octets_per_scope or self.budget
         while shelf.octets + octets > quota:
-            if not self._evict_of(shelf):
+            if not self.evict_of(shelf):
                 self.tell(
                     f"quota {shelf.scope}",
                     f"{shelf.scope} is at its limit on the disk (disk_octets_per_scope, "
@@ -346,10 +319,11 @@ class DiskTier:
         users = sum(1 for shelf in self.shelves.values() if shelf.octets)
         share = self.budget // max(1, users)
         if asking is not None and asking.entries and asking.octets >= share:
-            return self._evict_of(asking)
-        return self._evict_of(max(holding, key=lambda shelf: shelf.octets))
+            return self.evict_of(asking)
+        return self.evict_of(max(holding, key=lambda shelf: shelf.octets))
 
-    def _evict_of(self, shelf: Shelf) -> bool:
+    def evict_of(self, shelf: Shelf) -> bool:
+        """Drop of it the track that was not used for longest; False when there is none."""
         if not shelf.entries:
             return False
         self.counters.evictions += 1
@@ -392,6 +366,7 @@ class DiskTier:
             self._writing = False
             return
         work = list(batch.items())
+        self._touched |= dict.fromkeys(batch)
         self.worker.submit(
             partial(_write_all, work),
             partial(self._written, work),
@@ -427,8 +402,11 @@ class DiskTier:
         pending = self._pending.pop(writing, [])
         for stored, _ in pending:
             self._count_queued(writing.shelf, -record_octets(stored))
-        # behind what is being written of it
-        self.worker.submit(writing.part.remove, _nothing, _nothing, writes=True)
+        if writing in self._touched:
+            # behind what is being written of it; else there is no file, and a disk that hangs is
+            # not to have a job for each track that it never saw
+            del self._touched[writing]
+            self.worker.submit(writing.part.remove, _nothing, _nothing, writes=True)
 
     def seal(
         self,
@@ -438,57 +416,20 @@ class DiskTier:
         failed: Callable[[Exception], None],
     ) -> None:
         """Give the file its name: nothing more of it is to be written."""
+        self._touched[writing] = None
         self.worker.submit(partial(writing.part.seal, summary), done, failed)
 
     def remove(self, sealed: Sealed) -> None:
         self.worker.submit(partial(remove, sealed.path), _nothing, _nothing, writes=True)
 
-    # -- reading ---------------------------------------------------------------------------
-
-    def read(
-        self, shelf: Shelf, entry: Entry, start: Location, end: Location, octets: int,
-        done: Callable[[Read | None], None],
-    ) -> Reading:  # fmt: skip
-        """Read the Objects of [start, end], about so many octets of them; None when they cannot
-        be had from here."""
-        shelf.use(entry.name)
-        job = partial(read_range, tuple(entry.files), start, end, octets)
-        return self._read(shelf, entry, job, done)
-
-    def read_last(
-        self, shelf: Shelf, entry: Entry, at: Location, done: Callable[[Read | None], None]
-    ) -> Reading:
-        """Read the last Object at `at` or before it."""
-        return self._read(shelf, entry, partial(read_last, tuple(entry.files), at), done)
-
-    def _read(
-        self, shelf: Shelf, entry: Entry, job: Callable[[], Read],
-        done: Callable[[Read | None], None],
-    ) -> Reading:  # fmt: skip
-        reading = Reading(self, shelf, entry, done, self.clock.now + self.config.disk_timeout)
-        self._reads[reading] = None
-
-        def read() -> Read:
-            touch(entry.files[0].path)
-            return job()
-
-        self.worker.submit(read, reading.came, reading.failed)
-        return reading
-
-    def read_over(self, reading: Reading) -> None:
-        self._reads.pop(reading, None)
-
     # -- time and faults -------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Time has passed."""
-        for reading in tuple(self._reads):
-            if now >= reading.deadline:
-                self.counters.timeouts += 1
-                reading.entry.suspended = now + SUSPENDED_SECONDS
-                self.tell("slow", "the disk tier does not read in time (disk_timeout)")
-                reading.over(None)
-        late = [each for each, since in self._busy.items() if now - since > WRITE_SECONDS]
+        self.reads.tick(now)
+        late = [
+            each for each, _ in takewhile(lambda b: now - b[1] > WRITE_SECONDS, self._busy.items())
+        ]
         if late:
             self.count_error(TimeoutError("it takes too long to write"))
         for writing in late:
@@ -533,47 +474,6 @@ class DiskTier:
         if about not in self._told:
             self._told.add(about)
             logger.warning("%s", sentence)
-
-
-class Reading:
-    """A read that is under way: it ends once, in time."""
-
-    def __init__(
-        self, tier: DiskTier, shelf: Shelf, entry: Entry, done: Callable[[Read | None], None],
-        deadline: float,
-    ) -> None:  # fmt: skip
-        self.entry = entry
-        self.deadline = deadline
-        self._tier = tier
-        self._shelf = shelf
-        self._done: Callable[[Read | None], None] | None = done
-
-    def came(self, read: Read) -> None:
-        counters = self._tier.counters
-        counters.hits += len(read.objects)
-        counters.octets_read += sum(len(each.payload) for each in read.objects)
-        self.over(read)
-
-    def failed(self, error: Exception) -> None:
-        name = self.entry.name
-        if self._shelf.entries.get(name) is self.entry:
-            said = error.strerror if isinstance(error, OSError) else None
-            if not isinstance(error, Damaged | OSError):
-                logger.error("reading %s failed", name, exc_info=error)
-            self._tier.count_bad(1, f"{name}: {said or error}")
-            self._shelf.drop(name)
-        self.over(None)
-
-    def over(self, read: Read | None) -> None:
-        done, self._done = self._done, None
-        self._tier.read_over(self)
-        if done is not None:
-            done(read)
-
-    def cancel(self) -> None:
-        """Nobody waits for it."""
-        self._done = None
-        self._tier.read_over(self)
 
 
 def _unheard(namespace: TrackNamespace, entry: Entry, here: bool) -> None:

@@ -13,7 +13,7 @@ from moqt.requests import IncomingFetch, IncomingSubscribe, RequestState
 from moqt.session import Remembered
 from relay.audience.downstream import TrackRequest
 from relay.core import Relay
-from relay.disk.tier import DiskCounters
+from relay.disk.entries import DiskCounters
 from relay.scopes import Scopes
 from relay.service.told.names import exported
 
@@ -42,6 +42,8 @@ GAUGES = {
     "disk_queue_octets": "Octets that wait to be written to the disk.",
     "disk_tracks": "Tracks on the disk.",
     "disk_files": "Their files.",
+    "disk_reads": "Reads from the disk that have not come back, given up ones included.",
+    "disk_memory_octets": "Octets of memory billed for the bookkeeping of the disk tier.",
     "disk_failing": "1 while nothing is written because the disk has refused something.",
     "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
     "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
@@ -96,6 +98,8 @@ DISK = {
     "disk_files_bad": "Files that were damaged or could not be read.",
     "disk_errors": "Writes that the operating system refused.",
     "disk_timeouts": "Reads that took longer than disk_timeout.",
+    "disk_reads_refused": "Reads not begun: disk_reads were under way, or the disk hangs.",
+    "disk_memory_refused": "Times that bookkeeping found no room within disk_memory_octets.",
 }
 DELIVERIES = {
     "too_far_behind": "Subscriptions ended with TOO_FAR_BEHIND.",
@@ -128,6 +132,10 @@ SESSIONS = {
 }
 EVERY_COUNTER = COUNTERS | DISK | DELIVERIES | SESSIONS
 REFUSED = "requests_refused"
+SHARES = {
+    "scope_cache_octets": "What each scope has in memory, billed as cache_billed_octets is.",
+    "scope_disk_octets": "What each scope has in files, with what is to be written.",
+}
 REMEMBERED = "remembered"
 UPDATES = "metrics_updates"
 PREFIX = "kvcs_relay_"
@@ -143,6 +151,7 @@ class RelayMetrics(Collector):
         self.scopes = scopes
         self.registry = CollectorRegistry()
         self._gauges: dict[str, float] = {}
+        self._shares: dict[str, dict[str, int]] = {}
         self._remembered = Remembered()
         self._counters: dict[str, float] = {}
         self._refused: dict[str, int] = {}
@@ -178,8 +187,17 @@ class RelayMetrics(Collector):
                 "disk_queue_octets": disk.queued,
                 "disk_tracks": disk.tracks,
                 "disk_files": disk.files,
+                "disk_reads": disk.reads.jobs,
+                "disk_memory_octets": disk.remembered,
                 "disk_failing": disk.failing,
             }
+        held = {} if disk is None else disk.shelves
+        self._shares = {
+            "scope_cache_octets": {scope: each.octets for scope, each in cache.shares.items()},
+            "scope_disk_octets": {
+                scope: held[scope].octets for scope in self.scopes.relays if scope in held
+            },
+        }
         for relay in self.scopes.relays.values():
             for name, value in _numbers(relay).items():
                 self._gauges[name] += value
@@ -208,6 +226,11 @@ class RelayMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + exported(name), GAUGES[name], value=value)
+        for name, octets in self._shares.items():
+            shares = GaugeMetricFamily(PREFIX + exported(name), SHARES[name], labels=["scope"])
+            for scope, held in octets.items():
+                shares.add_metric([scope], held)
+            yield shares
         remembered = GaugeMetricFamily(
             PREFIX + REMEMBERED, "What sessions keep of their peers' doing.", labels=["table"]
         )

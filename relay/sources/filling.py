@@ -17,7 +17,7 @@ from moqt.values.errors import MalformedTrack
 from moqt.values.messages import Properties
 from moqt.values.names import FullTrackName, Location
 from moqt.wire.objects import ObjectHeader, Payload
-from relay.cache import OBJECT_OVERHEAD, Cache
+from relay.cache import OBJECT_OVERHEAD, Share
 from relay.config import Clock, Counters, RelayConfig, cache_duration
 from relay.sources.kept import Kept
 
@@ -37,11 +37,13 @@ class Filling:
         self,
         name: FullTrackName,
         config: RelayConfig,
-        cache: Cache,
+        share: Share,
         counters: Counters,
         clock: Clock,
     ) -> None:
-        self.cache = cache
+        """`share` is what its scope has in the cache."""
+        self.cache = share.cache
+        self._share = share
         self.counters = counters
         self.kept: Kept | None = None
         """Its part in the disk tier, where there is one."""
@@ -60,7 +62,7 @@ class Filling:
         limit = self._config.max_intervals_per_track
         store = TrackStore(self._name, authoritative=False, max_intervals=limit)
         store.on_stored = self._stored
-        store.knowledge.account = self.cache
+        self._share.take(store)
         if self.kept is not None:
             store.knowledge.heard = self.kept.vouched
         store.max_cache_duration = cache_duration((), self._config)
@@ -117,7 +119,7 @@ class Filling:
 
     def has_room_for(self, properties: Properties) -> bool:
         """Whether Track Properties can be kept."""
-        return self.cache.room(properties_price(properties) - self.store.knowledge.properties)
+        return self._share.room(properties_price(properties) - self.store.knowledge.properties)
 
     def take_properties(self, properties: Properties) -> None:
         """What a publisher says the Track Properties are; it was asked whether there is room."""
@@ -286,7 +288,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.cache.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
+        if self._share.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
             self.store.mark_end(
                 location,
                 header.status,

@@ -16,10 +16,12 @@ from moqt.values.errors import MalformedTrack
 from moqt.values.intervals import IntervalSet
 from moqt.values.names import Location, location_after, location_before
 from moqt.wire.objects import ObjectHeader, Payload
+from relay.disk.entries import Entry
 from relay.disk.files import Read
-from relay.disk.keeping import MAX_FILES, MAX_SKIPPED, Keeping
+from relay.disk.keeping import MAX_FILES, Keeping, Lost
+from relay.disk.reads import Reading
 from relay.disk.records import Kept as KeptObject
-from relay.disk.tier import Entry, Reading, Shelf
+from relay.disk.tier import Shelf
 
 READ_OCTETS: Final = 4 << 20
 """Octets of one read; whoever needs more asks again when they have come."""
@@ -56,7 +58,7 @@ class Kept:
         self._shelf = shelf
         self._filling = filling
         self._keeping: Keeping | None = None
-        self._lost = IntervalSet()
+        self._lost = Lost(shelf)
         """What came and is in no file."""
         self.placing = False
         """What is stored now comes from the disk."""
@@ -83,6 +85,8 @@ class Kept:
         entry, now = self.entry, self._shelf.tier.clock.now
         if entry is None or max(entry.suspended, self._no_room_until) > now:
             return None
+        if self._reading is None and not self._shelf.tier.reads.allowed(self._shelf):
+            return None
         return entry.known
 
     @property
@@ -106,8 +110,8 @@ class Kept:
             if entry is not None and at in entry.known:
                 return
             full = entry is not None and len(entry.files) >= MAX_FILES
-            if full or self._shelf.tier.failing or len(self._lost) >= MAX_SKIPPED:
-                self._lost.add(at, at, MAX_SKIPPED)
+            if full or self._shelf.tier.failing or self._lost.overflowed:
+                self._lost.add(at)
                 return
             known = IntervalSet() if entry is None else entry.known
             keeping = Keeping(self._shelf, self._filling.store, known, self._lost)
@@ -127,7 +131,7 @@ class Kept:
     def drop(self) -> None:
         """Nothing that is, or is to be, on the disk counts: the track is another one now."""
         self.close()
-        self._lost = IntervalSet()
+        self._lost = Lost(self._shelf)
         self._shelf.drop(self._filling.store.name)
 
     def close(self) -> None:
@@ -141,12 +145,15 @@ class Kept:
         self._reading = self._bringing = None
         self._coming = None
         self._wanted.clear()
+        self._lost.close()
 
     # -- from the disk ---------------------------------------------------------------------
 
     def want(self, start: Location, end: Location) -> bool:
         """Have what is missing of [start, end] read; False when it is not to be had here."""
         entry, known = self.entry, self.known
+        if known is None and entry is not None and self._reading is None:
+            self._note_refused()
         until = None if known is None else known.end_of(start)
         if entry is None or until is None:
             return False
@@ -158,6 +165,11 @@ class Kept:
         elif len(self._wanted) < MAX_READS and (start, end) not in self._wanted:
             self._wanted.append((start, end))
         return True
+
+    def _note_refused(self) -> None:
+        reads = self._shelf.tier.reads
+        if not reads.allowed(self._shelf):
+            reads.refuse(self._shelf)
 
     def want_behind(self, start: Location, end: Location) -> bool:
         """`start` is not to be had: read what is behind it, so that only so much is missing."""
@@ -174,7 +186,8 @@ class Kept:
         tier = self._shelf.tier
         octets = min(READ_OCTETS, tier.config.cache_octets // 8)
         self._coming = start, end
-        self._reading = tier.read(
+        self._shelf.use(entry.name)
+        self._reading = tier.reads.range(
             self._shelf, entry, start, end, octets, lambda read: self._came(entry, start, end, read)
         )
 
@@ -232,6 +245,9 @@ class Kept:
         entry, tier = self.entry, self._shelf.tier
         if entry is None or entry.suspended > tier.clock.now:
             return False
+        if not tier.reads.allowed(self._shelf):
+            tier.reads.refuse(self._shelf)
+            return False
         if self._bringing is not None:
             self._bringing.cancel()
 
@@ -241,5 +257,5 @@ class Kept:
                 self._place(read.objects[0].header.location, read)
             done()
 
-        self._bringing = tier.read_last(self._shelf, entry, at, came)
+        self._bringing = tier.reads.last(self._shelf, entry, at, came)
         return True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from urllib.request import Request, urlopen
 
 import pytest
 
 from tests.e2e.support import BIN, Process, eventually, make_cache, relay
+from tools.faulty_disk import VARIABLE
 
 TRACKS = 3
 """Of a publication: manifest, K and V."""
@@ -47,6 +49,7 @@ def test_a_pushed_publication_outlives_its_publisher_and_a_crash_of_the_relay(
     with relay(tmp_path, "--cache-dir", disk) as first:
         pushed = first.publish(cache, "--push", "--json", name="push").finish(0).json()
         assert pushed["event"] == "stored" and pushed["blocks"] == cache.blocks
+        assert pushed["stored"] == "disk" and "why_memory" not in pushed
         assert len(list(disk.glob("*.track"))) == TRACKS
         with restarted(first, tmp_path / "again", disk) as again:
             result = again.subscribe(cache, tmp_path / "out", "--json").finish(0).json()
@@ -56,7 +59,8 @@ def test_a_pushed_publication_outlives_its_publisher_and_a_crash_of_the_relay(
 
 def test_a_pushed_publication_is_kept_in_memory_by_a_relay_without_files(cache, hub, tmp_path):
     pushed = hub.publish(cache, "--push", name="push").finish(0)
-    assert pushed.stdout.startswith("stored ")
+    said = "stored in the relay's memory alone (the relay has no disk tier)"
+    assert pushed.stdout.startswith(said)
     hub.subscribe(cache, tmp_path / "out").finish(0)
     cache.check(tmp_path / "out")
 
@@ -66,6 +70,21 @@ def test_who_pushes_more_than_the_relay_has_room_for_is_told_so(tmp_path):
     with relay(tmp_path, "--cache-memory", "200KiB") as small:
         pushed = small.publish(cache, "--push", name="push").finish(1)
         assert "not stored: the relay has no room for" in pushed.stderr
+
+
+def test_a_push_says_that_it_is_in_memory_alone_when_the_disk_is_full(cache, tmp_path, disk):
+    state = tmp_path / "disk-state"
+    state.write_text("full")
+    faulty = ("env", f"{VARIABLE}={state}", sys.executable, "-m", "tools.faulty_disk")
+    with relay(tmp_path, "--cache-dir", disk, program=faulty) as full:
+        pushed = full.publish(cache, "--push", "--json", name="push").finish(0).json()
+        assert pushed["stored"] == "memory" and "disk" in pushed["why_memory"]
+        refused = full.publish(cache, "--push", "--durable", name="durable").finish(1)
+        assert "not stored durably: the relay has all of it in memory, and 0 of 3" in refused.stderr
+
+
+def test_who_demands_that_it_is_durable_and_does_not_push_is_told_so(cache, hub):
+    assert "give --push, too" in hub.publish(cache, "--durable", name="durable").finish(2).stderr
 
 
 def test_a_folder_that_another_relay_has_is_refused_in_a_sentence(tmp_path, disk):

@@ -152,6 +152,19 @@ def test_one_that_is_only_announced_is_named(tmp_path, cache):
         assert level == "failed" and "8 blocks" in text
 
 
+def test_one_of_which_the_manifest_is_there_and_objects_are_not_is_said_to_be_missing_them(
+    tmp_path, cache
+):
+    with relay(tmp_path / "hub") as hub:
+        publisher = hub.publish(cache)
+        publisher.wait_for("publishing")
+        hub.subscribe(cache, tmp_path / "part", "--layers", "3-4").finish(0)
+        publisher.signal(signal.SIGSTOP)
+        ((level, text),) = doctor(hub, *cache.identity(), code=1)["publication"]
+        assert level == "failed" and "8 of our blocks by its manifest" in text
+        assert "k.raw.s0 layer 0 block 0" in text and "v.raw.s0 layer 7 block 7" in text
+
+
 def test_a_token_that_is_missing_is_said(tmp_path, cache):
     auth = tmp_path / "principals.json"
     arguments = ("token", tmp_path / "token", "--every-scope", "--principals", auth)

@@ -13,7 +13,8 @@ from typing import Any, Final
 from moqt.track.store import TrackStore
 from moqt.values.names import FullTrackName, Location, printable_name, printable_namespace
 from relay.core import Relay
-from relay.disk.tier import Entry, Shelf
+from relay.disk.entries import Entry
+from relay.disk.tier import Shelf
 
 ROWS: Final = 128
 """Tracks of a publication that are told one by one."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from moqt.session import SessionConfig
 from relay.config import Clock, RelayConfig
 from relay.disk.files import Folder
 from relay.disk.records import Damaged
 from relay.disk.tier import DiskTier
 from relay.scopes import Scopes
-from tests.relay.star import Star
+from tests.relay.star import JOIN, NAME, Star, everything, track
 
 EPOCH = 1_800_000_000.0
 
@@ -89,3 +90,17 @@ class Shelves(Star):
     def files(self):
         """Those of whole tracks."""
         return sorted(self.folder.glob("*.track"))
+
+
+def at(path):
+    return {"client_config": SessionConfig(path=path, authority="relay.example")}
+
+
+def stored(star, groups=3, *, size=100, name=NAME, path="/", **options):
+    """A complete track, published, read once and left by its publisher."""
+    store = track(groups, size=size, ended=True, name=name, **options)
+    publisher = star.publisher(store, **at(path))
+    _, collector = star.subscriber(JOIN, name, **at(path))
+    assert collector.payloads == everything(groups, size=size)
+    star.pass_time(1)
+    star.kill(publisher)

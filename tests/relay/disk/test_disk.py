@@ -7,13 +7,12 @@ import errno
 import pytest
 
 import relay.disk.files
-from moqt.session import SessionConfig
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
 from relay.disk.files import Folder, InUse
 from tests.relay.calls import calls
-from tests.relay.disk.shelves import Shelves
+from tests.relay.disk.shelves import Shelves, at, stored
 from tests.relay.inside import expiries, make_room
 from tests.relay.peers import Listing, Wanting, offering
 from tests.relay.star import (
@@ -29,20 +28,6 @@ from tests.relay.star import (
 )
 
 MAX_CACHE_DURATION = 0x04
-
-
-def at(path):
-    return {"client_config": SessionConfig(path=path, authority="relay.example")}
-
-
-def stored(star, groups=3, *, size=100, name=NAME, path="/", **options):
-    """A complete track, published, read once and left by its publisher."""
-    store = track(groups, size=size, ended=True, name=name, **options)
-    publisher = star.publisher(store, **at(path))
-    _, collector = star.subscriber(JOIN, name, **at(path))
-    assert collector.payloads == everything(groups, size=size)
-    star.pass_time(1)
-    star.kill(publisher)
 
 
 @pytest.fixture
