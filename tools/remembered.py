@@ -97,7 +97,7 @@ ROWS = (
     _row(
         "ranges of tracks that are on the disk, or on their way", "all tracks",
         "`disk_memory_octets`, one scope half", "128 each, and 1,024 a track",
-        "`disk_memory_octets`, `disk_memory_refused_total`",
+        "`disk_memory_bytes`, `disk_memory_refused_total`",
         "a track in too many pieces is kept in memory alone; files found at the start go",
         "Lost._ranges",
     ),

@@ -103,5 +103,5 @@ def test_what_each_scope_has_is_a_metric():
     star = Tenants()
     star.brings("/a", 0)
     registry = RelayMetrics(star.relay).registry
-    has = registry.get_sample_value("kvcs_relay_scope_cache_octets", {"scope": "/a"})
+    has = registry.get_sample_value("kvcs_relay_scope_cache_bytes", {"scope": "/a"})
     assert has == star.octets("/a") > 0
