@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -56,6 +56,12 @@ VLLM_ENV ?= .venv-vllm
 test-vllm:       ## the connector in vLLM itself, on the CPU; makes .venv-vllm
 	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/vllm/test_vllm.py
+
+# another one, with LMCache and SGLang as far as their interfaces go without a GPU
+ENGINES_ENV ?= .venv-engines
+test-engines:    ## the storage for LMCache and SGLang against their own classes; makes .venv-engines
+	$(PYTHON) -m tools.engines_env $(ENGINES_ENV)
+	$(ENGINES_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/lmcache/test_lmcache.py tests/kvcs/sglang/test_sglang.py
 
 demo-llm:        ## two vLLM engines and a relay: first tokens, faults, a picture; makes .venv-vllm
 	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
@@ -123,4 +129,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
