@@ -112,10 +112,13 @@ bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 O
 bench-mesh: $(STAMP)  ## three relays that find each other by a real directory, 20 consumers: how often an Object goes where
 	$(BIN)/python -m tools.bench_mesh
 
-docs: $(STAMP)   ## write the pages that are made from the code
+# the site's generator has an environment of its own
+DOCS_ENV ?= .venv-docs
+docs: $(STAMP)   ## write the pages that are made from the code, and all of them as a site: build/site
 	$(BIN)/python -m tools.limits
 	$(BIN)/python -m tools.configuration
 	$(BIN)/python -m tools.relay_schema
+	$(BIN)/python -m tools.site $(DOCS_ENV)
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips
@@ -129,4 +132,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
