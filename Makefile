@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles demo-llm bench-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -66,6 +66,11 @@ test-engines:    ## the storage for LMCache and SGLang against their own classes
 demo-llm:        ## two vLLM engines and a relay: first tokens, faults, a picture; makes .venv-vllm
 	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m tools.demo_llm
+
+# QUICK="--rounds 1" for an impression, --keep leaves the figures in bench/results
+bench-llm:       ## first tokens of two vLLM engines, as ratios inside one run; makes .venv-vllm
+	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m tools.bench_llm $(QUICK)
 
 test: lint unit e2e  ## lint and every test
 
