@@ -100,6 +100,10 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench_eviction
 	$(BIN)/python -m tools.bench_discovery
 
+bench-peers: $(STAMP)  ## the same beside another MOQT stack, which it installs; leaves bench/results
+	-$(BIN)/python -m interop.peers
+	$(BIN)/python -m tools.bench_peers $(QUICK)
+
 # QUICK=--quick for an impression; beside aiomoqt after `python -m interop.peers`
 QUICK ?=
 bench-paths: $(STAMP)  ## the same through networks: delay, loss, DSL, LTE, satellite

@@ -54,6 +54,10 @@ class Program:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> str:
         return self._out.read_text(errors="replace")
 

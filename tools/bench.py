@@ -26,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from tools import bench_raw
 SIZES = (1200, 1452, 8952)
 LAYERS = 32
 OBJECT = 32 << 10
+HEAD = 16 * 128 * 2
+"""Octets of one head of a block."""
 CONSUMERS = 4
 ROOT = Path(__file__).resolve().parent.parent
 SCOPE = Scope(bytes(range(32)))
@@ -59,16 +62,17 @@ ROWS = (
 )
 
 
-def geometry(megabytes: int) -> tuple[Descriptor, list[int]]:
-    """A model whose blocks of 16 tokens make Objects of 32 KiB, and tokens for the volume."""
-    blocks = max(1, megabytes * 1_000_000 // (2 * LAYERS * OBJECT))
+def geometry(options: argparse.Namespace) -> tuple[Descriptor, list[int]]:
+    """A model of so many layers, blocks of 16 tokens in Objects of that size, and tokens for the
+    volume."""
+    blocks = max(1, options.megabytes * 1_000_000 // (2 * options.layers * options.object))
     descriptor = Descriptor.parse(
         {
             "model": "bench",
             "model_digest": "sha-256:" + "00" * 32,
             "tokenizer_digest": "sha-256:" + "00" * 32,
-            "layers": LAYERS,
-            "kv_heads": 8,
+            "layers": options.layers,
+            "kv_heads": options.object // HEAD,
             "head_dim": 128,
             "kv_dtype": "bf16",
             "positional": "rope",
@@ -84,16 +88,27 @@ def cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def cpu_of(pid: int) -> float:
+    """CPU seconds that a process has had, seen from outside."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak() -> int:
+    """Octets of memory of this process at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 # ------------------------------------------------------------------------------- the processes
 
 
 async def role_publish(options: argparse.Namespace) -> None:
     """Serve a complete publication: as a server (`--url` absent) or through a relay."""
-    descriptor, tokens = geometry(options.megabytes)
+    descriptor, tokens = geometry(options)
     publication = Publication(SCOPE, descriptor, tokens)
     shape = (len(tokens), descriptor.kv_heads, descriptor.head_dim)
     rng = np.random.default_rng(1)
-    count = max(2, bench_raw.POOL // (len(tokens) // 16 * OBJECT))
+    count = max(2, bench_raw.POOL // (len(tokens) // 16 * options.object))
     pool = [
         rng.integers(0, 1 << 16, shape, dtype=np.uint16).view(descriptor.dtype)
         for _ in range(min(count, 2 * descriptor.layers))
@@ -124,11 +139,11 @@ async def role_publish(options: argparse.Namespace) -> None:
         before = cpu()
         await stop.wait()
         await server.close()
-    print(json.dumps({"cpu": cpu() - before}), flush=True)
+    print(json.dumps({"cpu": cpu() - before, "peak": peak()}), flush=True)
 
 
 async def role_consume(options: argparse.Namespace) -> None:
-    descriptor, tokens = geometry(options.megabytes)
+    descriptor, tokens = geometry(options)
     quic = moqt.QuicConfig(cafile=options.certs / "cert.pem", max_datagram_size=options.size)
     # an engine has its cache memory before it asks: the first touch of pages is not timed
     shape = (len(tokens), descriptor.kv_heads, descriptor.head_dim)
@@ -160,6 +175,7 @@ async def role_consume(options: argparse.Namespace) -> None:
                     "octets": consumer.stats.octets,
                     "seconds": time.perf_counter() - start,
                     "cpu": cpu() - before,
+                    "peak": peak(),
                     "first_layer": consumer.stats.first_layer_seconds,
                     "layers": consumer.stats.layers,
                     "failed": failed,
@@ -192,8 +208,7 @@ class Role:
 
     def cpu(self) -> float:
         """CPU seconds so far, from outside."""
-        fields = Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self.popen.pid)
 
     def resident(self) -> int:
         """Octets of memory now."""
@@ -228,8 +243,19 @@ def role(options: argparse.Namespace, name: str, url: str = "") -> AbstractConte
     command = [sys.executable, "-m", "tools.bench", "--role", name, "--url", url]
     command += ["--sizes", str(options.size), "--megabytes", str(options.megabytes)]
     command += ["--certs", str(options.certs), "--limit", str(options.limit)]
-    command += ["--connections", str(getattr(options, "connections", 1))]
+    command += ["--connections", str(options.connections)]
+    command += ["--layers", str(options.layers), "--object", str(options.object)]
     return running(command)
+
+
+def add_relay_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--relay-limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a --limit of the relay; may be repeated",
+    )
 
 
 @contextmanager
@@ -237,6 +263,8 @@ def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
     command = [str(Path(sys.executable).parent / "kvcs-relay"), "--listen", "127.0.0.1:0"]
     command += ["--cert", str(options.certs / "cert.pem"), "--key", str(options.certs / "key.pem")]
     command += ["--cache-memory", "2GiB", "--mtu", str(options.size)]
+    for limit in options.relay_limit:
+        command += ["--limit", limit]
     with running(command) as started:
         match = re.search(r"moqt://[^\s,]+", started.line())
         assert match is not None
@@ -247,25 +275,41 @@ def relay(options: argparse.Namespace) -> Iterator[tuple[Role, str]]:
 
 
 def consume(options: argparse.Namespace, url: str, count: int) -> list[dict[str, Any]]:
-    """`count` consumers at once, started together."""
+    """`count` consumers at once, started together; they have left the relay when this returns."""
     with ExitStack() as stack:
         roles = [stack.enter_context(role(options, "consume", url)) for _ in range(count)]
         for consumer in roles:
             consumer.line()
         for consumer in roles:
             consumer.go()
-        return [json.loads(consumer.line()) for consumer in roles]
+        found = [json.loads(consumer.line()) for consumer in roles]
+        for consumer in roles:
+            consumer.popen.wait(30)
+        return found
 
 
-def result(runs: list[dict[str, Any]], server_cpu: float) -> dict[str, float]:
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """What the processes of a run are told of the cache that they move."""
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model (32)")
+    parser.add_argument("--object", type=int, default=OBJECT, help="octets of an Object (32768)")
+    parser.add_argument("--connections", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
+
+
+def result(runs: list[dict[str, Any]], **cpus: float) -> dict[str, float]:
+    """What consumers and the processes before them, named with their CPU seconds, have shown."""
     octets = sum(run["octets"] for run in runs)
+    cpus["consumers"] = sum(run["cpu"] for run in runs)
     for run in runs:
         if run["failed"]:
             raise RuntimeError(f"a consumer ended after {run['octets']:,} octets: {run['failed']}")
     return {
         "mb_s": octets / max(run["seconds"] for run in runs) / 1e6,
-        "cpu_s_per_gb": (sum(run["cpu"] for run in runs) + server_cpu) / octets * 1e9,
+        "cpu_s_per_gb": sum(cpus.values()) / octets * 1e9,
         "first_layer_ms": 1000 * max(run["first_layer"] for run in runs),
+        "first_layer_share": max(run["first_layer"] / run["seconds"] for run in runs),
+        "consumer_peak_mib": max(run["peak"] for run in runs) / 2**20,
+        **{f"{name}_cpu_s_per_gb": each / octets * 1e9 for name, each in cpus.items()},
     }
 
 
@@ -273,10 +317,13 @@ def run_direct(options: argparse.Namespace) -> dict[str, float]:
     with role(options, "publish") as publisher:
         url = publisher.line().split()[1]
         runs = consume(options, url, 1)
-        return result(runs, json.loads(publisher.stop())["cpu"])
+        told = json.loads(publisher.stop())
+        return result(runs, publisher=told["cpu"]) | {"publisher_peak_mib": told["peak"] / 2**20}
 
 
-def run_relay(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
+def run_relay(
+    options: argparse.Namespace, consumers: int = CONSUMERS
+) -> tuple[dict[str, float], dict[str, float]]:
     """Through the relay with nothing cached, then from its cache with the publisher gone."""
     with relay(options) as (server, url):
         base = server.resident()
@@ -285,15 +332,25 @@ def run_relay(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
             start = server.cpu()
             runs = consume(options, url, 1)
             relay_cpu = server.cpu() - start
-            cold = result(runs, relay_cpu + json.loads(publisher.stop())["cpu"])
+            told = json.loads(publisher.stop())
+            cold = result(runs, relay=relay_cpu, publisher=told["cpu"])
+            cold["publisher_peak_mib"] = told["peak"] / 2**20
         start = server.cpu()
-        runs = consume(options, url, CONSUMERS)
-        warm = result(runs, server.cpu() - start)
+        runs = consume(options, url, consumers)
+        warm = result(runs, relay=server.cpu() - start)
         cached = runs[0]["octets"]
         warm["relay_base_mib"] = base / 2**20
         warm["relay_rss_mib"] = server.resident() / 2**20
         warm["cached_mib"] = cached / 2**20
         return cold, warm
+
+
+def keep(kind: str, folder: Path, told: Mapping[str, Any]) -> Path:
+    """Leave the results of a `kind` of run in `folder`, under the time. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    file.write_text(json.dumps(told, indent=2) + "\n")
+    return file
 
 
 def bench(options: argparse.Namespace) -> dict[str, Any]:
@@ -354,11 +411,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=512, help="payload of each run")
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
+    add_relay_limit(parser)
     parser.add_argument("--role", choices=("publish", "consume"), help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--certs", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=float, default=600, help=argparse.SUPPRESS)
-    parser.add_argument("--connections", type=int, default=1, help=argparse.SUPPRESS)
+    add_shape(parser)
     options = parser.parse_args()
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.role:

@@ -25,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -231,14 +230,6 @@ def show_goals(goals: list[dict[str, Any]]) -> None:
     print(f"  {sum(known)} of {len(known)} that were measured are reached, {len(goals)} there are")
 
 
-def keep(folder: FilePath, told: dict[str, Any]) -> FilePath:
-    """Leave the results in `folder`; raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"paths-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    file.write_text(json.dumps(told, indent=2) + "\n")
-    return file
-
-
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One row: the medians of `--repeat` runs of each column, one after the other."""
     up, down = PATHS[name]
@@ -302,6 +293,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs, of which medians are shown")
     parser.add_argument("--once", action="store_true", help="no second retrieval for each path")
     parser.add_argument("--columns", default=",".join(COLUMNS), help="what is run beside kvcs")
+    bench.add_relay_limit(parser)
     parser.add_argument("--quick", action="store_true", help="16 MB, 20 seconds a run")
     parser.add_argument("--aiomoqt", type=FilePath, help="the environment aiomoqt is installed in")
     parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
@@ -320,6 +312,7 @@ def main() -> None:
     names = [name.strip() for name in options.paths.split(";") if name.strip()]
     if unknown := [name for name in names if name not in PATHS]:
         parser.error(f"no such path: {'; '.join(unknown)} (there are {'; '.join(PATHS)})")
+    options.layers, options.object = bench.LAYERS, bench.OBJECT
     options.megabytes = options.megabytes or (16 if options.quick else 134)
     options.limit = options.seconds or (20.0 if options.quick else 90.0)
     if options.aiomoqt is not None and find_aiomoqt(options.aiomoqt) is None:
@@ -348,6 +341,7 @@ def main() -> None:
         "megabytes": options.megabytes,
         "datagram": options.size,
         "repeat": options.repeat,
+        "relay_limits": options.relay_limit,
         "rows": rows,
         "goals": reached(rows),
     }
@@ -356,7 +350,7 @@ def main() -> None:
     else:
         show_goals(told["goals"])
     if options.keep is not None:
-        print(f"kept in {keep(options.keep, told)}", file=sys.stderr)
+        print(f"kept in {bench.keep('paths', options.keep, told)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

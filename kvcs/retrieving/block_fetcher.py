@@ -50,6 +50,8 @@ from moqt.values.errors import MoqtError
 
 FETCH_SECONDS: Final = 60.0
 """Longest time a publication may take."""
+RETRIEVALS: Final = 4
+"""Publications that are retrieved at a time, each as large as what is kept may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,14 @@ class _Retrieved:
         return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
 
 
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A retrieval, and how many wait for it."""
+
+    task: asyncio.Task[_Retrieved]
+    waiting: int = 0
+
+
 class MoqtFetcher:
     """The way to blocks of publications. Kept publications go, least recently used first."""
 
@@ -115,8 +125,10 @@ class MoqtFetcher:
         self._others = Terms(producers=producers)
         """For publications of any other scope."""
         self._kept: OrderedDict[str, _Retrieved] = OrderedDict()
-        # one at a time: the blocks of a directive are of the same publication
-        self._lock = asyncio.Lock()
+        # The blocks of a directive are of the same publication: whoever asks for one of them waits
+        # for the same retrieval, which goes on as long as somebody does.
+        self._under_way: dict[tuple[str, str], _UnderWay] = {}
+        self._places = asyncio.Semaphore(RETRIEVALS)
 
     @property
     def octets(self) -> int:
@@ -141,8 +153,7 @@ class MoqtFetcher:
                 str(ProblemName.UNKNOWN_RESOURCE), "the publication is of another scope"
             )
         record = await self._record(block, text)
-        async with self._lock:
-            retrieved = await self._retrieved(url, namespace, descriptor)
+        retrieved = await self._shared(url, namespace, descriptor)
         layers, place = retrieved.find(record.digest, block.block_key)
         for layer in layers:
             rows = descriptor.block_tokens
@@ -163,13 +174,36 @@ class MoqtFetcher:
                 return record
         raise LoadError(str(ProblemName.UNKNOWN_RESOURCE), "the index has no record of it")
 
-    async def _retrieved(
+    async def _shared(
         self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
     ) -> _Retrieved:
         found = self._kept.get(namespace.text)
-        if found is None:
-            found = await self._retrieve(url, namespace, descriptor)
-            self._kept[namespace.text] = found
+        if found is not None:
+            self._kept.move_to_end(namespace.text)
+            return found
+        key = url, namespace.text
+        under_way = self._under_way.get(key)
+        if under_way is None:
+            task = asyncio.create_task(self._retrieved(url, namespace, descriptor))
+            under_way = self._under_way[key] = _UnderWay(task)
+        under_way.waiting += 1
+        try:
+            return await asyncio.shield(under_way.task)
+        finally:
+            under_way.waiting -= 1
+            if not under_way.waiting:
+                under_way.task.cancel()
+                if self._under_way.get(key) is under_way:
+                    del self._under_way[key]
+
+    async def _retrieved(
+        self, url: str, namespace: PublicationNamespace, descriptor: Descriptor
+    ) -> _Retrieved:
+        async with self._places:
+            found = self._kept.get(namespace.text)  # by way of another relay, meanwhile
+            if found is None:
+                found = await self._retrieve(url, namespace, descriptor)
+                self._kept[namespace.text] = found
         self._kept.move_to_end(namespace.text)
         while len(self._kept) > 1 and self.octets > self._kept_octets:
             self._kept.popitem(last=False)

@@ -168,7 +168,7 @@ class SchedulerSide:
             )
             return
         slower = self._shared.gate.refuses(until - computed, self._now())
-        if slower is not None:
+        if slower is not None and self._settings.only_faster:
             self._settle(name, asked, Outcome.SLOWER, slower)
             return
         if len(self._shared.under_way) >= self._settings.loads:

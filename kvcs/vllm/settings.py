@@ -52,6 +52,8 @@ class Settings:
     """Seconds a load may take altogether."""
     min_tokens: int = 256
     """Fewer tokens than these are neither loaded nor published."""
+    only_faster: bool = True
+    """Whether a prompt is computed when loading it would take longer, by the rates measured."""
     loads: int = 16
     """Loads under way at a time; further requests are computed."""
     kvsp: str | None = None
@@ -122,6 +124,12 @@ def _way(name: str, value: Any) -> Way:
         raise _wrong(name, value, f"one of {', '.join(Way)}") from None
 
 
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
 def _count(least: int) -> Any:
     def read(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -151,6 +159,7 @@ _READ: Mapping[str, Any] = {
     "descriptor": _path,
     "block_tokens": _count(1),
     "min_tokens": _count(0),
+    "only_faster": _flag,
     "loads": _count(1),
     "keep": _count(1),
     "load": _way,

@@ -52,6 +52,8 @@ _KEPT_LOWEST = KEPT_MS - _POSITIONS
 """Scores from here on are of records that are kept."""
 
 SCOPES_PER_PASS = 256
+SCOPE_KEPT_MS = 600_000
+"""For so long a scope in which a holder had a record is looked at, and longer while it has some."""
 """Scopes that one call visits of all there are."""
 
 _HOLDERS_PER_PASS = 64
@@ -143,6 +145,15 @@ _MARK = (
 redis.call('SET', string.sub(KEYS[1], 1, -2) .. 't:' .. ARGV[1], clock(), 'PX', ARGV[2])
 """
 )
+# KEYS: the scopes of a holder. ARGV: a time, scopes that were seen empty
+_FORGET = """
+for number = 2, #ARGV do
+  local last = redis.call('ZSCORE', KEYS[1], ARGV[number])
+  if last and tonumber(last) <= tonumber(ARGV[1]) then
+    redis.call('ZREM', KEYS[1], ARGV[number])
+  end
+end
+"""
 # ARGV: name of the set without the prefix, lowest and highest score, limit
 _SWEEP = (
     _REMOVE
@@ -205,6 +216,7 @@ class RedisStore:
             self._delete: Callable[..., Any] = self._redis.register_script(_DELETE)
             self._sweep: Callable[..., Any] = self._redis.register_script(_SWEEP)
             self._mark: Callable[..., Any] = self._redis.register_script(_MARK)
+            self._forget: Callable[..., Any] = self._redis.register_script(_FORGET)
 
     def put(self, entries: Sequence[Entry], now_ms: int, age_ms: int = 0) -> Sequence[bool | None]:
         fresh: list[bool | None] = []
@@ -245,8 +257,8 @@ class RedisStore:
         """Where a holder has records; of those that are kept, that they end."""
         name = _holder_name(entries[0].holder)
         lasts_ms = max(each.expires_ms for each in entries)
-        scopes = self._key(b"hs:" + name)
-        pipe.sadd(scopes, *{each.block.scope_id for each in entries})
+        scopes = self._key(b"hz:" + name)
+        pipe.zadd(scopes, {each.block.scope_id: now_ms for each in entries})
         # it lives as long as the last of them
         pipe.pexpire(scopes, lasts_ms - now_ms + self.limits.linger_ms, gt=True)
         pipe.pexpire(scopes, lasts_ms - now_ms + self.limits.linger_ms, nx=True)
@@ -255,7 +267,20 @@ class RedisStore:
 
     def _scopes_of(self, name: bytes) -> list[bytes]:
         """The scopes in which a holder may have records."""
-        return list(self._redis.smembers(self._key(b"hs:" + name)))
+        return list(self._redis.zrange(self._key(b"hz:" + name), 0, -1))
+
+    def _forget_scopes(self, name: bytes, now_ms: int) -> None:
+        """The scopes in which a holder has had no records for a while are not looked at again."""
+        scopes = self._key(b"hz:" + name)
+        old = self._redis.zrange(
+            scopes, 0, now_ms - SCOPE_KEPT_MS, byscore=True, offset=0, num=SCOPES_PER_PASS
+        )
+        pipe = self._redis.pipeline(transaction=False)
+        for scope in old:
+            pipe.exists(self._scope(scope) + b"h:" + name)
+        empty = [scope for scope, has in zip(old, pipe.execute(), strict=True) if not has]
+        if empty:
+            self._forget(keys=[scopes], args=[now_ms - SCOPE_KEPT_MS, *empty])
 
     def keep_alive(self, holder: str, expires_ms: int, now_ms: int) -> int:
         name = _holder_name(holder)
@@ -266,6 +291,7 @@ class RedisStore:
             kept: int = sum(pipe.execute())
             if kept:
                 self._redis.zadd(self._key(b"ends"), {name: expires_ms})
+            self._forget_scopes(name, now_ms)
         return kept
 
     def _replicas(self, values: Sequence[Sequence[bytes]]) -> list[list[Replica]]:

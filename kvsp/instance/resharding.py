@@ -43,7 +43,7 @@ class Resharder:
             self._publish(request.map)
             return answer
         answer, discarded = shards.abort(request.map, request.abort)
-        self._let_go(request.map, discarded)
+        self._give_up(request.map, discarded)
         return answer
 
     async def _prepare(self, plan: ReshardPlan) -> ReshardAnswer:
@@ -58,7 +58,7 @@ class Resharder:
             done = True
         finally:
             if not done and member.plan is plan:
-                self._let_go(plan.map, self._agent.shards.failed(member))
+                self._give_up(plan.map, self._agent.shards.failed(member))
         return self._agent.shards.loaded(member)
 
     async def _keep(self, member: Member, plan: ReshardPlan) -> None:
@@ -76,10 +76,12 @@ class Resharder:
         fresh = {part.block for part in parts if part.block not in self._agent.pool}
 
         def there(block: BlockId) -> None:
-            if member.plan is not plan:  # aborted meanwhile
-                self._let_go(plan.map, {block} if block in fresh else ())
-            elif block in fresh:
-                member.fetched.add(block)
+            if member.plan is plan:
+                (member.fetched if block in fresh else member.borrowed).add(block)
+            elif block in fresh:  # aborted meanwhile
+                self._let_go(plan.map, {block} - _used(member))
+            else:
+                self._unpin(plan.map, {block} - _used(member))
 
         wanted = [Wanted(part.block, (part.source,)) for part in parts]
         failures = await self._load(plan, wanted, seconds, there)
@@ -115,11 +117,21 @@ class Resharder:
         )
         return failures
 
+    def _give_up(self, name: str, fetched: Iterable[BlockId]) -> None:
+        """Version v stays: what came for v+1 goes, and what was here before is as it was."""
+        member = self._agent.shards.get(name)
+        borrowed, member.borrowed = member.borrowed - member.held, set()
+        self._unpin(name, borrowed)
+        self._let_go(name, fetched)
+
+    def _unpin(self, name: str, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self._agent.pool.unpin(block, _owner(name))
+
     def _let_go(self, name: str, blocks: Iterable[BlockId]) -> None:
         """Give the memory of blocks back now, and their replicas after the withdrawal."""
         gone = list(blocks)
-        for block in gone:
-            self._agent.pool.unpin(block, _owner(name))
+        self._unpin(name, gone)
         if gone:
             self._tasks.start(self._forget(gone))
 
@@ -142,7 +154,7 @@ class Resharder:
                 version = await placement.map_version(name)
             except (PlacementRefusedError, PlacementUnavailableError):
                 continue
-            self._let_go(name, self._agent.shards.settle(name, version))
+            self._give_up(name, self._agent.shards.settle(name, version))
 
     async def stop(self) -> None:
         await self._tasks.stop()
@@ -150,6 +162,10 @@ class Resharder:
 
 def _owner(name: str) -> str:
     return f"map {name}"
+
+
+def _used(member: Member) -> set[BlockId]:
+    return member.held | member.fetched | member.borrowed
 
 
 def _failed(tokens: range, error: LoadError) -> Problem:

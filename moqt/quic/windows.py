@@ -52,6 +52,27 @@ def grown(
     return max(window, ROUND_TRIPS * (consumed - before)), (since, before, now)
 
 
+class Arrivals:
+    """What a round trip brings over all streams, whether or not it can be consumed yet."""
+
+    def __init__(self) -> None:
+        self.ends = 0.0
+        """When the round trip that is counted is over."""
+        self._before = 0
+        self._last = 0
+
+    def next_trip(self, arrived: int, trip: float, now: float) -> None:
+        """A round trip is over, or more; `arrived` octets came since the connection began."""
+        late = now - self.ends
+        self.ends = now + max(trip, SHORTEST_TRIP)
+        self._last = arrived - self._before if late < self.ends - now else 0
+        self._before = arrived
+
+    def of_a_trip(self, arrived: int) -> int:
+        """Octets that came in the round trip before this one or, if that is more, in this one."""
+        return max(arrived - self._before, self._last)
+
+
 class WindowMemory:
     """The octets that the connections of a process have granted their peers, by address.
 
@@ -133,6 +154,10 @@ class SessionWindow:
     def used(self, limit: int, consumed: int, trip: float, now: float) -> None:
         """A quarter has been used up: see whether it should be larger (see `grown`)."""
         wanted, self._mark = grown(self.octets, limit, self._mark, consumed, trip, now)
+        self._raise(self._bound("session_window", wanted, self._most))
+
+    def expect(self, wanted: int) -> None:
+        """So much may come before anything more is consumed."""
         self._raise(self._bound("session_window", wanted, self._most))
 
     def close(self) -> None:

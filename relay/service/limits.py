@@ -49,6 +49,7 @@ QUIC = (
     "idle_timeout",
     "handshake_timeout",
     "remember_paths",
+    "first_flight",
     "qlog_max_octets",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.prefix import block_tokens_range
 from kvsp.names.uris import BlockId
+
+logger = logging.getLogger("kvsp.client")
 
 
 class Destination(Protocol):
@@ -257,6 +260,10 @@ class Retrieval:
             self._report(fetch, error, now())
         except DecodeError:  # the record's holder is no base URI
             self._planner.failed(fetch.number, Fault.REFUSED, now())
+        except Exception as error:
+            # A way that somebody else has written: the block's other sources are still there.
+            logger.exception("%s: the way to it failed as it should not", replica.holder)
+            self._report(fetch, WayError(replica.holder, repr(error), Fault.REFUSED), now())
         if self.leasing is not None and not self._planner.awaits(fetch.block):
             self.leasing.done(replica.block)
 

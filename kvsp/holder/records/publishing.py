@@ -44,6 +44,8 @@ from kvsp.records.records import ReplicaRecord
 logger = logging.getLogger("kvsp.holder")
 
 _CONCURRENT: Final = 8
+_MORE_AFTER: Final = 600.0
+"""Seconds after which an index that took fewer records at once is offered as many as before."""
 MANY_OCTETS: Final = 2 << 20
 """Octets of records in one request, about."""
 
@@ -79,7 +81,8 @@ class RecordPublisher:
         self.table = RecordTable()
         self._holder = holder
         self._many = many
-        self._most = most
+        self._most = self._wanted = most
+        self._more_at = math.inf
         self._stale = many is not None
         """Whether the index may have records of this holder that are not true."""
 
@@ -270,6 +273,8 @@ class RecordPublisher:
         if self._stale and many is not None and not await self._start_clean(many):
             return
         await self._withdraw_pending()
+        if self._clock() >= self._more_at:
+            self._most, self._more_at = self._wanted, math.inf
         while not self._draining and (
             blocks := self.table.due(self._clock(), _CONCURRENT if many is None else self._most)
         ):
@@ -362,7 +367,7 @@ class RecordPublisher:
         fewer = len(told) // 2
         if error.limit is not None and 0 < error.limit < len(told):
             fewer = error.limit
-        self._most = min(self._most, fewer)
+        self._most, self._more_at = min(self._most, fewer), self._clock() + _MORE_AFTER
         logger.warning(
             "the index service takes no %d records at once, it gets %d from now on (%s); lower "
             "holder.records_per_request or raise its limit",

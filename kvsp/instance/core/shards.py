@@ -43,6 +43,8 @@ class Member:
     fetched: set[BlockId] = field(default_factory=set)
     """Blocks that came for the plan and were not here before."""
 
+    borrowed: set[BlockId] = field(default_factory=set)
+    """Blocks of the plan that were here before, for another reason."""
     answers: dict[int, ReshardState] = field(default_factory=dict)
     """What the last steps ended in, by version, for repeats."""
 
@@ -93,7 +95,7 @@ class ShardTable:
         member.plan, member.ends_ms = plan, now_ms + plan.deadline_ms
         # both are version v's: others may fetch what is released after the commit
         member.held |= blocks_of(plan, plan.retain) | blocks_of(plan, plan.release)
-        member.fetched = set()
+        member.fetched, member.borrowed = set(), set()
         return member
 
     def loaded(self, member: Member) -> ReshardAnswer:
@@ -126,7 +128,7 @@ class ShardTable:
         member.state = move(MEMBER_MOVES, member.state, MemberEvent.COMMIT)
         kept = blocks_of(plan, (*plan.retain, *(part.tokens for part in plan.fetch)))
         released = member.held - kept
-        member.held, member.fetched = kept, set()
+        member.held, member.fetched, member.borrowed = kept, set(), set()
         member.version, member.plan = version, None
         member.answers = {version: ReshardState.COMMITTED}
         self.counters["committed"] += 1

@@ -34,7 +34,7 @@ from moqt.quic.aio.trace import StreamingTrace
 from moqt.quic.config import QuicConfig
 from moqt.quic.counters import Wait
 from moqt.quic.packets.layout import SHORT_OVERHEAD, Datagram
-from moqt.quic.windows import SessionWindow, WindowMemory, grown
+from moqt.quic.windows import ROUND_TRIPS, Arrivals, SessionWindow, WindowMemory, grown
 
 # A tuple is searched by identity; a set would call the enum's own, slow hash.
 CLOSED_STATES = (
@@ -137,6 +137,7 @@ class StreamTable(QuicConnection):
         self.now = 0.0
         """The time, which whoever drives the connection keeps."""
         self.window = SessionWindow(memory, origin, config.session_window, config.window_memory)
+        self._arrivals = Arrivals()
         self._grant_session()
         self._local_max_data.sent = self._local_max_data.value
         fresh = self.window.of_fresh_stream(config.stream_window)
@@ -324,14 +325,30 @@ class StreamTable(QuicConnection):
             wanted, stream.mark = grown(
                 window, limit, stream.mark, stream.delivered, self.recovery.trip, self.now
             )
-            session = self.window.octets
-            stream.window = self.window.lend(stream.lent, wanted, self.config.stream_window)
-            stream.lent = stream.window
-            if self.window.octets != session:
-                self._grant_session()
-            if stream.delivered + stream.window > limit:
-                stream.max_stream_data_local = stream.delivered + stream.window
-                self._credit_queue[stream.id] = stream
+            self._lend(stream, wanted)
+
+    def press(self, stream: Stream, upto: int) -> None:
+        """What came of the stream, up to there, waits for something lost. Nothing is consumed
+        meanwhile: beyond a quarter of its window that follows what arrives."""
+        window = stream.window
+        if upto <= stream.max_stream_data_local - window + (window >> 2):
+            return
+        wanted = ROUND_TRIPS * self._arrivals.of_a_trip(self.consumed + self.held)
+        if wanted > self.window.octets:
+            self.window.expect(wanted)
+            self._grant_session()
+        if wanted > window and stream.receiver._final_size is None:
+            self._lend(stream, wanted)
+
+    def _lend(self, stream: Stream, wanted: int) -> None:
+        session = self.window.octets
+        stream.window = self.window.lend(stream.lent, wanted, self.config.stream_window)
+        stream.lent = stream.window
+        if self.window.octets != session:
+            self._grant_session()
+        if stream.delivered + stream.window > stream.max_stream_data_local:
+            stream.max_stream_data_local = stream.delivered + stream.window
+            self._credit_queue[stream.id] = stream
 
     def pause(self, stream: Stream) -> None:
         """No more credit for the stream: what comes of it stays on the session's account."""

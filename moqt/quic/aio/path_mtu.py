@@ -106,6 +106,8 @@ class ProbingConnection(ReceivingConnection):
             saved = self._paths.claim(path.addr[0], now, self.config.remember_paths)
             if saved is not None:
                 self.recovery.resume(saved, now)
+            elif self.config.first_flight:
+                self.recovery.jump(self.config.first_flight, now)
         self._searched = path
         limit = min(self.config.max_datagram_size, self._peer_limit)
         interface = self.interface_limit(path.addr)

@@ -197,6 +197,8 @@ class ReceivingConnection(StreamTable):
 
     def receive_batch(self, datagrams: list[bytes], addr: Address, now: float) -> None:
         """`receive_datagram` for several datagrams from one address, in order."""
+        if now >= self._arrivals.ends:
+            self._arrivals.next_trip(self.consumed + self.held, self.recovery.trip, now)
         index, count = 0, len(datagrams)
         while index < count and self._state not in CLOSED_STATES and not self._close_pending:
             if self._handshake_confirmed and self.trace is None:
@@ -384,6 +386,8 @@ class ReceivingConnection(StreamTable):
             raise QuicConnectionError(
                 QuicErrorCode.INTERNAL_ERROR, frame_type, "Too much stream data out of order"
             )
+        if receiver.held and not stream.paused:
+            self.press(stream, stop)
         if taken is not None:
             self._events.append((stream, taken[0], receiver._buffer_start, taken[1]))  # type: ignore[arg-type]
 

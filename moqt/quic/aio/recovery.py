@@ -26,7 +26,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from moqt.quic.aio.trace import log_metrics
 from moqt.quic.config import MIN_DATAGRAM_SIZE
 from moqt.quic.congestion.algorithms import create_controller
-from moqt.quic.congestion.careful_resume import Saved
+from moqt.quic.congestion.careful_resume import LEAST_TRIP, Saved
 from moqt.quic.congestion.controller import Controller, ControllerState, Departure, Sample
 from moqt.quic.congestion.delivery import Delivery
 from moqt.quic.congestion.losses import LostPackets
@@ -176,9 +176,13 @@ class Recovery:
 
     def resume(self, saved: Saved, now: float) -> None:
         """The handshake is over; a connection before this one left behind what the path held."""
-        jump = saved.jump(self._rtt_smoothed)
-        if jump and not self.lost_packets:
-            self.controller.resume(jump, self._rtt_smoothed, self.delivery.delivered, now)
+        self.jump(saved.jump(self._rtt_smoothed), now)
+
+    def jump(self, octets: int, now: float) -> None:
+        """The handshake is over, and so much may be under way if nothing was lost in it."""
+        trip = self._rtt_smoothed
+        if octets and trip >= LEAST_TRIP and not self.lost_packets:
+            self.controller.resume(octets, trip, self.delivery.delivered, now)
             self._set_pace(now)
 
     def begin_path(self, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from importlib.metadata import entry_points
 
@@ -27,6 +28,7 @@ from tests.kvcs.support import (
     corrupted,
     produced,
     publisher,
+    until,
 )
 from tests.kvcs.support_fallback import CACHE, OTHER_RELAY, FakeClient
 from tests.kvcs.support_segments import grown
@@ -90,6 +92,81 @@ async def test_a_publication_is_retrieved_once_for_all_its_blocks():
             assert made.complete
     assert connected == [URL]
     assert way.octets == sum(k.nbytes + v.nbytes for k, v in CACHE)
+
+
+async def test_who_gives_up_takes_nothing_from_the_others_who_wait_for_the_same_publication():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    connected, may_go_on = [], asyncio.Event()
+    async with Link(publisher(publication)) as link:
+
+        async def connecting(url):
+            connected.append(url)
+            await may_go_on.wait()
+            return link.session
+
+        way = MoqtFetcher(client, connecting)
+        source = publication_uri(URL, publication.namespace)
+        made = [KvBlock(DESCRIPTOR) for _ in range(3)]
+        first, *others = (
+            asyncio.create_task(
+                way.fetch(source, block_of(client, number), DESCRIPTOR, 1000, each.write)
+            )
+            for number, each in enumerate(made)
+        )
+        await until(lambda: connected)
+        first.cancel()
+        await asyncio.wait([first])
+        may_go_on.set()
+        await asyncio.gather(*others)
+    assert first.cancelled() and connected == [URL]
+    assert [each.complete for each in made] == [False, True, True]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_retrieved():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    connected, ended = [], []
+
+    async def connecting(url):
+        connected.append(url)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(url)
+
+    way = MoqtFetcher(client, connecting)
+    source = publication_uri(URL, publication.namespace)
+    write = KvBlock(DESCRIPTOR).write
+    task = asyncio.create_task(way.fetch(source, block_of(client, 0), DESCRIPTOR, 1000, write))
+    await until(lambda: connected)
+    task.cancel()
+    await until(lambda: ended)
+
+
+async def test_a_relay_that_hangs_keeps_nobody_from_the_same_publication_at_another():
+    publication = produced(cache=CACHE)
+    client = Index(blocks=0).knows(publication, CACHE, URL)
+    silent = "moqt://silent.example"
+    connected = []
+    async with Link(publisher(publication)) as link:
+
+        async def connecting(url):
+            connected.append(url)
+            if url == silent:
+                await asyncio.Event().wait()
+            return link.session
+
+        way = MoqtFetcher(client, connecting)
+        made = KvBlock(DESCRIPTOR)
+        block = block_of(client, 0)
+        hung = publication_uri(silent, publication.namespace)
+        waiting = asyncio.create_task(way.fetch(hung, block, DESCRIPTOR, 1000, made.write))
+        await until(lambda: connected)
+        source = publication_uri(URL, publication.namespace)
+        await way.fetch(source, block, DESCRIPTOR, 1000, made.write)
+        assert made.complete
+        waiting.cancel()
 
 
 async def reason(client, link, publication, block, **settings) -> str:

@@ -379,7 +379,8 @@ async def test_a_block_that_nothing_shows_to_be_of_the_same_production_is_not_mi
     async with Link(publisher(publication)) as link:
         for cache in (OTHER, CACHE):
             consumer = link.consumer(
-                publications=[publication.namespace], fallback=fallback(FakeClient(cache))
+                publications=[publication.namespace],
+                fallback=fallback(FakeClient(cache), after=0.5),  # what was put has come by then
             )
             check((await collect(consumer))[-LAYERS:], cache)
             assert (consumer.stats.publication is None) is (cache is OTHER)

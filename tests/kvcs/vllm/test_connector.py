@@ -432,6 +432,16 @@ def test_what_computing_gives_sooner_is_computed(stage: Stage, caplog) -> None:
     assert "request r: slower: 96 tokens would take" in caplog.text
 
 
+def test_what_computing_gives_sooner_is_loaded_too_where_that_is_wanted(stage: Stage) -> None:
+    stage.published(prompt(100))
+    decode = stage.engine(role="kv_consumer", extra={"only_faster": False})
+    gate = decode.scheduler.shared.gate
+    gate.computed(1000, 1e-6)
+    gate.loaded(1, 1.0, time.monotonic())
+    answers(decode, prompt(100))
+    assert decode.counts["hit"] == 1
+
+
 def test_more_loads_than_allowed_are_computed_instead(stage: Stage) -> None:
     stage.published(prompt(100))
     decode = stage.engine(role="kv_consumer", extra={"loads": 1, "load": "async"}, pages=128)

@@ -33,6 +33,7 @@ def test_every_setting_is_read() -> None:
             "stall": 1,
             "timeout": 7.5,
             "min_tokens": 0,
+            "only_faster": False,
             "kvsp": "https://index/",
             "keep": 1000,
         }
@@ -40,6 +41,7 @@ def test_every_setting_is_read() -> None:
     assert settings.relays == ("moqt://a", "moqt://b")
     assert (settings.cafile, settings.token_file) == (Path("ca.pem"), Path("token"))
     assert (settings.load, settings.stall, settings.timeout) == (Way.ASYNC, 1.0, 7.5)
+    assert settings.only_faster is False
     assert (settings.min_tokens, settings.kvsp, settings.keep) == (0, "https://index/", 1000)
 
 
@@ -69,6 +71,7 @@ def test_a_misspelt_setting_is_refused_and_the_one_that_was_meant_is_named() -> 
         ("timeout", "5"),
         ("min_tokens", -1),
         ("kvsp", 1),
+        ("only_faster", 1),
         ("loads", 0),
         ("keep", 0),
     ],

@@ -62,9 +62,11 @@ def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
             assert ours == list(inspect.signature(theirs).parameters), name
 
 
-@pytest.fixture(scope="module")
-def relay(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("relay")
+@pytest.fixture
+def relay(tmp_path):
+    """One for each test: engines of another kind round otherwise, and have published the same."""
+    folder = tmp_path / "relay"
+    folder.mkdir()
     Scope.generate().save(folder / "scope.json")
     with support.relay(folder) as hub:
         yield {
@@ -72,6 +74,7 @@ def relay(tmp_path_factory):
             "cafile": str(hub.cafile),
             "scope_key_file": str(folder / "scope.json"),
             "min_tokens": 64,
+            "only_faster": False,
             "stall": 10,
             "lookup_timeout": 10,
             "timeout": 120,

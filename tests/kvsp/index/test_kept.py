@@ -15,7 +15,7 @@ import pytest
 from kvsp.http.app import App
 from kvsp.index.app import IndexApp
 from kvsp.index.arrivals import Arrivals
-from kvsp.index.redis import RedisStore
+from kvsp.index.redis import SCOPE_KEPT_MS, RedisStore
 from kvsp.index.service import IndexLimits, IndexService
 from kvsp.index.sqlite import SqliteStore
 from kvsp.index.store import KEPT_MS, Entry, StoreError, StoreLimits
@@ -198,6 +198,23 @@ def test_what_is_asked_of_redis_for_one_holder_visits_no_scope_of_others(
             asked.append(commands_of(store) - before)
             assert store.keep_alive(H2, NOW + 1000, NOW) == others
     assert asked[0] == asked[1]
+
+
+def test_a_scope_that_a_holder_left_long_ago_is_not_looked_at_for_it_any_more(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with closing(RedisStore(redis_url, prefix=tmp_path.name)) as store:
+        store.put([kept(1, scope=each) for each in range(40)], NOW)
+        for each in range(39):
+            assert store.delete(kept(1, scope=each).block, kept(1).replica_id, NOW)
+        later = NOW + SCOPE_KEPT_MS
+        assert store.keep_alive(H1, later + 60_000, later) == 1
+        before = commands_of(store)
+        assert store.keep_alive(H1, later + 60_000, later) == 1
+        assert commands_of(store) - before < 10
+        # one that it comes back to is
+        store.put([kept(2, scope=3)], later)
+        assert store.keep_alive(H1, later + 60_000, later) == 2
 
 
 def test_a_sweep_of_redis_takes_a_part_of_very_many_scopes_and_counts_them_all_in_the_end(

@@ -538,6 +538,23 @@ async def test_an_abort_discards_what_was_fetched_and_nothing_else():
         assert block_id(keys()[0]) in instance.agent.pool
 
 
+@pytest.mark.parametrize("own", [3, 2], ids=["abort", "fail"])
+async def test_what_was_here_for_another_reason_is_let_go_of_when_a_plan_is_not_carried_out(own):
+    """It stays in memory, and may make room for others again."""
+    async with running() as instance:
+        await with_own(instance, own)
+        instance.source.hanging = {keys()[2]}
+        fetch = (ReshardFetch(range(4, 12), HOLDER),)
+        steps = replace(plan(release=()), fetch=fetch, deadline_ms=100)
+        with contextlib.suppress(Problem):
+            await instance.shell.resharder.handle(steps)
+            assert not instance.agent.pool.discard(block_id(keys()[1]))
+        await instance.shell.resharder.handle(ReshardAbort("m", 2))
+        assert block_id(keys()[1]) in instance.agent.pool
+        assert instance.agent.pool.discard(block_id(keys()[1]))
+        assert not instance.agent.pool.discard(block_id(keys()[0]))
+
+
 @pytest.mark.parametrize("fault", ["missing", "deadline"])
 async def test_a_plan_that_cannot_be_loaded_fails_and_keeps_the_version(fault):
     async with running() as instance:

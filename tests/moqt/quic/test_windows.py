@@ -13,6 +13,7 @@ from moqt.quic.windows import (
     FIRST_WINDOW,
     INITIAL_SESSION_WINDOW,
     NO_MARK,
+    Arrivals,
     SessionWindow,
     WindowMemory,
     grown,
@@ -67,6 +68,28 @@ def test_a_quarter_of_a_window_in_each_round_trip_leaves_it_as_it_is() -> None:
 def test_a_window_also_grows_by_what_comes_at_once_when_a_lost_packet_has_come() -> None:
     window, _ = grown(1000, 1000, NO_MARK, 1000, TRIP, 100.0)
     assert window == 4 * 750
+
+
+def test_what_comes_is_counted_by_round_trips_and_forgotten_when_nothing_came_for_one() -> None:
+    arrivals = Arrivals()
+    arrivals.next_trip(0, TRIP, 100.0)
+    assert arrivals.of_a_trip(300) == 300
+    arrivals.next_trip(1000, TRIP, 100.0 + TRIP)
+    assert arrivals.of_a_trip(1200) == 1000, "the one before, until this one has brought more"
+    assert arrivals.of_a_trip(2500) == 1500
+    arrivals.next_trip(2600, TRIP, 100.0 + 5 * TRIP)
+    assert arrivals.of_a_trip(2600) == 0
+
+
+@pytest.mark.parametrize(("loss", "least"), [(0.001, 0.9), (0.01, 0.75)])
+def test_what_is_lost_makes_no_sender_wait_for_credit(loss: float, least: float) -> None:
+    """A gigabit a second over 100 ms: while a packet is sent anew, nothing is consumed."""
+
+    def goodput(loss: float) -> float:
+        path = Path(latency=0.05, bandwidth=125e6, queue=12_500_000, loss=loss)
+        return transfer(67_000_000, path, first_flight=4 * MIB).goodput
+
+    assert goodput(loss) > least * goodput(0.0)
 
 
 # -------------------------------------------------------------------------- who may have how much

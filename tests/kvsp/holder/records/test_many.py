@@ -342,6 +342,20 @@ async def test_an_index_that_takes_fewer_records_at_once_gets_fewer_and_all_of_t
         await world.put(number)
     await world.publisher.step()
     assert set(sent[before:]) <= {1, 2, 3} and listed(world) == set(range(24))
+    # and tried again after a while: the limit may have been raised
+    world.index.keep = keep  # type: ignore[method-assign]
+    sizes_then = list[int]()
+
+    async def wide(holder: str, ttl_ms: int, records: Any) -> Kept:
+        sizes_then.append(len(records))
+        return await keep(holder, ttl_ms, records)
+
+    world.index.keep = wide  # type: ignore[method-assign]
+    world.clock.now += 600
+    for number in range(24, 34):
+        await world.put(number)
+    await world.publisher.step()
+    assert max(sizes_then) == 10 and listed(world) == set(range(34))
 
 
 async def test_one_record_that_is_too_large_for_the_index_costs_the_others_nothing() -> None:

@@ -124,3 +124,25 @@ async def test_a_source_that_is_away_is_unreachable():
     async with holding() as (_, client, _):
         _, failures = await retrieve(client, "http://127.0.0.1:9/kvsp/", keys()[0])
         assert failures == {block_id(keys()[0]): "unreachable"}
+
+
+class Odd:
+    """Somebody's own way, with a fault in it."""
+
+    def takes(self, source: str) -> bool:
+        return source.startswith("odd:")
+
+    async def fetch(self, source, block, descriptor, lease_ms, write) -> None:
+        raise ZeroDivisionError(source)
+
+
+async def test_a_way_that_fails_as_it_should_not_costs_no_block_that_has_another_source(caplog):
+    async with holding() as (_, client, base):
+        first, second, third = (block_id(key) for key in keys())
+        wanted = [Wanted(first, ["odd:1", base]), Wanted(second, ["odd:1"]), Wanted(third, [base])]
+        came = {}
+        sources = Sources(client, ENGINE.descriptor, (Odd(),), BASE, OCTETS)
+        failures = await sources.retrieve(wanted, came.__setitem__, 1000, None)
+        assert set(came) == {first, third}
+        assert {block: error.reason for block, error in failures.items()} == {second: "unreachable"}
+    assert "odd:1: the way to it failed as it should not" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moqt.quic.congestion.careful_resume import LEAST, LEAST_TRIP, MOST_PATHS, PathMemory, Saved
+from tests.moqt.probe import Probe
 from tests.moqt.quic_pair import Pair, quic_config
 from tests.moqt.simulator import Path
 
@@ -78,3 +79,26 @@ def test_a_server_remembers_what_the_path_to_its_client_held() -> None:
 
 def test_a_process_that_is_not_to_remember_paths_does_not() -> None:
     assert len(after_a_transfer(remember_paths=0.0)) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["bbr", "cubic", "reno"])
+def test_a_first_flight_that_the_path_does_not_hold_is_taken_back(algorithm: str) -> None:
+    """A queue of 50 kB before 2 MB/s is sent 2 MB at once: half of what arrived is what is left."""
+    pair = Pair(server=quic_config(first_flight=2_000_000, congestion_control_algorithm=algorithm))
+    pair.simulation.path = Path(latency=0.05, bandwidth=2e6, queue=50_000)
+    pair.run(limit=1.0)
+    server = pair.server.live
+    probe = Probe(server)
+    assert 2_000_000 <= probe.window < 2_010_000
+    stream = server.open_stream(bidirectional=False)
+    assert stream is not None
+    server.send(stream, bytes(3_000_000), True)
+    pair.run(limit=0.8)
+    assert probe.window < 400_000
+    pair.run(lambda: stream in pair.client.record.finished, limit=20.0)
+
+
+def test_a_short_path_is_filled_at_once_anyway() -> None:
+    pair = Pair(server=quic_config(first_flight=2_000_000), latency=LEAST_TRIP / 4)
+    pair.run(limit=1.0)
+    assert Probe(pair.server.live).window < 100_000
