@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles demo-llm docs test test-torch test-vllm lint unit e2e fuzz native fuzz-native bench bench-paths bench-long bench-mesh random-paths random-stories faults trips interop clean mutants test-pythons test-lowest
+.PHONY: help install install-newest lock demo demo-profiles demo-llm bench-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-peers bench-paths bench-long bench-mesh random-paths random-stories faults trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -57,9 +57,20 @@ test-vllm:       ## the connector in vLLM itself, on the CPU; makes .venv-vllm
 	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/vllm/test_vllm.py
 
+# another one, with LMCache and SGLang as far as their interfaces go without a GPU
+ENGINES_ENV ?= .venv-engines
+test-engines:    ## the storage for LMCache and SGLang against their own classes; makes .venv-engines
+	$(PYTHON) -m tools.engines_env $(ENGINES_ENV)
+	$(ENGINES_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/lmcache/test_lmcache.py tests/kvcs/sglang/test_sglang.py
+
 demo-llm:        ## two vLLM engines and a relay: first tokens, faults, a picture; makes .venv-vllm
 	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m tools.demo_llm
+
+# QUICK="--rounds 1" for an impression, --keep leaves the figures in bench/results
+bench-llm:       ## first tokens of two vLLM engines, as ratios inside one run; makes .venv-vllm
+	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m tools.bench_llm $(QUICK)
 
 test: lint unit e2e  ## lint and every test
 
@@ -116,10 +127,13 @@ bench-long: $(STAMP)  ## 131,072 tokens x 80 layers through a relay: 1,310,720 O
 bench-mesh: $(STAMP)  ## three relays that find each other by a real directory, 20 consumers: how often an Object goes where
 	$(BIN)/python -m tools.bench_mesh
 
-docs: $(STAMP)   ## write the pages that are made from the code
+# the site's generator has an environment of its own
+DOCS_ENV ?= .venv-docs
+docs: $(STAMP)   ## write the pages that are made from the code, and all of them as a site: build/site
 	$(BIN)/python -m tools.limits
 	$(BIN)/python -m tools.configuration
 	$(BIN)/python -m tools.relay_schema
+	$(BIN)/python -m tools.site $(DOCS_ENV)
 
 trips: $(STAMP)  ## how many functions and files an Object or a message passes
 	$(BIN)/python -m tools.trips
@@ -133,4 +147,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -55,13 +55,15 @@ class Row:
 
 
 class Engine:
-    """`tools.llm_engine` in a process; there when it takes requests."""
+    """`tools.llm_engine`, or another of its kind, in a process; there when it takes requests."""
+
+    program = "tools.llm_engine"
 
     def __init__(self, folder: Path, name: str, extra: dict[str, Any], *options: str) -> None:
         self._err = folder / f"{name}.err"
         with self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tools.llm_engine", MODEL, json.dumps(extra), *options],
+                [sys.executable, "-m", self.program, MODEL, json.dumps(extra), *options],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -91,6 +93,10 @@ class Engine:
         """End it at once."""
         self._process.kill()
         self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Stop it, or let it go on."""
+        self._process.send_signal(number)
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -28,8 +28,8 @@ _EPILOG: Final = "\n\n".join(
     (
         f"Example:  {_EXAMPLE}",
         "Without --dev a --config file is needed: roles and data_dir, then tables for "
-        f"{', '.join(name for name in tables() if name and '.' not in name)}; README, The HTTP "
-        "services, has a whole one, docs/configuration.md every setting. A variable such as "
+        f"{', '.join(name for name in tables() if name and '.' not in name)}; docs/kvsp.md has "
+        "a whole one, docs/configuration.md every setting. A variable such as "
         f"{PREFIX}LISTEN_ADDRESS goes before the file, a flag before both.",
         "Exit code: 0 ended by SIGTERM or Ctrl-C, 1 failed at the start, 2 wrong usage, settings "
         "or files.",

@@ -53,7 +53,7 @@ class ListenTable:
     """Certificates of authorities; clients with a certificate of theirs need no token."""
 
     principals: Path | None = None
-    """Who may do what (README, The HTTP services); not set: clients on this machine alone."""
+    """Who may do what (docs/kvsp.md, The HTTP services); not set: clients on this machine alone."""
 
     insecure: bool = False
     """Listen beyond this machine even without TLS, behind a proxy that ends it."""

@@ -1,4 +1,4 @@
-"""What README.md tells people to type does what it says."""
+"""What README.md, and the pages that go on from it, tell people to type does what they say."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from kvsp.names.identity import Scope
 from tests.e2e.kvsp_support import free_port
 from tests.e2e.support import BIN, ROOT, SAMPLE, Process, eventually, interrupt
 
-README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "docs/programs.md", "docs/kvsp.md", "docs/api.md", "docs/performance.md")
+TEXT = "\n".join((ROOT / page).read_text() for page in PAGES)
 MAKE = {"make demo", "make test"}
 """What CI runs."""
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[str]:
@@ -113,7 +114,7 @@ def test_every_command_runs(folder, port):
 
 
 def test_every_option_in_its_table_exists():
-    rows = re.findall(r"^\| (all|relay|publish|subscribe) \| `(--[a-z-]+)", README, re.MULTILINE)
+    rows = re.findall(r"^\| (all|relay|publish|subscribe) \| `(--[a-z-]+)", TEXT, re.MULTILINE)
     assert len(rows) >= 7
     everybody = ("relay", "publish", "subscribe")
     helps = {
@@ -143,7 +144,7 @@ def run_engines(names, url, scope, descriptor, layers):
 
 
 async def test_its_python_code_runs(folder, port, monkeypatch):
-    produce_and_consume, in_chunks, in_an_engine, watching = blocks("python")
+    produce_and_consume, in_an_engine, in_chunks, watching = blocks("python")
     for command in commands():
         if command.startswith("kvcs-keygen"):
             start(folder, port, command).finish(0)
@@ -153,9 +154,9 @@ async def test_its_python_code_runs(folder, port, monkeypatch):
     url = f"moqt://127.0.0.1:{port}"
     names: dict = {}
     exec(compile(produce_and_consume, "README.md", "exec"), names)
-    exec(compile(in_chunks, "README.md", "exec"), names)
     exec(compile(in_an_engine, "README.md", "exec"), names)
-    exec(compile(watching, "README.md", "exec"), names)
+    exec(compile(in_chunks, "docs/api.md", "exec"), names)
+    exec(compile(watching, "docs/api.md", "exec"), names)
     identity = (
         Scope.load("scope.json"),
         load_descriptor("compat.json"),

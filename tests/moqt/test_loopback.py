@@ -137,9 +137,10 @@ async def test_an_unread_subscription_stops_the_publisher_and_goes_on_when_read(
     publisher = moqt.Publisher()
     store = moqt.TrackStore(moqt.FullTrackName(NAMESPACE, b"video"))
     publisher.add_track(store)
+    config = moqt.QuicConfig(cafile=certificate[0], session_window=64 << 20)
     async with (
         serving(certificate, publisher) as (url, _),
-        moqt.connect(url, cafile=certificate[0]) as session,
+        moqt.connect(url, quic=config) as session,
     ):
         subscription = await session.subscribe(NAMESPACE, b"video", queue_octets=1 << 20)
         fill_store(store, groups=64, objects=8, size=128 * 1024)

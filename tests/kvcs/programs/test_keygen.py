@@ -152,12 +152,12 @@ def test_a_role_that_no_service_has_is_refused_when_the_record_is_printed_too(
     assert not list(tmp_path.iterdir())
 
 
-def test_every_role_is_listed_in_the_help_and_the_readme() -> None:
+def test_every_role_is_listed_in_the_help_and_the_docs() -> None:
     text = " ".join(keygen("token", "--help", folder=ROOT).stdout.replace("│", " ").split())
-    readme = (ROOT / "README.md").read_text().partition("The roles are")[2].partition(";")[0]
+    page = (ROOT / "docs" / "kvsp.md").read_text().partition("The roles are")[2].partition(";")[0]
     for role in ROLES:
         assert f"{role}," in text or f"{role} (" in text
-        assert f"`{role}`" in readme
+        assert f"`{role}`" in page
 
 
 def test_a_file_of_principals_that_others_may_write_is_not_added_to(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.kvsp.support_http import Client, running
 from tests.kvsp.support_server import serving
 from tests.paths import ROOT
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "kvsp.md").read_text()
 IS = "https://is.example/kvsp/"
 PC = "https://pc.example/kvsp/"
 OTHER = "00000000-0000-4000-8000-000000000000"
@@ -237,9 +237,9 @@ def test_files_with_secrets_are_their_owners_only(tmp_path):
 
 
 def as_the_readme_says(folder, base):
-    """The settings of the README, for a base URI here, with the files that it names; the
+    """The settings of docs/kvsp.md, for a base URI here, with the files that it names; the
     token of a writer."""
-    section = README.partition("## The HTTP services")[2].partition("\n## ")[0]
+    section = PAGE.partition("## The HTTP services")[2].partition("\n## ")[0]
     (text,) = re.findall(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     (command,) = re.findall(r"^\$ kvcs-keygen (.*)", section, re.MULTILINE)
     self_signed(folder)

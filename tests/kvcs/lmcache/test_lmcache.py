@@ -1,0 +1,164 @@
+"""The connector in LMCache itself: `make test-engines`, in its own environment.
+
+Everything else of it is tested without LMCache, with stand-ins that are held against it here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from tests.kvcs.lmcache import base
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.skipif(
+    find_spec("lmcache") is None or find_spec("torch") is None,
+    reason="LMCache is not installed here: make test-engines",
+)
+
+
+def parameters(owner: type, name: str) -> list[str]:
+    return list(inspect.signature(getattr(owner, name)).parameters)
+
+
+@pytest.mark.parametrize(
+    "path, stand_in",
+    [(path, each) for path, classes in base.MODULES.items() for each in classes],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_the_stand_ins_have_the_methods_and_parameters_of_lmcache(path: str, stand_in: type):
+    real = getattr(import_module(path), stand_in.__name__)
+    for name, each in vars(stand_in).items():
+        if inspect.isfunction(each):
+            assert parameters(stand_in, name) == parameters(real, name), name
+            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(
+                getattr(real, name)
+            ), name
+
+
+def test_the_connector_takes_every_call_as_lmcache_makes_it() -> None:
+    from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+
+    from kvcs.lmcache import KvcsAdapter, KvcsConnector
+
+    assert not inspect.isabstract(KvcsConnector)
+    assert not inspect.isabstract(KvcsAdapter)
+    for name, each in vars(KvcsConnector).items():
+        if not name.startswith("_") and hasattr(RemoteConnector, name):
+            assert parameters(KvcsConnector, name) == parameters(RemoteConnector, name), name
+            real = getattr(RemoteConnector, name)
+            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(real), name
+
+
+def test_lmcache_finds_the_adapter_by_its_plugins_name_and_refuses_with_its_reason() -> None:
+    """In a process of its own: LMCache keeps what it has begun with."""
+    script = """
+import asyncio, torch
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.exceptions import IrrecoverableException
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend.connector import ConnectorManager
+config = LMCacheEngineConfig.from_defaults(
+    chunk_size=8, remote_storage_plugins=["kvcs"], pre_caching_hash_algorithm="sha256_cbor",
+    extra_config={
+        "remote_storage_plugin.kvcs.module_path": "kvcs.lmcache",
+        "remote_storage_plugin.kvcs.class_name": "KvcsAdapter",
+        "kvcs": {"kvsp": "https://a/"},
+    },
+)
+metadata = LMCacheMetadata(
+    model_name="m", world_size=1, local_world_size=1, worker_id=0, local_worker_id=0,
+    kv_dtype=torch.bfloat16, kv_shape=(3, 2, 8, 2, 4), chunk_size=8,
+)
+loop = asyncio.new_event_loop()
+manager = ConnectorManager("plugin://kvcs", loop, None, config, metadata, "kvcs")
+try:
+    manager.create_connector()
+except IrrecoverableException as error:
+    print("REFUSED", error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert "REFUSED kvcs: the settings of kvcs have no 'holder'" in done.stdout, done.stderr
+
+
+def test_a_key_of_lmcache_is_named_by_all_of_it() -> None:
+    import torch
+    from lmcache.utils import CacheEngineKey
+
+    keys = [
+        CacheEngineKey("m", 1, 0, number, torch.bfloat16, tags)
+        for number in (5, 1 << 255)
+        for tags in ({}, {"lmcache.tag.user": "a"})
+    ]
+    assert len({each.to_string() for each in keys}) == 4
+
+
+def test_chunks_of_lmcache_are_put_and_got_by_a_real_holder(tmp_path) -> None:
+    import torch
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.memory_management import MemoryFormat, TensorMemoryObj
+    from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.storage_backend.connector import ConnectorContext
+
+    from kvcs.lmcache import KvcsAdapter
+    from tests.e2e.kvsp_support import Server
+    from tests.e2e.support import Process, eventually
+    from tests.kvcs.pages.services import settings
+
+    metadata = LMCacheMetadata(
+        model_name="m",
+        world_size=1,
+        local_world_size=1,
+        worker_id=0,
+        local_worker_id=0,
+        kv_dtype=torch.bfloat16,
+        kv_shape=base.SHAPE,
+        chunk_size=base.SHAPE[2],
+    )
+
+    class Memory:
+        def allocate(self, shapes, dtypes, fmt):
+            from lmcache.v1.memory_management import MemoryObjMetadata
+
+            raw = torch.zeros(base.OCTETS, dtype=torch.uint8)
+            meta = MemoryObjMetadata(
+                shapes[0], dtypes[0], 0, base.OCTETS, 1, 0, fmt, shapes=shapes, dtypes=dtypes
+            )
+            return TensorMemoryObj(raw, meta, None)
+
+    server = Server(tmp_path, "both", "index,holder").begin().ready()
+    ours = settings(tmp_path / "files", server.base, kv_dtype="bf16")
+    config = LMCacheEngineConfig.from_defaults(
+        pre_caching_hash_algorithm="sha256_cbor", extra_config={"kvcs": ours}
+    )
+    from lmcache.utils import CacheEngineKey
+
+    key = CacheEngineKey("m", 1, 0, 1 << 200, torch.bfloat16)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        context = ConnectorContext("plugin://kvcs", loop, Memory(), config, metadata, "kvcs")
+        connector = KvcsAdapter().create_connector(context)
+        shapes, dtypes = metadata.get_shapes(), metadata.get_dtypes()
+        chunk = Memory().allocate(shapes, dtypes, MemoryFormat.KV_2LTD)
+        octets = np.random.default_rng(3).bytes(base.OCTETS)
+        np.frombuffer(chunk.byte_array, np.uint8)[:] = np.frombuffer(octets, np.uint8)
+        await connector.put(key, chunk)
+        await asyncio.to_thread(eventually, lambda: connector.exists_sync(key), "the record")
+        got = await connector.get(key)
+        assert bytes(got.byte_array) == octets
+        await connector.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(story(), 60))
+    finally:
+        server.kill()
+        Process.running.remove(server.process)
