@@ -282,7 +282,7 @@ async def _tick(
         for uplink in uplinks:
             uplink.tick(scopes.clock.now)
         reload()
-        numbers.update(longest_hold() or 0.0, longest_work() or 0.0)
+        numbers.update(longest_hold() or 0.0, longest_work() or 0.0, len(asyncio.all_tasks()))
         transport.update()
         for _ in range(LOOKS):
             await asyncio.sleep(TICK_SECONDS / LOOKS)

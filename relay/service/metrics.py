@@ -46,6 +46,7 @@ GAUGES = {
     "disk_memory_octets": "Octets of memory billed for the bookkeeping of the disk tier.",
     "disk_failing": "1 while nothing is written because the disk has refused something.",
     "loop_hold_seconds": "Longest time, since it was ready, in which no socket was looked at.",
+    "tasks": "Tasks of the event loop.",
     "loop_work_seconds": "Most CPU time of the loop's thread, since then, between two looks.",
 }
 COUNTERS = {
@@ -159,11 +160,11 @@ class RelayMetrics(Collector):
         self.update()
         self.registry.register(self)
 
-    def update(self, loop_hold: float = 0.0, loop_work: float = 0.0) -> None:
+    def update(self, loop_hold: float = 0.0, loop_work: float = 0.0, tasks: int = 0) -> None:
         """Take the relay's numbers of now. Call it from the thread that runs the relay.
 
         `loop_hold` is the longest hold of its event loop, in seconds, `loop_work` the most CPU time
-        that its thread took in a turn.
+        that its thread took in a turn, `tasks` how many that loop has.
         """
         cache, counters = self.scopes.cache, self.scopes.counters
         self._gauges = dict.fromkeys(GAUGES, 0) | {
@@ -178,6 +179,7 @@ class RelayMetrics(Collector):
             "cache_intervals": cache.intervals,
             "loop_hold_seconds": loop_hold,
             "loop_work_seconds": loop_work,
+            "tasks": tasks,
         }
         disk = self.scopes.disk
         if disk is not None:
