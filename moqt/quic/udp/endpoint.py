@@ -153,7 +153,8 @@ class Endpoint:
                 transport.close(code, reason)
         if self._cids:
             try:
-                await asyncio.wait_for(self._idle.wait(), DRAIN_TIMEOUT)
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await self._idle.wait()
             except TimeoutError:
                 log.info("%d connections were still closing", len(self._cids))
         self._shutdown()
@@ -457,7 +458,8 @@ class Endpoint:
         if not transport.established and transport.closed is None:
             waiter = self._waiters[transport] = self._loop.create_future()
             try:
-                await asyncio.wait_for(waiter, within)
+                async with asyncio.timeout(within):
+                    await waiter
             except TimeoutError:
                 raise QuicConnectError(f"no answer within {within:g} s: {NO_ANSWER}") from None
             finally:

@@ -212,6 +212,28 @@ async def test_nobody_listening_is_noticed_at_once(server: Server) -> None:
             await connect("127.0.0.1", port, quic_config(), Recorder, within=600)
 
 
+@pytest.mark.parametrize("listening", [True, False])
+async def test_who_gives_up_just_as_the_answer_comes_has_given_up(
+    server: Server, listening: bool
+) -> None:
+    """Whatever the answer is: a cancellation is never lost, or its task would go on for ever."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = server.endpoint.port if listening else sock.getsockname()[1]
+    connecting: list[asyncio.Task[object]] = []
+
+    class Late(Recorder):
+        def connection_established(self, alpn: str) -> None:
+            asyncio.get_running_loop().call_soon(connecting[0].cancel)
+
+        def connection_closed(self, code: int, reason: str, application: bool) -> None:
+            asyncio.get_running_loop().call_soon(connecting[0].cancel)
+
+    connecting.append(asyncio.ensure_future(connect("127.0.0.1", port, quic_config(), Late)))
+    with pytest.raises(asyncio.CancelledError):
+        await connecting[0]
+
+
 async def test_a_silent_peer_is_given_up_within_the_deadline() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
