@@ -20,6 +20,8 @@ ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct")
 _UNSCALED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """What may stand among the parameters of scaling, or beside them, and is none of them."""
+_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
+"""Kinds of scaling that depend on how long the prompt is."""
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 """What holds the weights, the first kind that is there."""
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -45,7 +47,7 @@ def describe(
     be.
     """
     config = read_config(folder)
-    text = _text(config)
+    text = text_config(config)
     kinds = text.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
         raise FileError(f"{folder}: 'layer_types' in config.json is no list of names")
@@ -70,7 +72,13 @@ def describe(
                 f"{folder}: config.json shows no rotary encoding: name the positional encoding "
                 "(--positional)"
             )
-        positional = _rotary(text)
+        if (kind := scaled_by_length(text)) is not None:
+            raise FileError(
+                f"{folder}: its rotary positions ({kind}) change with the length of the prompt, so "
+                "its cache is no prefix of a longer one. Where the engine keeps them as they are "
+                "for one length, say which (--positional 'rope;length=131072')"
+            )
+        positional = rotary(text)
     return Descriptor.parse(
         {
             "model": name or str(config.get("_name_or_path") or folder.resolve().name),
@@ -140,13 +148,22 @@ def unshareable(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _text(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text model, where there are others beside it."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def _rotary(config: Mapping[str, Any]) -> str:
+def scaled_by_length(config: Mapping[str, Any]) -> str | None:
+    """The kind of scaling of rotary positions, when that depends on how long the prompt is: then K
+    of its beginning is not that of the same tokens alone."""
+    said = rotary_members(config)
+    every = [said, *(each for each in said.values() if isinstance(each, dict))]
+    kinds = {str(each.get("rope_type") or each.get("type")).lower() for each in every}
+    return next(iter(sorted(kinds & _BY_LENGTH)), None)
+
+
+def rotary(config: Mapping[str, Any]) -> str:
     """The rotary encoding. Scaling is a part of its text: it is switched on by writing it into the
     configuration, beside weights that stay the same."""
     said = rotary_members(config)

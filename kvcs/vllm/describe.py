@@ -12,7 +12,15 @@ from typing import Any
 
 from kvcs.describing.configuration import MEMBER
 from kvcs.describing.digests import cache_file
-from kvcs.describing.model_folder import ELEMENTS, describe, digest_of, read_config
+from kvcs.describing.model_folder import (
+    ELEMENTS,
+    describe,
+    digest_of,
+    read_config,
+    rotary,
+    scaled_by_length,
+    text_config,
+)
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
 
@@ -157,6 +165,7 @@ def descriptor_of(vllm_config: Any, folder: Path, block_tokens: int) -> Descript
             block_tokens=block_tokens,
             name=str(model.hf_text_config.model_type),
             kv_dtype=ELEMENTS[_element(vllm_config)],
+            positional=_of_one_length(model, folder),
             kept=cache_file(),
         )
     except FileError as error:
@@ -169,6 +178,16 @@ def descriptor_of(vllm_config: Any, folder: Path, block_tokens: int) -> Descript
         descriptor = Descriptor.parse({**descriptor.to_dict(), "quantization": online})
     check_descriptor(descriptor, vllm_config)
     return descriptor
+
+
+def _of_one_length(model: Any, folder: Path) -> str | None:
+    """The positional encoding, when it would change with the length of the prompt: vLLM takes that
+    of the longest one that it is run for, for all. None for any other. Raises FileError."""
+    text = text_config(read_config(folder))
+    if scaled_by_length(text) is None:
+        return None
+    name, scaling = rotary(text).split(";")
+    return f"{name};length={int(model.max_model_len)};{scaling}"
 
 
 def _online_quantization(model: Any) -> str | None:

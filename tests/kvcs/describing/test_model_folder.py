@@ -102,6 +102,23 @@ def test_the_same_scaling_has_one_text_however_it_is_said(folder):
 
 
 @pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "su", "long_factor": [1.0]}}, "su"),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "dynamic"),
+    ],
+)
+def test_positions_that_change_with_the_length_of_the_prompt_make_no_prefix(changes, kind, folder):
+    """K of the first tokens of a long prompt is not that of the same tokens in a short one."""
+    with pytest.raises(FileError, match=rf"\({kind}\) change with the length.*--positional"):
+        describe(folder(**changes), block_tokens=16)
+    said = describe(folder(**changes), block_tokens=16, positional="rope;length=131072")
+    assert str(said.positional) == "rope;length=131072"
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"rope_theta": 500000.0},

@@ -84,6 +84,18 @@ def test_positions_that_are_not_rotary_need_a_descriptor_file(folder: Path) -> N
         descriptor_of(vllm_config(), folder, 64)
 
 
+def test_positions_of_the_longest_prompt_are_named_by_its_length(folder: Path) -> None:
+    """vLLM takes the long or the short factors of LongRoPE by --max-model-len, for all prompts."""
+    scaling = {"rope_type": "longrope", "long_factor": [2.0], "short_factor": [1.0]}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "rope_scaling": scaling}))
+    short, long = (
+        descriptor_of(vllm_config(model_config__max_model_len=most), folder, 64)
+        for most in (4096, 131072)
+    )
+    assert short.compat_id != long.compat_id
+    assert str(long.positional).startswith("rope;length=131072;scaling=longrope-")
+
+
 def test_a_model_that_is_not_on_this_machine_is_refused_with_what_to_give(tmp_path) -> None:
     settings = Settings.parse({"relay": "moqt://a", "scope_key_file": "b"})
     with pytest.raises(RefusedError, match="not found on this machine"):
