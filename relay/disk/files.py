@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import time
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -190,6 +191,7 @@ class Part:
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
+        touch(self.path)
         os.replace(self.path, self.target)
         _sync_folder(self.target.parent)
         octets = begin + len(index) + len(text) + len(trailer)
@@ -267,9 +269,11 @@ def _rows_from(opened: contextlib.ExitStack, sealed: Sealed, start: Location) ->
 
 
 def touch(path: Path) -> None:
-    """It is used: after a restart it is not the first to go."""
+    """It is used: after a restart it is not the first to go. The kernel's own clock of files stands
+    still for some milliseconds, in which many may be written."""
+    now = time.time_ns()
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(path, ns=(now, now))
 
 
 def _check_index(descriptor: int, sealed: Sealed) -> None:
