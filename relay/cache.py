@@ -65,6 +65,8 @@ POSITIONS_HOLD: Final = 16
 readers after as many as a part of them: no eviction costs what all of them do."""
 READERS_LOOKED_AT: Final = 256
 """Readers that may be asked for every eviction."""
+SHARES_PER_EVICTION: Final = 8
+"""Scopes of which it is seen who has most, for each eviction: of more, all after several."""
 START: Final = Location(0, 0)
 
 
@@ -142,6 +144,10 @@ class Share:
         self.cache.count_refused(limit)
 
 
+def _octets_of(share: Share) -> int:
+    return share.octets
+
+
 class Cache:
     """Bills, evicts and expires Objects; never growing ones, since somebody is writing them."""
 
@@ -155,6 +161,10 @@ class Cache:
         """Whose the stores are."""
         self._unowned = Share(self, "")
         """Of stores of no scope."""
+        self._largest = self._unowned
+        """Who had most when it was looked for last, or asked since and has more ..."""
+        self._giver_holds = 0
+        """... and for how many evictions that holds."""
         self.transit = transit
         """Octets that what is under way may take beyond the budget, one track half of them."""
         self.billed = 0
@@ -251,14 +261,18 @@ class Cache:
         if len(self.shares) == 1 and not self._unowned.uses:
             return next(iter(self.shares.values()))
         giver = asking or self._unowned
-        for share in self.shares.values():
-            if share.octets > giver.octets:
-                giver = share
+        if self._giver_holds:
+            self._giver_holds -= 1
+            giver = max(giver, self._largest, key=_octets_of)
+        else:
+            self._giver_holds = len(self.shares) // SHARES_PER_EVICTION
+            giver = max((giver, *self.shares.values()), key=_octets_of)
+        self._largest = giver
         return giver
 
     def _holding(self) -> list[Share]:
         """All, who has most first: some may have nothing that can go."""
-        return sorted((self._unowned, *self.shares.values()), key=lambda each: -each.octets)
+        return sorted((self._unowned, *self.shares.values()), key=_octets_of, reverse=True)
 
     def _evict_of(self, share: Share) -> bool:
         victim = self._victim(share)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvcs.client.counters import Ended
 from kvcs.client.loading import Load
-from kvcs.client.stalls import Stall
+from kvcs.client.stalls import Line, Stall
 from kvcs.names.errors import (
     NotAuthorized,
     PublisherLost,
@@ -93,9 +93,11 @@ class Arriving:
         terms: Terms,
         ending: Callable[[Ended], None],
         require_listed: bool = False,
+        line: Line | None = None,
     ) -> None:
         """`ending` is told how it ends, unless it is cancelled, before anybody who waits for the
-        Load."""
+        Load. `line` is that of all loads on the session. Whether a layer waits for the manifest to
+        list it or not (`require_listed`), the load has not finished before."""
         self.stats = Stats(source=found.relay)
         self.silent = False
         """It has stalled, and nothing at all had come."""
@@ -103,6 +105,7 @@ class Arriving:
         self._load = load
         self._keys = found.keys
         self._stall = stall
+        self._line = line
         self._changed = asyncio.Event()
         blocks = load.blocks
         self._assembly = Assembly(
@@ -123,7 +126,7 @@ class Arriving:
             session.session,
             self._assembly,
             self.stats,
-            require_listed=require_listed,
+            require_listed=True,
             changed=self._changed.set,
             beside=in_thread,
         )
@@ -153,7 +156,8 @@ class Arriving:
 
     async def _retrieve(self) -> None:
         loop, retrieval, load = asyncio.get_running_loop(), self._retrieval, self._load
-        stall, deadline = Stall(self._stall, loop.time()), loop.time() + load.timeout
+        now = loop.time()
+        stall, deadline = Stall(self._stall, now, self._line), now + load.timeout
         told: Manifest | None = None
         # of what follows other blocks, only the manifest tells where it begins
         retrieval.start(early=not load.blocks.start)
@@ -176,7 +180,8 @@ class Arriving:
             now = loop.time()
             stall.producing = not self._assembly.complete
             stall.look(now, retrieval.arrivals + retrieval.manifest_arrivals, load.layers)
-            until = deadline if self._assembly.whole else min(stall.until, deadline)
+            # of what has come and takes time to read nothing more is to be expected
+            until = deadline if retrieval.reading else min(stall.until, deadline)
             if now >= deadline:
                 raise RetrievalTimeout(
                     f"{load.layers} layers of {self._publication} came within {load.timeout:g} s"
@@ -186,6 +191,7 @@ class Arriving:
                 raise StalledError(
                     f"nothing came of {self._publication} for {stall.limit:.3g} s"
                     + (", nor any answer" if stall.silent else "")
+                    + (", and its manifest has not listed all" if self._assembly.whole else "")
                 )
             # what comes in between wakes nobody: it is looked at now and then
             look = min(until, now + stall.limit / WATCH)

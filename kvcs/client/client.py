@@ -415,8 +415,9 @@ class Client:
             terms=self._terms,
             ending=ending,
             require_listed=self._require_listed,
+            line=link.line,
         )
-        link.loading += 1
+        link.line.loads += 1
         task = self._start(arriving.run())
         self._loads[load] = task
         task.add_done_callback(lambda _: self._loaded(load, found, link))
@@ -426,7 +427,7 @@ class Client:
         with self._lock:
             self._loads.pop(load, None)
         if link is not None:
-            link.loading -= 1
+            link.line.loads -= 1
         if load.outcome is Ended.CANCELLED or link is None:
             self.counters.add("loads", load.outcome or Ended.CANCELLED)
         if load.error is not None:

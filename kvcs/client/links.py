@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from kvcs.client.stalls import Line
 from kvcs.finding.listing import Directory, Found
 from kvcs.finding.probing import DEFAULT_GRACE, DEFAULT_PROBES, Probing
 from kvcs.names.errors import MisuseError, NotAuthorized, RetrievalError
@@ -57,8 +58,8 @@ class RelayLink(Standing):
         """It lists nothing: it is to be asked prefix by prefix."""
         self.silent_until = 0.0
         """When it may be waited for again, on the loop's clock: it did not answer in time."""
-        self.loading = 0
-        """Loads under way on its session."""
+        self.line = Line()
+        """The loads on its session."""
         self._opening = opening
         self._scope = scope
         self._descriptor = descriptor
@@ -142,7 +143,7 @@ class RelayLink(Standing):
         return not_authorized(error) and self._exchanged(self.url)
 
     def in_use(self) -> bool:
-        return self.loading > 0
+        return self.line.loads > 0
 
     def announced(self, publication: Publishable) -> None:
         self._offered(self, publication)

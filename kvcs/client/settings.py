@@ -19,7 +19,8 @@ class ClientSettings:
 
     stall: float = 0.5
     """How long a load waits for the first Object, and for the next one until two layers have come;
-    then five median gaps between layers, at least two fifths of this."""
+    then five median gaps between layers, at least two fifths of this. Time in which others on the
+    same session are served counts as an n-th of it where n loads are under way."""
 
     timeout: float = 10.0
     """How long a load may take, whatever comes: choose what recomputing takes."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kvcs.describing.configuration import MEMBER, config_digest, rotary_members
 from kvcs.describing.digests import weights_digest
 from kvsp.names import ijson
 from kvsp.names.codes import DIGEST_PREFIX, LAYOUT_1
-from kvsp.names.errors import FileError
+from kvsp.names.errors import DecodeError, FileError
 from kvsp.names.identity import Descriptor
 
 ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -19,6 +20,8 @@ ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct")
 _UNSCALED: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """What may stand among the parameters of scaling, or beside them, and is none of them."""
+_BY_LENGTH: Final = frozenset({"dynamic", "longrope", "su"})
+"""Kinds of scaling that depend on how long the prompt is."""
 _WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 """What holds the weights, the first kind that is there."""
 _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -38,19 +41,13 @@ def describe(
     `name` replaces the name that the folder says; `kv_dtype` the element type of its weights, when
     the cache has another one; `positional` is needed where its configuration does not show a
     rotary encoding, or the engine runs with other parameters than it says. `kept` is the file of
-    digests of weights. Raises FileError, with the reason, for what is no such folder and for a
+    digests of weights. Whatever else the configuration says is in the identity by its digest
+    (`config_digest`). Raises FileError, with the reason, for what is no such folder and for a
     model whose cache is no prefix that others can share; DecodeError for a value that there cannot
     be.
     """
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise FileError(f"{folder}: no folder with a model: config.json: {error}") from None
-    except RecursionError:
-        raise FileError(f"{folder}: config.json nests too deeply") from None
-    if not isinstance(config, dict):
-        raise FileError(f"{folder}: config.json holds no object")
-    text = _text(config)
+    config = read_config(folder)
+    text = text_config(config)
     kinds = text.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
         raise FileError(f"{folder}: 'layer_types' in config.json is no list of names")
@@ -75,7 +72,13 @@ def describe(
                 f"{folder}: config.json shows no rotary encoding: name the positional encoding "
                 "(--positional)"
             )
-        positional = _rotary(text)
+        if (kind := scaled_by_length(text)) is not None:
+            raise FileError(
+                f"{folder}: its rotary positions ({kind}) change with the length of the prompt, so "
+                "its cache is no prefix of a longer one. Where the engine keeps them as they are "
+                "for one length, say which (--positional 'rope;length=131072')"
+            )
+        positional = rotary(text)
     return Descriptor.parse(
         {
             "model": name or str(config.get("_name_or_path") or folder.resolve().name),
@@ -88,8 +91,32 @@ def describe(
             "positional": positional,
             "block_tokens": block_tokens,
             "layout": LAYOUT_1,
+            MEMBER: digest_of(folder, config),
         }
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model's folder. Raises FileError when there is none."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{folder}: no folder with a model: config.json: {error}") from None
+    except RecursionError:
+        raise FileError(f"{folder}: config.json nests too deeply") from None
+    if not isinstance(config, dict):
+        raise FileError(f"{folder}: config.json holds no object")
+    return config
+
+
+def digest_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """`config_digest` of a folder; raises FileError with what is wrong there."""
+    try:
+        return config_digest(folder, config)
+    except OSError as error:
+        raise FileError(f"{error.filename}: {error.strerror or error}") from None
+    except DecodeError as error:
+        raise FileError(f"{folder}: config.json: {error.detail}") from None
 
 
 def unshareable(config: Mapping[str, Any]) -> str | None:
@@ -121,19 +148,25 @@ def unshareable(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _text(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text model, where there are others beside it."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def _rotary(config: Mapping[str, Any]) -> str:
+def scaled_by_length(config: Mapping[str, Any]) -> str | None:
+    """The kind of scaling of rotary positions, when that depends on how long the prompt is: then K
+    of its beginning is not that of the same tokens alone."""
+    said = rotary_members(config)
+    every = [said, *(each for each in said.values() if isinstance(each, dict))]
+    kinds = {str(each.get("rope_type") or each.get("type")).lower() for each in every}
+    return next(iter(sorted(kinds & _BY_LENGTH)), None)
+
+
+def rotary(config: Mapping[str, Any]) -> str:
     """The rotary encoding. Scaling is a part of its text: it is switched on by writing it into the
     configuration, beside weights that stay the same."""
-    said: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(config.get(name), dict):
-            said |= config[name]
+    said = rotary_members(config)
     kind = said.get("rope_type") or said.get("type")
     if kind is None and any(isinstance(each, dict) for each in said.values()):
         kind = "by-layer"

@@ -41,7 +41,7 @@ from kvcs.programs.prompt_options import (
 from kvcs.programs.serving import PROGRAM, Serving, Settings
 from kvcs.simple.elements import token_octets
 from kvcs.simple.names import CHUNK_TOKENS, Compression
-from kvcs.simple.publication import PromptPublication
+from kvcs.simple.publication import PromptPublication, aput_tokens
 from kvsp.blocks.kv_files import KvFile
 from kvsp.cli.common import check_cafile
 from kvsp.cli.plain import PlainCommand, run_app
@@ -179,13 +179,10 @@ class _PromptProgram(Serving):
                 await asyncio.sleep(self._settings.live_delay)
             stop = min(start + group, cache.tokens)
             for first in range(start, stop, step):
-                await asyncio.sleep(0)
                 rows = slice(first, min(first + step, stop))
-                publication.put_tokens(
-                    [
-                        (cache.k(each)[rows], cache.v(each)[rows])
-                        for each in range(descriptor.layers)
-                    ]
+                layers = range(descriptor.layers)
+                await aput_tokens(
+                    publication, [(cache.k(each)[rows], cache.v(each)[rows]) for each in layers]
                 )
         publication.finish()
 

@@ -110,18 +110,20 @@ class ManifestVersions:
         assembly: Assembly,
         retrieval: ManifestNeeds,
         beside: Beside | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        """Long ones are read by `beside`, when it is given."""
+        """Long ones are read by `beside`, when it is given. `again`: the version that is there was
+        brought by another session, and comes once more."""
         self._session = session
         self._beside = beside
-        self._reading = False
+        self.reading = False
         """Whether a version is being read."""
         self._unread: deque[tuple[Location, Unread, Came]] = deque()
         """Versions to be read after it."""
         self._missed: str | None = None
         """Why something may be missing, once they are."""
-        self.again = False
-        """The version that is there was brought by another session: it comes once more."""
+        self._again = again
         self._assembly = assembly
         self._retrieval = retrieval
         self.track = ManifestTrack.MANIFEST_COSE
@@ -186,7 +188,7 @@ class ManifestVersions:
     def received(self, location: Location, text: Unread, came: Came) -> None:
         """An Object of the track; one in clear was read as it came."""
         assembly = self._assembly
-        if (self.again and location.group == assembly.version) or not assembly.expects(location):
+        if (self._again and location.group == assembly.version) or not assembly.expects(location):
             return
         octets = text.octets if isinstance(text, ManifestReader) else sum(map(len, text))
         if self._beside is None or octets < BESIDE_OCTETS:
@@ -198,7 +200,7 @@ class ManifestVersions:
             self._unread.append((location, text, came))
             if len(self._unread) > MOST_UNREAD:  # the newest may have come first
                 self._unread.remove(min(self._unread, key=lambda each: each[0]))
-            if not self._reading:
+            if not self.reading:
                 self._read_next(self._beside)
 
     def _read(self, location: Location, text: Unread, came: Came, after: Manifest | None) -> Read:
@@ -214,7 +216,7 @@ class ManifestVersions:
         return read
 
     def _read_next(self, beside: Beside) -> None:
-        self._reading = bool(self._unread)
+        self.reading = bool(self._unread)
         if self._unread:
             version, after = self._unread.popleft(), self._assembly.manifest
             told = partial(self._was_read, beside, version[0], after)
@@ -227,7 +229,7 @@ class ManifestVersions:
         if self._retrieval.over:
             self._unread.clear()
         self._read_next(beside)
-        if self._missed is not None and not self._reading:
+        if self._missed is not None and not self.reading:
             missed, self._missed = self._missed, None
             self._miss(missed)
 
@@ -316,7 +318,7 @@ class ManifestVersions:
 
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
-        if self._reading:
+        if self.reading:
             self._missed = why
             return
         manifest, version = self._assembly.manifest, self._assembly.version

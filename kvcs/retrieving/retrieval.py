@@ -72,7 +72,8 @@ class Retrieval:
     ) -> None:
         """With `hold` no more than `start` asks for is asked for before `go`. With `layers` it is
         a part of another one: `ask_for` says what is asked for, and the arrays are not its own.
-        `again`: the assembly has what another session brought. `beside` reads long manifests."""
+        `again`: the assembly has what another session brought. `beside` reads long manifests. With
+        `require_listed` it has not finished before the manifest has listed what it can."""
         self.session = session
         self.assembly = assembly
         self.stats = stats
@@ -84,9 +85,8 @@ class Retrieval:
         self._again = again
         self.over = False
         """Whether nothing is to be done any more: there is an error, or it was closed."""
-        self._seen = -1
+        self._seen, self.quiet = -1, 0.0
         """`arrivals` when it was last looked at; silent since `quiet`."""
-        self.quiet = 0.0
         self._mode = mode
         self._require_listed = require_listed
         self._changed = changed
@@ -98,14 +98,12 @@ class Retrieval:
         self._arrived = 0
         """`arrivals` on tracks of segments that are whole."""
         self._beside = beside
-        self._versions = ManifestVersions(session, assembly, self, beside)
-        self._versions.again = again
+        self._versions = ManifestVersions(session, assembly, self, beside, again=again)
         self._early: Early | None = None
         self._versions_over = False
         """No further version of the manifest will come, or be waited for."""
         self._confirm_due: float | None = None
-        self._filters_refused = False
-        self._hold = hold
+        self._filters_refused, self._hold = False, hold
 
     # -- for the shell -------------------------------------------------------------------
 
@@ -126,6 +124,11 @@ class Retrieval:
         return self._versions.arrivals
 
     @property
+    def reading(self) -> bool:
+        """Whether a version of the manifest has come and is being read."""
+        return self._versions.reading
+
+    @property
     def idle(self) -> bool:
         """Whether nothing that was asked for is still to come."""
         return not self._requests and not any(
@@ -137,7 +140,8 @@ class Retrieval:
         """Every layer has been handed over, and the manifest has confirmed what it can."""
         if self.error is not None or not self.assembly.whole:
             return False
-        return self.assembly.confirmed or self._versions_over or self.assembly.settled
+        given_up = self._versions_over and not self._require_listed
+        return self.assembly.confirmed or given_up or self.assembly.settled
 
     def start(self, *, early: bool = False) -> None:
         """Ask for the manifest; all else follows from it. `early`: and for the beginning of the
@@ -148,8 +152,7 @@ class Retrieval:
             self.later(0.0, self._early.ask)
 
     def go(self, over_http: int = 0, kept: Kept | None = None) -> None:
-        """Ask for the data, now that there is a manifest; the arguments are those of
-        `Assembly.prepare`."""
+        """Ask for the data, now that there is a manifest. Arguments as of `Assembly.prepare`."""
         self._hold = False
         try:
             self.assembly.prepare(over_http, kept)
@@ -173,7 +176,7 @@ class Retrieval:
         if self.assembly.growing and self._versions_over:
             self._end_growth()
         if self.assembly.whole:
-            if not self.finished:
+            if not self.finished and not self._require_listed:
                 if self._confirm_due is None:
                     self._confirm_due = now + waits.CONFIRM_GRACE
                 if now >= self._confirm_due:
@@ -188,7 +191,7 @@ class Retrieval:
         if (
             self._versions_over
             and not self.assembly.confirmed
-            and (self._require_listed or self.assembly.manifest_refused)
+            and (self.assembly.manifest_refused or (self._require_listed and not self.finished))
         ):
             lost = not (self._versions.said_to_end or self.assembly.manifest_refused)
             self.fail(
@@ -452,8 +455,7 @@ class Retrieval:
         if self.over:
             return
         state.subscribed, state.silent = False, None
-        state.delay = 0.0
-        state.cause = why
+        state.delay, state.cause = 0.0, why
         self._suspect(state, self.assembly.layers)
 
     def live_failed(self, state: TrackState, error: MoqtError) -> None:
@@ -542,12 +544,11 @@ class Retrieval:
             assert fetch.request is not None, "it was answered"
             fetch.request.cancel()
             self.fetch_over(fetch, why)
-        elif self.assembly.entry(state.track).complete:
-            state.silent = now
-            state.cause = why
-            self._suspect(state, self.assembly.layers)
         else:
-            state.fill_over = True
+            if self.assembly.entry(state.track).complete:
+                state.silent = now
+            else:
+                state.fill_over = True
             state.cause = why
             self._suspect(state, self.assembly.layers)
         return None

@@ -141,7 +141,8 @@ class Chunks:
                 self._ends[group] = number
         elif group < self._max_tokens:
             self._ends[group] = number
-        for each in (group, *([] if self._groups is None else self._open)):
+        # what lies beyond the end of the track is looked for once: what comes later is as it comes
+        for each in (group, *(self._open if status is ObjectStatus.END_OF_TRACK else ())):
             self._check_end(each, max(self._open.get(each, ()), default=-1))
         self._go_on()
 

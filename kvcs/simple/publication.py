@@ -3,14 +3,18 @@
 publication = PromptPublication(descriptor, prompt, [Compression.FP16])
 await publish(session, publication)
 publication.put_tokens(layers)          # [(k, v) of each layer], of the next tokens
+await aput_tokens(publication, layers)  # the same, beside others on the event loop
 publication.finish()
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcs.names.errors import MisuseError
 from kvcs.names.tracks import DEFAULT_CACHE_MS, TrackServer, end_group, end_track
@@ -23,6 +27,9 @@ from moqt.track.store import TrackStore
 from moqt.values.codes import PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import FullTrackName, Location
+
+Encoded: TypeAlias = Mapping[Compression, NDArray[np.uint8]]
+"""The Objects of some tokens, for each compression `[tokens, octets of one]`."""
 
 
 class PromptPublication:
@@ -87,13 +94,24 @@ class PromptPublication:
         Raises MisuseError for arrays that do not fit, after the end, and for values that a
         compression cannot hold; nothing is published then.
         """
+        self.put_encoded(self.encoded(layers))
+
+    def encoded(self, layers: Sequence[tuple[Tensor, Tensor]]) -> Encoded:
+        """What `put_encoded` publishes of the next tokens, the arguments being those of
+        `put_tokens`. It takes some ms for each compression and MB: in whatever thread, while
+        nothing else is put. Raises MisuseError as `put_tokens`."""
         if self._ended:
             raise MisuseError("the publication has ended")
         values = self._stacked(layers)
         try:
-            encoded = {each: encode_tokens(each, values, self.descriptor) for each in self._stores}
+            return {each: encode_tokens(each, values, self.descriptor) for each in self._stores}
         except ValueError as error:
             raise MisuseError(f"tokens {self.tokens} and after: {error}") from None
+
+    def put_encoded(self, encoded: Encoded) -> None:
+        """Publish what `encoded` gave. Raises MisuseError after the end."""
+        if self._ended:
+            raise MisuseError("the publication has ended")
         for compression, rows in encoded.items():
             store = self._stores[compression]
             for number, row in enumerate(rows, self.tokens):
@@ -101,7 +119,7 @@ class PromptPublication:
                 store.append(group, object_id, row.data)
                 if object_id + 1 == self.chunk_tokens:
                     end_group(store, Location(group, self.chunk_tokens))
-        self.tokens += len(values)
+        self.tokens += len(rows)
 
     def finish(self) -> None:
         """No further token will come. Raises MisuseError before the first one."""
@@ -141,3 +159,12 @@ class PromptPublication:
                     raise MisuseError(f"layer {index}: {name} has {tokens} tokens instead of {due}")
         stacked = np.stack(arrays, axis=1)
         return stacked.reshape(len(stacked), len(layers), 2, *stacked.shape[2:])
+
+
+async def aput_tokens(
+    publication: PromptPublication, layers: Sequence[tuple[Tensor, Tensor]]
+) -> None:
+    """`publication.put_tokens(layers)`, encoded in a thread: 4 MB in all compressions would hold
+    the event loop for 70 ms. Nothing else may be put meanwhile. Raises as `put_tokens`, also when
+    the publication was abandoned in between."""
+    publication.put_encoded(await asyncio.to_thread(publication.encoded, layers))

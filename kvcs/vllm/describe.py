@@ -10,8 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcs.describing.configuration import MEMBER
 from kvcs.describing.digests import cache_file
-from kvcs.describing.model_folder import ELEMENTS, describe
+from kvcs.describing.model_folder import (
+    ELEMENTS,
+    describe,
+    digest_of,
+    read_config,
+    rotary,
+    scaled_by_length,
+    text_config,
+)
 from kvsp.names.errors import FileError
 from kvsp.names.identity import Descriptor
 
@@ -102,8 +111,8 @@ def _others(config: Any) -> str | None:
     if getattr(model, "hf_overrides", None):
         return (
             "hf_overrides changes the model and is in no name. Write the change into the "
-            "config.json of a copy of the model, run that without --hf-overrides, and unless it is "
-            'scaling of rope give a "descriptor" file, made by `kvcs-describe --name`'
+            "config.json of a copy of the model and run that without --hf-overrides: what it says "
+            "is in the model's identity"
         )
     speculative = getattr(config, "speculative_config", None)
     if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
@@ -156,6 +165,7 @@ def descriptor_of(vllm_config: Any, folder: Path, block_tokens: int) -> Descript
             block_tokens=block_tokens,
             name=str(model.hf_text_config.model_type),
             kv_dtype=ELEMENTS[_element(vllm_config)],
+            positional=_of_one_length(model, folder),
             kept=cache_file(),
         )
     except FileError as error:
@@ -170,6 +180,16 @@ def descriptor_of(vllm_config: Any, folder: Path, block_tokens: int) -> Descript
     return descriptor
 
 
+def _of_one_length(model: Any, folder: Path) -> str | None:
+    """The positional encoding, when it would change with the length of the prompt: vLLM takes that
+    of the longest one that it is run for, for all. None for any other. Raises FileError."""
+    text = text_config(read_config(folder))
+    if scaled_by_length(text) is None:
+        return None
+    name, scaling = rotary(text).split(";")
+    return f"{name};length={int(model.max_model_len)};{scaling}"
+
+
 def _online_quantization(model: Any) -> str | None:
     """How vLLM quantizes weights as it loads them; None when the files are used as they are."""
     wanted = getattr(model, "quantization", None)
@@ -179,7 +199,8 @@ def _online_quantization(model: Any) -> str | None:
 
 
 def check_descriptor(descriptor: Descriptor, vllm_config: Any) -> None:
-    """Raises RefusedError when a descriptor is not of the model that runs."""
+    """Raises RefusedError when a descriptor is not of the model that runs, FileError when the
+    files of that cannot be read."""
     model = vllm_config.model_config
     is_now: Mapping[str, Any] = {
         "layers": int(model.hf_text_config.num_hidden_layers),
@@ -193,6 +214,14 @@ def check_descriptor(descriptor: Descriptor, vllm_config: Any) -> None:
                 f"kvcs: the descriptor's {name!r} is {getattr(descriptor, name)!r}, and the model "
                 f"that runs has {value!r}. Make it anew with `kvcs-describe`"
             )
+    said, folder = descriptor.to_dict().get(MEMBER), Path(model.model)
+    if said is None or not folder.is_dir():
+        return  # it was written by hand, or the files are not at hand
+    if said != digest_of(folder, read_config(folder)):
+        raise RefusedError(
+            f"kvcs: the descriptor is of another config.json than that of {folder}: K and V may "
+            f"differ though the weights are the same. Make it anew with `kvcs-describe`"
+        )
 
 
 def most_layerwise(vllm_config: Any) -> int:

@@ -76,6 +76,28 @@ def test_who_has_more_than_its_share_gives_to_who_comes_later():
     assert min(both) / max(both) > 0.8 and sum(both) <= star.relay.cache.budget
 
 
+def test_how_many_scopes_there_are_costs_no_eviction_more():
+    class Counting(dict):
+        looked_at = 0
+
+        def values(self):
+            self.looked_at += len(self)
+            return super().values()
+
+    costs = []
+    for scopes in (16, 64):
+        star = Tenants(max_scopes=scopes + 1, cache_octets=(10 + scopes) * PRICE)
+        for number in range(scopes):
+            star.brings(f"/{number}", 0)
+        cache = star.relay.cache
+        cache.shares = counting = Counting(cache.shares)
+        before = cache.evictions
+        star.brings("/loud", *range(25))
+        assert star.has("/0") == star.has(f"/{scopes - 1}") == 1
+        costs.append(counting.looked_at / (cache.evictions - before))
+    assert costs[1] < 1.5 * costs[0] + 1
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_scope_has_no_more_than_its_quota(alone, caplog):
     star = Tenants(cache_octets_per_scope=3 * PRICE + 4000)

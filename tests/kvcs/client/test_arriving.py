@@ -9,6 +9,7 @@ import pytest
 from kvcs.client.arriving import Arriving, Found
 from kvcs.client.counters import Ended
 from kvcs.client.loading import Load
+from kvcs.client.stalls import Line
 from kvcs.names.errors import VerificationFailed
 from kvcs.publishing.publication import Publication
 from kvcs.publishing.replicas import moqt_record
@@ -16,6 +17,8 @@ from kvcs.trust.terms import ANY, Terms
 from kvsp.names.identity import block_keys
 from moqt.publisher import Publisher
 from moqt.session import SessionConfig
+from moqt.values.codes import PublishDoneCode
+from tests.kvcs.copies import served
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -189,6 +192,54 @@ async def test_a_peer_that_says_nothing_at_all_is_told_apart():
         link.step = lambda: None
         assert (await loading.run()).outcome is Ended.STALLED
         assert loading.arriving.silent
+
+
+async def test_a_load_whose_turn_is_late_has_not_stalled_while_its_neighbours_are_served():
+    cache, publication, line = kv(), Publication(SCOPE, DESCRIPTOR, TOKENS), Line()
+    line.loads = 100
+    async with Link(publisher(publication)) as link:
+        running = asyncio.create_task(Loading(link, publication, stall=0.1, line=line).run())
+        for layer in range(LAYERS):
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                line.heard += 1
+            publication.put_layer(layer, *cache[layer])
+        check(await running, cache)
+
+
+async def test_a_relay_that_serves_others_is_not_taken_for_silent():
+    publication, line = produced(), Line()
+    line.loads = 2
+    async with Link(publisher(publication)) as link:
+        loading = Loading(link, publication, stall=0.2, line=line)
+        link.step = lambda: None
+        running = asyncio.create_task(loading.run())
+        await asyncio.sleep(0)
+        line.heard += 1
+        assert (await running).outcome is Ended.STALLED
+        assert not loading.arriving.silent
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_load_has_not_finished_before_the_manifest_has_listed_what_came(ended):
+    """A second without a further version is no end, and neither is that of the track: nothing
+    vouches for what came of a publisher that was lost before its last version of the manifest."""
+    publication, handler = Publication(SCOPE, DESCRIPTOR, TOKENS), Publisher()
+    first = served(publication.tracks[0])
+    for layer, tensors in enumerate(kv()):
+        publication.put_layer(layer, *tensors)
+    if ended:
+        first.finish(PublishDoneCode.INTERNAL_ERROR)
+    for store in (first, *publication.tracks[1:]):
+        handler.add_track(store)
+    async with Link(handler) as link:
+        loading = Loading(link, publication, stall=2.0)
+        load = await loading.run()
+    assert load.layers == LAYERS
+    assert load.lost == range(5)
+    assert load.outcome is (Ended.LOST if ended else Ended.STALLED), load.error
+    assert ("not list" if ended else "not listed all") in str(load.error)
+    assert loading.arriving.stats.objects_verified and not loading.arriving.stats.objects_confirmed
 
 
 async def test_a_load_takes_no_longer_than_it_may_whatever_comes():

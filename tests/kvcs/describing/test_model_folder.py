@@ -20,6 +20,12 @@ LLAMA = {
     "rope_theta": 10000.0,
     "torch_dtype": "bfloat16",
 }
+COUNTS = (
+    b'{"config":{"dtype":"bfloat16","hidden_size":64,"model_type":"llama","num_attention_heads":4,'
+    b'"num_hidden_layers":3,"num_key_value_heads":2,'
+    b'"rope_parameters":{"rope_theta":10000,"rope_type":"default"}},"files":{}}'
+)
+"""What of it has an effect on K and V, as RFC 8785 writes it."""
 
 
 @pytest.fixture
@@ -48,6 +54,7 @@ def test_it_says_what_config_weights_and_tokenizer_say(folder):
         "positional": "rope",
         "block_tokens": 64,
         "layout": "kvsp-layout-1",
+        "config_digest": "sha-256:" + hashlib.sha256(COUNTS).hexdigest(),
     }
 
 
@@ -84,12 +91,92 @@ def test_scaling_that_is_switched_on_beside_the_same_weights_is_another_identity
 
 def test_the_same_scaling_has_one_text_however_it_is_said(folder):
     older = {name: each for name, each in YARN.items() if name != "rope_type"} | {"type": "yarn"}
-    newer = YARN | {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "factor": 4}
+    newer = YARN | {"rope_theta": 10000.0, "factor": 4}
     said = [{"rope_scaling": YARN}, {"rope_scaling": older}, {"rope_parameters": newer}]
     assert len({describe(folder(**each), block_tokens=16) for each in said}) == 1
+    said += [{"rope_parameters": newer | {"partial_rotary_factor": 1.0}}]
+    assert len({str(describe(folder(**each), block_tokens=16).positional) for each in said}) == 1
     plain = [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}]
     plain += [{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}]
     assert {str(describe(folder(**each), block_tokens=16).positional) for each in plain} == {"rope"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "su", "long_factor": [1.0]}}, "su"),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "dynamic"),
+    ],
+)
+def test_positions_that_change_with_the_length_of_the_prompt_make_no_prefix(changes, kind, folder):
+    """K of the first tokens of a long prompt is not that of the same tokens in a short one."""
+    with pytest.raises(FileError, match=rf"\({kind}\) change with the length.*--positional"):
+        describe(folder(**changes), block_tokens=16)
+    said = describe(folder(**changes), block_tokens=16, positional="rope;length=131072")
+    assert str(said.positional) == "rope;length=131072"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 500000.0},
+        {"rms_norm_eps": 1e-6},
+        {"hidden_act": "gelu"},
+        {"intermediate_size": 128},
+        {"max_position_embeddings": 8192},
+        {"partial_rotary_factor": 0.5},
+        {"torch_dtype": "float32"},
+        {"attention_bias": True},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"nobody_has_heard_of_it": 1},
+        {"pad_token_id": 3},
+    ],
+)
+def test_whatever_config_says_that_may_change_k_and_v_is_another_identity(changes, folder):
+    """Also where weights, tokenizer, geometry and element type of the cache are the same."""
+    said = [describe(folder(**each), block_tokens=16, kv_dtype="bf16") for each in ({}, changes)]
+    assert len({each.compat_id for each in said}) == 2
+    nested = []
+    for each in ({}, changes):
+        made = folder(**each)
+        tree = {"text_config": json.loads((made / "config.json").read_text()), "vision": {}}
+        (made / "config.json").write_text(json.dumps(tree))
+        nested.append(describe(made, block_tokens=16, name="it", kv_dtype="bf16"))
+    assert len({each.compat_id for each in nested}) == 2
+
+
+@pytest.mark.parametrize("name", ["modeling_it.py", "hf_quant_config.json", "quantize_config.json"])
+def test_what_lies_beside_config_and_says_how_to_compute_is_in_the_identity(name, folder):
+    plain = describe(folder(), block_tokens=16)
+    (folder() / name).write_text("1")
+    one = describe(folder(), block_tokens=16)
+    (folder() / name).write_text("2")
+    assert len({each.compat_id for each in (plain, one, describe(folder(), block_tokens=16))}) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transformers_version": "5.0.0"},
+        {"use_cache": False, "eos_token_id": [1, 2], "bos_token_id": 0},
+        {"torch_dtype": None, "dtype": "bfloat16"},
+        {"torch_dtype": "torch.bfloat16"},
+        {"rope_scaling": None},
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 10000, "rope_type": "default"}},
+    ],
+)
+def test_what_cannot_change_k_and_v_or_says_the_same_is_the_same_identity(changes, folder):
+    plain = describe(folder(), block_tokens=16)
+    assert describe(folder(**changes), block_tokens=16).compat_id == plain.compat_id
+    renamed = folder(_name_or_path="somebody/else")
+    assert describe(renamed, block_tokens=16, name="somebody/tiny").compat_id == plain.compat_id
+
+
+def test_a_number_that_json_has_not_is_said_with_the_folder(folder):
+    with pytest.raises(FileError, match=r"config\.json.*canonical"):
+        describe(folder(scale=float("inf")), block_tokens=16)
 
 
 def test_without_heads_of_its_own_k_has_those_of_the_queries(folder):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from kvcs.names.errors import MisuseError
+from kvcs.simple import publication as publications
 from kvcs.simple.names import Compression
-from kvcs.simple.publication import PromptPublication
+from kvcs.simple.publication import PromptPublication, aput_tokens
 from moqt.values.codes import ObjectStatus, PropertyType, PublishDoneCode
 from moqt.values.messages import KeyValue
 from moqt.values.names import Location
@@ -51,6 +54,36 @@ def test_a_token_can_be_sent_as_soon_as_it_is_put() -> None:
     publication.put_tokens(layers_of(values()[:1]))
     assert publication.tracks[0].largest == Location(0, 0)
     assert publication.tracks[0].end_of_track is None
+
+
+async def test_beside_others_on_the_loop_tokens_are_encoded_in_a_thread(monkeypatch) -> None:
+    threads, real = [], publications.encode_tokens
+
+    def noted(*arguments):
+        threads.append(threading.get_ident())
+        return real(*arguments)
+
+    monkeypatch.setattr(publications, "encode_tokens", noted)
+    publication = PromptPublication(FP16, PROMPT, list(Compression), chunk_tokens=CHUNK)
+    await aput_tokens(publication, layers_of(values()))
+    assert publication.tokens == 3
+    assert len(threads) == len(Compression) and threading.get_ident() not in threads
+    for compression, store in zip(Compression, publication.tracks, strict=True):
+        sent = {each.location: bytes(each.payload) for each in store.objects() if each.length}
+        assert sent == payloads(compression)
+
+
+async def test_of_one_that_is_abandoned_while_tokens_are_encoded_none_is_put(monkeypatch) -> None:
+    publication, real = PromptPublication(FP16, PROMPT), publications.encode_tokens
+
+    def abandoned(*arguments):
+        publication.abandon()
+        return real(*arguments)
+
+    monkeypatch.setattr(publications, "encode_tokens", abandoned)
+    with pytest.raises(MisuseError, match="the publication has ended"):
+        await aput_tokens(publication, layers_of(values()))
+    assert not publication.tokens and publication.tracks[0].largest is None
 
 
 def test_relays_may_keep_it_for_ten_minutes_or_as_long_as_was_said() -> None:

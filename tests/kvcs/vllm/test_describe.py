@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kvcs.describing.configuration import config_digest
 from kvcs.vllm.describe import (
     RefusedError,
     check_config,
@@ -21,7 +22,7 @@ from kvcs.vllm.describe import (
 )
 from kvcs.vllm.settings import Settings
 from kvcs.vllm.starting import model_descriptor
-from kvsp.names.identity import model_digest
+from kvsp.names.identity import Descriptor, model_digest
 from tests.kvcs.vllm.base import vllm_config
 from tests.kvcs.vllm.engine import Request
 from tests.kvcs.vllm.stories import descriptor_of as descriptor_of_toy
@@ -53,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 def test_the_descriptor_says_what_the_model_is_on_all_ranks_together(folder: Path) -> None:
     said = descriptor_of(vllm_config(dtype="bfloat16"), folder, 64).to_dict()
     assert said.pop("model_digest") == model_digest({"model.safetensors": b"weights"})
+    assert said.pop("config_digest") == config_digest(folder, CONFIG)
     assert said.pop("tokenizer_digest") == "sha-256:" + hashlib.sha256(b"{}").hexdigest()
     assert said == {
         "model": "toy",
@@ -80,6 +82,18 @@ def test_positions_that_are_not_rotary_need_a_descriptor_file(folder: Path) -> N
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rope_theta": None}))
     with pytest.raises(RefusedError, match=r"no rotary encoding.*\"descriptor\" file"):
         descriptor_of(vllm_config(), folder, 64)
+
+
+def test_positions_of_the_longest_prompt_are_named_by_its_length(folder: Path) -> None:
+    """vLLM takes the long or the short factors of LongRoPE by --max-model-len, for all prompts."""
+    scaling = {"rope_type": "longrope", "long_factor": [2.0], "short_factor": [1.0]}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "rope_scaling": scaling}))
+    short, long = (
+        descriptor_of(vllm_config(model_config__max_model_len=most), folder, 64)
+        for most in (4096, 131072)
+    )
+    assert short.compat_id != long.compat_id
+    assert str(long.positional).startswith("rope;length=131072;scaling=longrope-")
 
 
 def test_a_model_that_is_not_on_this_machine_is_refused_with_what_to_give(tmp_path) -> None:
@@ -167,6 +181,17 @@ def test_a_descriptor_of_another_model_is_refused() -> None:
     check_descriptor(described, vllm_config())
     with pytest.raises(RefusedError, match="'layers' is 3, and the model that runs has 4"):
         check_descriptor(described, vllm_config(layers=4))
+
+
+def test_a_descriptor_of_another_configuration_of_the_same_weights_is_refused(folder: Path) -> None:
+    described = descriptor_of(vllm_config(), folder, 64)
+    config = vllm_config(model_config__model=str(folder))
+    check_descriptor(described, config)
+    by_hand = {name: each for name, each in described.to_dict().items() if name != "config_digest"}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 1e-3}))
+    check_descriptor(Descriptor.parse(by_hand), config)
+    with pytest.raises(RefusedError, match=r"another config\.json.*kvcs-describe"):
+        check_descriptor(described, config)
 
 
 def test_a_descriptor_file_is_read_and_held_against_the_model(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from moqt.values.names import FullTrackName
@@ -88,8 +90,11 @@ def test_nothing_is_billed_for_a_track_that_is_gone(tmp_path):
 @pytest.mark.parametrize("room", [1500, 4000])
 def test_files_whose_bookkeeping_finds_no_room_at_the_start_go_the_oldest_first(tmp_path, room):
     star = Shelves(tmp_path)
-    for name in names(5):
+    for number, name in enumerate(names(5)):
+        before = set(star.files)
         stored(star, 1, name=name)
+        [file] = set(star.files) - before
+        os.utime(file, (number, number))  # several may be written within a tick of the clock
     star.settings["disk_memory_octets"] = 2 * room
     star.crash()
     kept = list(star.disk.shelf("/").entries)
