@@ -68,7 +68,8 @@ def serve(
     ] = False,
     index: Annotated[str | None, typer.Option(metavar="URI", help="The index service.")] = None,
     placement: Annotated[
-        str | None, typer.Option(metavar="URI", help="The placement controller.")
+        str | None,
+        typer.Option(metavar="URI,…", help="The placement controller, or each of one journal."),
     ] = None,
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Say whether a start could work, and end.")
@@ -89,7 +90,10 @@ def serve(
         "data_dir": None if data_dir is None else str(data_dir),
         "dev": dev or None,
         "listen": {"address": listen},
-        "peers": {"index": index, "placement": placement},
+        "peers": {
+            "index": index,
+            "placement": placement and [uri.strip() for uri in placement.split(",")],
+        },
     }
     try:
         loaded = read_settings(config, flags, os.environ)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -76,17 +76,52 @@ _RESHARD_MS: Final = 5000
 _WATCHERS: Final = ("placement", "operator")
 
 
+class Lead(Protocol):
+    """Who answers: a `Shell` alone, or one `Elected` among several controllers."""
+
+    failure: str | None
+
+    @property
+    def leading(self) -> Shell | None:
+        """The shell that answers, None while another controller leads."""
+        ...
+
+    @property
+    def standing_by(self) -> str:
+        """Why none does."""
+        ...
+
+    def acting(self) -> Shell:
+        """The shell that answers. Raises Problem 503 without one."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class ControllerService(Service):
     """The role "placement": routes and who may use them."""
 
     role = "placement"
 
-    def __init__(self, shell: Shell, *, token: TokenFile | None = None) -> None:
+    def __init__(
+        self, lead: Lead, *, token: TokenFile | None = None, http_loopback: bool = False
+    ) -> None:
         """`token` is what instances are shown, when it is in a file."""
-        self.shell = shell
+        self._lead = lead
         self._token = token
-        self.core: Controller = shell.core
-        self._loopback = self.core.limits.http_loopback
+        self._loopback = http_loopback
+
+    @property
+    def shell(self) -> Shell:
+        """The shell that answers now. Raises Problem 503 while another controller leads."""
+        return self._lead.acting()
+
+    @property
+    def core(self) -> Controller:
+        """Its core, likewise."""
+        return self.shell.core
 
     def operations(self) -> Sequence[Operation]:
         return (
@@ -437,33 +472,46 @@ class ControllerService(Service):
     # --- life ------------------------------------------------------------------------
 
     def register(self, registry: CollectorRegistry) -> None:
-        registry.register(_ControllerMetrics(self.core))
+        registry.register(_ControllerMetrics(self._lead))
 
     def health(self) -> Health:
-        if self.shell.failure is not None:
-            return Health(False, (self.shell.failure,))
+        shell = self._lead.leading
+        failure = self._lead.failure if shell is None else shell.failure
+        if failure is not None:
+            return Health(False, (failure,))
         degraded = []
-        if not any(known.state is InstanceState.ACTIVE for known in self.core.instances):
+        if shell is None:
+            degraded.append(self._lead.standing_by)
+        elif not any(known.state is InstanceState.ACTIVE for known in shell.core.instances):
             degraded.append("no instance is active")
         if self._token is not None and not self._token.usable():
             degraded.append("the token for other services cannot be read")
         return Health(True, tuple(degraded))
 
     async def start(self) -> None:
-        await self.shell.start()
+        await self._lead.start()
 
     async def stop(self) -> None:
-        await self.shell.stop()
+        await self._lead.stop()
 
 
 class _ControllerMetrics(Collector):
     """The core's tables and counters. Scraped in the thread that runs the core."""
 
-    def __init__(self, core: Controller) -> None:
-        self._core = core
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
 
     def collect(self) -> list[Metric]:
-        core = self._core
+        shell = self._lead.leading
+        leads = GaugeMetricFamily(
+            "kvsp_placement_leading",
+            "Whether this controller answers: 0 while it stands by.",
+            value=shell is not None,
+        )
+        return [leads, *([] if shell is None else self._of(shell.core))]
+
+    @staticmethod
+    def _of(core: Controller) -> list[Metric]:
         by_state = GaugeMetricFamily(
             "kvsp_placement_instances", "Known instances by state.", labels=["state"]
         )

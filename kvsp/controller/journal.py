@@ -1,4 +1,4 @@
-"""Where a placement controller keeps what must survive it: one SQLite file.
+"""Where a placement controller keeps what must survive it: one SQLite file, or another's.
 
 A document per instance, session and shard map. A write is on disk when `write` returns
 (KVSP "Session Checkpoints and Migration": a checkpoint is acknowledged after that).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,6 +21,24 @@ _VERSION = 1
 
 class JournalError(KvspError):
     """The journal cannot be opened, read or written; the message says what to do."""
+
+
+class TermOverError(JournalError):
+    """Another controller leads since: nothing was written."""
+
+
+class Documents(Protocol):
+    """A journal as the shell uses it. Each raises JournalError."""
+
+    def write(self, writes: Mapping[Key, bytes | None]) -> None:
+        """Make writes durable, all or none; None deletes."""
+        ...
+
+    def documents(self) -> Iterator[tuple[Key, dict[str, Any]]]:
+        """Everything that was written."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Journal:

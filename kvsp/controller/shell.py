@@ -31,7 +31,7 @@ from kvsp.controller.core.effects import (
     SendState,
     Unreachable,
 )
-from kvsp.controller.journal import Journal, JournalError
+from kvsp.controller.journal import Documents, JournalError, TermOverError
 from kvsp.names.uris import directive_path, resume_path
 from kvsp.records.estimates import Found
 from kvsp.records.problems import Problem
@@ -101,7 +101,7 @@ class Shell:
     def __init__(
         self,
         core: Controller,
-        journal: Journal,
+        journal: Documents,
         instances: InstanceCaller,
         index: IndexCaller,
         *,
@@ -120,6 +120,17 @@ class Shell:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lanes: dict[str, asyncio.Semaphore] = {}
+
+    @property
+    def leading(self) -> Shell | None:
+        """Itself: without others there is nobody to lead instead."""
+        return self
+
+    standing_by = ""
+
+    def acting(self) -> Shell:
+        """Itself."""
+        return self
 
     # --- calls -----------------------------------------------------------------------
 
@@ -176,7 +187,7 @@ class Shell:
                 await loop.run_in_executor(self._pool, self._journal.write, batch.writes)
             except JournalError as error:
                 self.failure = _why(error)
-                logger.critical("%s; the controller answers nothing until restarted", error)
+                logger.critical("%s; nothing is answered any more", error)
         if self.failure is None:
             for command in batch.commands:
                 self._start(self._carry_out(command))
@@ -247,21 +258,28 @@ class Shell:
             self.failure = _why(error)
             logger.critical("the controller stops answering", exc_info=error)
 
-    async def stop(self) -> None:
-        """Write what is left and let go of everything; commands under way are dropped."""
+    async def end(self, failure: str | None = None) -> None:
+        """Write what is left, and drop commands under way; with a `failure` write nothing."""
+        self.failure = failure or self.failure
         while (batch := self._next or self._running) is not None:
             await asyncio.shield(batch.done)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._pool.shutdown)
+        self._journal.close()
+
+    async def stop(self) -> None:
+        """`end`, and let go of everything."""
+        await self.end()
         await self._instances.close()
         await self.index.close()
-        self._pool.shutdown()
-        self._journal.close()
 
 
 def _why(error: BaseException) -> str:
     """What clients are told of a failure; the log has the rest."""
+    if isinstance(error, TermOverError):
+        return str(error)
     if isinstance(error, JournalError):
         return "the controller cannot write its journal"
     return "the controller stopped at a fault of its own; its log has more"

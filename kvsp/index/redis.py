@@ -52,9 +52,10 @@ _KEPT_LOWEST = KEPT_MS - _POSITIONS
 """Scores from here on are of records that are kept."""
 
 SCOPES_PER_PASS = 256
+"""Scopes that one call visits of all there are."""
+
 SCOPE_KEPT_MS = 600_000
 """For so long a scope in which a holder had a record is looked at, and longer while it has some."""
-"""Scopes that one call visits of all there are."""
 
 _HOLDERS_PER_PASS = 64
 """The same of holders that were not kept alive."""

@@ -403,8 +403,9 @@ class IndexService:
     ) -> list[TargetEstimate]:
         """What fetching and recomputing costs each target."""
         records = answer.records()
+        runs = [] if descriptor is None else costs.runs(records, descriptor.layers)
         return [
-            self._estimate(self.board.get(target, now_ms), target, records, descriptor)
+            self._estimate(self.board.get(target, now_ms), target, runs, descriptor)
             for target in request.targets or ()
         ]
 
@@ -412,15 +413,15 @@ class IndexService:
         self,
         status: InstanceStatus | None,
         target: str,
-        records: Sequence[Sequence[ReplicaRecord]],
+        runs: Sequence[costs.Run],
         descriptor: Descriptor | None,
     ) -> TargetEstimate:
         if status is None or descriptor is None:
             return TargetEstimate(target, None, None)
-        tokens = len(records) * descriptor.block_tokens
+        tokens = sum(map(len, runs)) * descriptor.block_tokens
         return TargetEstimate(
             target,
-            costs.fetch_us(target, records, status.links, descriptor.layers),
+            costs.fetch_runs_us(target, runs, status.links, descriptor.layers),
             costs.recompute_us(tokens, status.prefill_tokens_per_s),
         )
 

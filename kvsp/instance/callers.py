@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from kvsp.client.caller import Caller
-from kvsp.client.errors import ClientError, NotFoundError, RequestRefusedError, UnavailableError
+from kvsp.client.caller import Answer, Caller
+from kvsp.client.errors import (
+    ClientError,
+    NotFoundError,
+    RequestRefusedError,
+    RequestTimeoutError,
+    UnavailableError,
+    UnreachableError,
+)
 from kvsp.names.codes import InstanceState
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import checkpoint_path, instance_path, session_path
@@ -51,13 +60,16 @@ class PlacementCaller(Protocol):
 
 
 class HttpPlacement:
-    """A placement controller at a base URI."""
+    """The placement controllers at some base URIs, of which one leads."""
 
-    def __init__(self, base_uri: str, caller: Caller, *, timeout_s: float = 5.0) -> None:
-        """`caller` is its own, one that asks once: who asks comes again by itself."""
-        self._base_uri = base_uri
+    def __init__(self, base_uris: Sequence[str], caller: Caller, *, timeout_s: float = 5.0) -> None:
+        """`caller` is its own, one that asks once: who asks comes again by itself. All of them
+        together have `timeout_s` to answer."""
+        self._base_uris = base_uris
         self._caller = caller
         self._timeout_s = timeout_s
+        self._answering = 0
+        """Which of them answered last, or is the next to be asked."""
 
     async def report(self, status: InstanceStatus) -> InstanceState:
         path = instance_path(status.instance)
@@ -72,13 +84,7 @@ class HttpPlacement:
 
     async def end_session(self, session: str) -> None:
         try:
-            await self._caller.ask(
-                "DELETE",
-                self._base_uri,
-                session_path(session),
-                expected=(204, 404),
-                seconds=self._timeout_s,
-            )
+            await self._lead("DELETE", session_path(session), None, (204, 404))
         except ClientError as error:
             raise _failure(error) from None
 
@@ -97,12 +103,40 @@ class HttpPlacement:
 
     async def _ask(self, method: str, path: str, body: bytes | None, kind: Any) -> Any:
         try:
-            answer = await self._caller.ask(
-                method, self._base_uri, path, body=body, seconds=self._timeout_s
-            )
+            answer = await self._lead(method, path, body, (200,))
             return answer.record(kind, http_loopback=self._caller.http_loopback)
         except ClientError as error:
             raise _failure(error) from None
+
+    async def _lead(
+        self, method: str, path: str, body: bytes | None, expected: Collection[int]
+    ) -> Answer:
+        """The answer of whichever leads: one that does not answer, or that says it cannot, is
+        followed by the next, which is asked first from then on. Raises ClientError."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._timeout_s
+        first, count = self._answering, len(self._base_uris)
+        for tried in range(count):
+            place = (first + tried) % count
+            # one that hangs leaves time for the others
+            seconds = max(0.0, ends - loop.time()) / (count - tried)
+            try:
+                answer = await self._caller.ask(
+                    method,
+                    self._base_uris[place],
+                    path,
+                    body=body,
+                    expected=expected,
+                    seconds=seconds,
+                )
+            except (UnavailableError, UnreachableError, RequestTimeoutError) as error:
+                failure = error
+                if self._answering == place:
+                    self._answering = (place + 1) % count
+            else:
+                self._answering = place
+                return answer
+        raise failure
 
 
 def _failure(error: ClientError) -> PlacementUnavailableError | PlacementRefusedError:

@@ -6,14 +6,20 @@ None stands for what cannot be computed and counts as infinite.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from kvsp.names.codes import MAX_SAFE_INTEGER
 from kvsp.records.records import Link, ReplicaRecord
 
 DEFAULT_MEAN_SERVICE_US = 2_000_000
 """Mean service time of an instance that reports none and was not observed."""
+
+Run: TypeAlias = Sequence[Sequence[ReplicaRecord]]
+"""Blocks that follow each other and have alike replicas: of each those with every layer, in the
+same order, of the same holders, sizes and residencies."""
 
 _NOISE_DIGITS = 6  # a millionth of a microsecond is noise of the additions
 
@@ -52,6 +58,24 @@ def transfer_us(octets: float, mbit_per_s: float) -> float:
         return math.inf
 
 
+def runs(blocks: Iterable[Sequence[ReplicaRecord]], layers: int) -> list[Run]:
+    """Blocks of `layers` layers as few runs: what holds for one block of a run does for all."""
+    found: list[list[Sequence[ReplicaRecord]]] = []
+    before = None
+    for replicas in blocks:
+        whole = [each for each in replicas if each.residency is None or _is_whole(each, layers)]
+        alike = [(each.holder, each.size, each.residency) for each in whole]
+        if alike != before:
+            found.append([])
+            before = alike
+        found[-1].append(whole)
+    return list(found)
+
+
+def _is_whole(record: ReplicaRecord, layers: int) -> bool:
+    return record.holds(range(layers), layers)
+
+
 def assign_sources(
     blocks: Iterable[Sequence[ReplicaRecord]], links: Mapping[str, Link], layers: int
 ) -> list[ReplicaRecord] | None:
@@ -62,7 +86,7 @@ def assign_sources(
     block added, is smallest; ties to the lower holder URI. Only replicas with every layer
     at a holder with a link are sources. None when a block has no source.
     """
-    assignment = _assign(blocks, links, layers)
+    assignment = _assign(runs(blocks, layers), links, layers)
     return None if assignment is None else assignment[0]
 
 
@@ -78,11 +102,14 @@ def fetch_us(
     holds every layer are resident; with nothing else to fetch, 0. None when a block has
     no usable source.
     """
-    absent = [
-        replicas
-        for replicas in blocks
-        if not any(r.holder == target and r.holds(range(layers), layers) for r in replicas)
-    ]
+    return fetch_runs_us(target, runs(blocks, layers), links, layers)
+
+
+def fetch_runs_us(
+    target: str, blocks: Iterable[Run], links: Iterable[Link], layers: int
+) -> int | None:
+    """`fetch_us` of blocks whose runs are known: for many targets those are found once."""
+    absent = [run for run in blocks if not any(each.holder == target for each in run[0])]
     assignment = _assign(absent, {link.holder: link for link in links}, layers)
     if assignment is None:
         return None
@@ -90,25 +117,46 @@ def fetch_us(
 
 
 def _assign(
-    blocks: Iterable[Sequence[ReplicaRecord]], links: Mapping[str, Link], layers: int
+    blocks: Iterable[Run], links: Mapping[str, Link], layers: int
 ) -> tuple[list[ReplicaRecord], dict[str, float]] | None:
     chosen: list[ReplicaRecord] = []
     times: dict[str, float] = {}
-    for replicas in blocks:
-        best: tuple[float, str] | None = None
-        for replica in replicas:
-            link = links.get(replica.holder)
-            if link is None or not replica.holds(range(layers), layers):
-                continue
-            before = times.get(replica.holder, link.rtt_us)
-            own = before + load_us(replica, link.mbit_per_s, layers)
-            if math.isfinite(own) and (best is None or (own, replica.holder) < best):
-                best, source = (own, replica.holder), replica
-        if best is None:
-            return None
-        chosen.append(source)
-        times[source.holder] = best[0]
+    for run in blocks:
+        loads = _loads(run[0], links, layers)
+        # what each source's own time would be with one block more; the place is that of its replica
+        following = [
+            (times.get(holder, links[holder].rtt_us) + load, holder, place)
+            for holder, (load, place) in loads.items()
+        ]
+        following = [each for each in following if math.isfinite(each[0])]
+        heapq.heapify(following)
+        for replicas in run:
+            if not following:
+                return None
+            own, holder, place = following[0]
+            chosen.append(replicas[place])
+            times[holder] = own
+            own += loads[holder][0]
+            if math.isfinite(own):
+                heapq.heapreplace(following, (own, holder, place))
+            else:
+                heapq.heappop(following)
     return chosen, times
+
+
+def _loads(
+    replicas: Sequence[ReplicaRecord], links: Mapping[str, Link], layers: int
+) -> dict[str, tuple[float, int]]:
+    """The quickest load from each holder with a link, and the place of its replica."""
+    loads: dict[str, tuple[float, int]] = {}
+    for place, replica in enumerate(replicas):
+        link = links.get(replica.holder)
+        if link is not None:
+            load = load_us(replica, link.mbit_per_s, layers)
+            known = loads.get(replica.holder)
+            if known is None or load < known[0]:
+                loads[replica.holder] = load, place
+    return loads
 
 
 def recompute_us(tokens: int, prefill_tokens_per_s: float) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvsp.records import costs
 from kvsp.records.records import InstanceStatus, ReplicaRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """What the Index Service knows: replicas of the leading blocks, and their geometry.
 
@@ -19,6 +20,11 @@ class Found:
     blocks: Sequence[Sequence[ReplicaRecord]] = ()
     layers: int = 0
     block_tokens: int = 0
+
+    @cached_property
+    def runs(self) -> list[costs.Run]:
+        """The blocks as runs, found once for every candidate."""
+        return costs.runs(self.blocks, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def estimate(demand: Demand, candidate: Candidate) -> Choice:
     rate = status.prefill_tokens_per_s
     fetch = None
     if found.layers:
-        fetch = costs.fetch_us(status.instance, found.blocks, status.links, found.layers)
+        fetch = costs.fetch_runs_us(status.instance, found.runs, status.links, found.layers)
     everything = unmatched = None
     if demand.tokens is not None:
         everything = costs.recompute_us(demand.tokens, rate)

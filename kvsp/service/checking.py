@@ -16,7 +16,7 @@ from kvsp.names.identity import Scope
 from kvsp.names.private_files import read_private
 from kvsp.principals import load_token
 from kvsp.service.schema import settings as every_setting
-from kvsp.service.settings import Settings, SettingsError
+from kvsp.service.settings import ROLES, Settings, SettingsError
 
 logger = logging.getLogger("kvsp.server")
 
@@ -95,6 +95,8 @@ def check_files(settings: Settings) -> None:
         _needs_extra("s3", "the object tier")
     if "index" in settings.roles and settings.index.redis.url is not None:
         _needs_extra("redis", "the client of Valkey and Redis")
+    if "controller" in settings.roles and settings.controller.redis.url is not None:
+        _needs_extra("redis", "the client of Valkey and Redis")
     if "instance" in settings.roles and settings.instance.engine == "torch":
         _needs_extra("torch", "the engine torch")
 
@@ -103,7 +105,7 @@ def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
     """The files that the roles of this server need, by the names of their settings."""
     for name, setting in every_setting().items():
         table = name.partition(".")[0]
-        other_role = table in ("holder", "index", "instance") and table not in settings.roles
+        other_role = table in ROLES and table not in settings.roles
         if not setting.is_path or name in _MADE or other_role:
             continue
         value = setting.of(settings)

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +27,7 @@ from kvsp.service.settings import MIB, Settings, SettingsError
 
 if TYPE_CHECKING:
     from kvsp.client.client import Client
-    from kvsp.controller.app import ControllerService
+    from kvsp.controller.app import ControllerService, Lead
     from kvsp.controller.shell import IndexCaller
     from kvsp.holder.app import HolderService
     from kvsp.holder.holder import Holder
@@ -150,8 +151,10 @@ class Assembly:
         from kvsp.controller.callers import HttpIndex, HttpInstances, LocalIndex
         from kvsp.controller.core.controller import Controller
         from kvsp.controller.core.placement import LowestCost
+        from kvsp.controller.election import Elected
         from kvsp.controller.journal import Journal
         from kvsp.controller.shell import Shell
+        from kvsp.service.stores import shared_journal
 
         table, peers = self.settings.controller, self._to_peers()
         limits = dataclasses.replace(table, http_loopback=self.settings.dev)
@@ -163,10 +166,14 @@ class Assembly:
             index = HttpIndex(
                 self.settings.peers.index, peers.caller(), timeout_s=table.command_ms / 1000
             )
-        journal = Journal(self._file("placement.sqlite"))
-        core = Controller(limits, LowestCost(table.max_cost_us))
-        shell = Shell(core, journal, HttpInstances(peers.caller()), index)
-        return ControllerService(shell, token=peers.token_file)
+        core = partial(Controller, limits, LowestCost(table.max_cost_us))
+        instances = HttpInstances(peers.caller())
+        lead: Lead
+        if table.redis.url is None:
+            lead = Shell(core(), Journal(self._file("placement.sqlite")), instances, index)
+        else:
+            lead = Elected(shared_journal(table.redis), core, instances, index)
+        return ControllerService(lead, token=peers.token_file, http_loopback=self.settings.dev)
 
     def _make_holder(self, role: bool) -> HolderService:
         from kvsp.holder.app import HolderService
@@ -286,7 +293,7 @@ class Assembly:
         )
         here = "controller" in self.settings.roles
         placement = HttpPlacement(
-            self.base_uri if here else str(self.settings.peers.placement),
+            [*([self.base_uri] if here else ()), *self.settings.peers.placement],
             peers.caller(),
             timeout_s=table.service_ms / 1000,
         )

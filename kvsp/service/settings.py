@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -75,8 +75,9 @@ class PeersTable:
     index: str | None = None
     """Base URI of the index service, for servers without the role `index`."""
 
-    placement: str | None = None
-    """Base URI of the placement controller, for instances."""
+    placement: tuple[str, ...] = ()
+    """Base URIs of the placement controllers, for instances: those that share a journal, of which
+    one leads. One may stand without brackets."""
 
     cafile: Path | None = None
     """Who signed the peers' certificates, when no public authority did."""
@@ -186,15 +187,12 @@ class HolderTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedisTable:
-    """A Valkey or Redis server as the store of the index (extra `redis`), which several index
-    processes may share; not set: a SQLite file in the data directory, or memory."""
-
+class _RedisServer:
     url: str | None = None
     """`redis://HOST:PORT/DB`, `rediss://…` for TLS, or `unix:///PATH`, without a password."""
 
     username: str | None = None
-    """Who the index is there."""
+    """Who this server is there."""
 
     password_file: Path | None = None
     """The password, in a file that only its owner may read."""
@@ -207,6 +205,12 @@ class RedisTable:
 
     timeout_s: Seconds = 5.0
     """How long the server may take to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisTable(_RedisServer):
+    """A Valkey or Redis server as the store of the index (extra `redis`), which several index
+    processes may share; not set: a SQLite file in the data directory, or memory."""
 
     threads: Count = 8
     """Requests to the server at once."""
@@ -233,11 +237,28 @@ class IndexTable(IndexLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JournalTable(_RedisServer):
+    """A Valkey or Redis server as the journal of several placement controllers (extra `redis`),
+    of which one leads and the others stand by; not set: a SQLite file in the data directory, or
+    memory, of one controller. The server has to keep what it took: `appendonly yes`,
+    `appendfsync always`, `maxmemory-policy noeviction`."""
+
+    timeout_s: Seconds = 1.0
+    """How long the server may take to answer."""
+
+    lease_ms: Annotated[int, msgspec.Meta(ge=300)] = 3000
+    """How long after the leader was last heard of another controller takes over; the lease is
+    renewed three times in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerTable(ControllerLimits):
     """The placement controller."""
 
     max_cost_us: Count | None = None
     """An instance of higher cost gets no request; not set: the cheapest does, whatever it is."""
+
+    redis: JournalTable = field(default_factory=JournalTable)
 
 
 class LinkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -343,7 +364,7 @@ def check_settings(settings: Settings) -> None:
     for name, uri in (
         ("listen.base_uri", listen.base_uri),
         ("peers.index", peers.index),
-        ("peers.placement", peers.placement),
+        *(("peers.placement", uri) for uri in peers.placement),
         *(("instance.export_to", uri) for uri in settings.instance.export_to),
         *(("instance.links", link.holder) for link in settings.instance.links),
     ):
@@ -366,7 +387,7 @@ def _check_uri(name: str, uri: str | None, dev: bool) -> None:
 
 def _check_roles(settings: Settings) -> None:
     roles, peers = settings.roles, settings.peers
-    if "instance" in roles and "controller" not in roles and peers.placement is None:
+    if "instance" in roles and "controller" not in roles and not peers.placement:
         raise SettingsError("an instance needs a placement controller: set peers.placement")
     if "controller" in roles and "index" not in roles and peers.index is None:
         raise SettingsError("a controller needs an index: add the role or set peers.index")
@@ -395,7 +416,11 @@ def _check_stores(settings: Settings) -> None:
             "blocks in an object store outlive the process, and so have leases "
             "on them to: set --data-dir, which keeps those"
         )
-    for name, url in (("holder.objects.url", objects.url), ("index.redis.url", _redis(settings))):
+    for name, url in (
+        ("holder.objects.url", objects.url),
+        ("index.redis.url", _redis("index", settings.index.redis, RedisTable())),
+        ("controller.redis.url", _redis("controller", settings.controller.redis, JournalTable())),
+    ):
         if url is not None and "@" in urlsplit(url).netloc:
             raise SettingsError(
                 f"{name} has a user or a password in it; a file keeps those: "
@@ -406,11 +431,11 @@ def _check_stores(settings: Settings) -> None:
 _SECRETS: Final = {
     "holder.objects.url": "credentials_file",
     "index.redis.url": "username and password_file",
+    "controller.redis.url": "username and password_file",
 }
 
 
-def _redis(settings: Settings) -> str | None:
-    table = settings.index.redis
-    if table.url is None and table != RedisTable():
-        raise SettingsError("index.redis.url is missing: it says where the server is")
+def _redis(role: str, table: _RedisServer, unset: _RedisServer) -> str | None:
+    if table.url is None and table != unset:
+        raise SettingsError(f"{role}.redis.url is missing: it says where the server is")
     return table.url

@@ -185,6 +185,8 @@ def _converted(setting: Setting, value: Any, where: str) -> Any:
     """The value of a setting. Raises SettingsError that names it and its source."""
     if setting.is_octets and isinstance(value, str):
         value = _octets(value)
+    if setting.name == "peers.placement" and isinstance(value, str):
+        value = [value]  # it was one before there could be several
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{where}: {setting.name}: a finite number is needed")
     try:

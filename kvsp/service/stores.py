@@ -1,4 +1,5 @@
-"""The stores of roles that an engine elsewhere keeps: Redis for the index, objects for blocks.
+"""The stores of roles that an engine elsewhere keeps: Redis for the index and the journal of
+controllers, objects for blocks.
 
 That the extra of each is installed is asked before, by `checking.check_files`.
 """
@@ -12,11 +13,12 @@ from urllib.parse import urlsplit
 from kvsp.http.app import is_loopback
 from kvsp.names.private_files import read_private
 from kvsp.service.checking import secret_in
-from kvsp.service.settings import IndexTable, ObjectsTable, SettingsError
+from kvsp.service.settings import IndexTable, JournalTable, ObjectsTable, SettingsError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+    from kvsp.controller.shared_journal import SharedJournal
     from kvsp.index.store import ReplicaStore
 
 _CREDENTIALS_OCTETS: Final = 64 << 10
@@ -45,6 +47,25 @@ def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
         password=None if redis.password_file is None else secret_in(redis.password_file),
         cafile=redis.cafile,
         late_ms=int(1000 * late_s) + 1,
+    )
+
+
+def shared_journal(table: JournalTable) -> SharedJournal:
+    """The journal of several controllers.
+
+    Raises FileError for a secret, JournalError when it cannot be reached.
+    """
+    from kvsp.controller.shared_journal import SharedJournal
+
+    assert table.url is not None
+    return SharedJournal(
+        table.url,
+        prefix=table.prefix,
+        lease_ms=table.lease_ms,
+        timeout_s=table.timeout_s,
+        username=table.username,
+        password=None if table.password_file is None else secret_in(table.password_file),
+        cafile=table.cafile,
     )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvsp.controller.app import ControllerService
+from kvsp.controller.app import ControllerService, Lead
 from kvsp.controller.callers import LocalIndex
 from kvsp.controller.core.controller import Controller
 from kvsp.controller.core.effects import Report, Unreachable
 from kvsp.controller.core.limits import ControllerLimits
+from kvsp.controller.election import ALease, Elected
 from kvsp.controller.journal import Journal
 from kvsp.controller.shell import Shell
 from kvsp.http.app import App
@@ -75,24 +77,36 @@ class Instances:
 
 
 class Deployment:
-    """A controller with its index in one application, over files that outlive it."""
+    """A controller with its index in one application, over files that outlive it; with a `lease`
+    one among several that share its journal."""
 
-    def __init__(self, folder: Path, **limits: Any) -> None:
+    def __init__(self, folder: Path, lease: ALease | None = None, **limits: Any) -> None:
         self.now = 1_000_000
         self.instances = Instances()
         service = IndexService(SqliteStore(":memory:"))
         index = IndexApp(service, clock_ms=lambda: self.now)
-        self.journal = Journal(folder / "journal.db")
-        self.shell = Shell(
-            Controller(ControllerLimits(**limits)),
-            self.journal,
-            self.instances,
-            LocalIndex(index),
-            clock_ms=lambda: self.now,
-        )
-        self.service = ControllerService(self.shell)
+        core = partial(Controller, ControllerLimits(**limits))
+        self.lead: Lead
+        if lease is None:
+            self.journal = Journal(folder / "journal.db")
+            self.lead = Shell(
+                core(),
+                self.journal,
+                self.instances,
+                LocalIndex(index),
+                clock_ms=lambda: self.now,
+            )
+        else:
+            self.lead = Elected(
+                lease, core, self.instances, LocalIndex(index), clock_ms=lambda: self.now
+            )
+        self.service = ControllerService(self.lead)
         self.index = service
         self.app = App([index, self.service], base_uri=BASE, authenticator=Principals(*PRINCIPALS))
+
+    @property
+    def shell(self) -> Shell:
+        return self.service.shell
 
     def client(self, name: str) -> Client:
         return Client(self.app, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,3 +95,78 @@ def test_no_reported_number_crashes_an_estimate(
     records: list[ReplicaRecord] = [replica(holder, 2**53 - 1, residency) for holder in holders]
     estimate = fetch_us(TARGET, [records] * blocks, links, 1)
     assert estimate is None or 0 <= estimate < 2**53
+
+
+def one_by_one(
+    blocks: list[list[ReplicaRecord]], links: dict[str, Link], layers: int
+) -> list[ReplicaRecord] | None:
+    """The rule of the draft as it stands: each block to the source that has it first."""
+    times: dict[str, float] = {}
+    chosen = []
+    for replicas in blocks:
+        ways = [
+            (times.get(r.holder, links[r.holder].rtt_us) + load, r.holder, place)
+            for place, r in enumerate(replicas)
+            if r.holder in links and r.holds(range(layers), layers)
+            if math.isfinite(load := load_us(r, links[r.holder].mbit_per_s, layers))
+        ]
+        if not ways:
+            return None
+        own, holder, place = min(ways)
+        times[holder] = own
+        chosen.append(replicas[place])
+    return chosen
+
+
+HOLDERS = [f"https://h{number}.example/kvsp/" for number in range(4)]
+HALF = [{"tier": "device", "layers": [0, 0]}]
+SLOW = [{"tier": "disk", "layers": [0, 1], "read_mbit_per_s": 0}]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(HOLDERS),
+                    st.sampled_from([64, 4096]),
+                    st.sampled_from([None, HALF, SLOW]),
+                ),
+                max_size=5,
+                unique_by=lambda each: each[0],
+            ),
+            st.integers(1, 4),
+        ),
+        max_size=4,
+    ),
+    st.lists(st.tuples(st.sampled_from([0, 8, 64]), st.integers(0, 90)), min_size=3, max_size=4),
+)
+def test_blocks_taken_in_runs_are_taken_as_one_by_one(
+    parts: list[tuple[list[tuple[str, int, Any]], int]], rates: list[tuple[int, int]]
+) -> None:
+    blocks = [
+        [replica(holder, size, residency) for holder, size, residency in replicas]
+        for replicas, count in parts
+        for _ in range(count)
+    ]
+    links = {h: Link(h, *rate) for h, rate in zip(HOLDERS, rates, strict=False)}
+    assert assign_sources(blocks, links, 2) == one_by_one(blocks, links, 2)
+
+
+def test_what_a_candidate_costs_to_estimate_does_not_grow_with_blocks_that_are_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = 0
+
+    def counted(*values: Any) -> float:
+        nonlocal loads
+        loads += 1
+        return load_us(*values)
+
+    monkeypatch.setattr("kvsp.records.costs.load_us", counted)
+    records = [replica(holder, 4096) for holder in HOLDERS]
+    links = [Link(holder, 8, 1) for holder in HOLDERS]
+    for count in (1, 100):
+        loads = 0
+        assert fetch_us(TARGET, [records] * count, links, 2) is not None
+        assert loads == len(HOLDERS)
