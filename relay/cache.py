@@ -117,6 +117,8 @@ class Share:
         self.scope = scope
         self.octets = 0
         """Billed for whole Objects and for what is known of tracks."""
+        self.known = 0
+        """Of these, for what is known."""
         self.uses: OrderedDict[TrackStore, _Use] = OrderedDict()
         """Of the tracks of which something may be evicted; least recently used first."""
 
@@ -129,16 +131,20 @@ class Share:
         return self.cache.room(octets, self)
 
     def count_statuses(self, more: int) -> None:
-        self.octets += more * OBJECT_OVERHEAD
+        self._know(more * OBJECT_OVERHEAD)
         self.cache.count_statuses(more)
 
     def count_intervals(self, more: int) -> None:
-        self.octets += more * INTERVAL_OCTETS
+        self._know(more * INTERVAL_OCTETS)
         self.cache.count_intervals(more)
 
     def count_properties(self, more: int) -> None:
-        self.octets += more
+        self._know(more)
         self.cache.count_properties(more)
+
+    def _know(self, octets: int) -> None:
+        self.known += octets
+        self.octets += octets
 
     def count_refused(self, limit: int) -> None:
         self.cache.count_refused(limit)
@@ -254,7 +260,9 @@ class Cache:
                 map(self._evict_of, self._holding())
             ):
                 break
-        return self.billed + octets <= self.budget
+        # Objects that cannot go yet take no room from what is known
+        within = asking is None or asking.known + octets <= self.per_scope
+        return within and self.billed + octets <= self.budget
 
     def _giver(self, asking: Share | None) -> Share:
         """Who has most; of those who have as much, who asks."""
@@ -421,7 +429,8 @@ class Cache:
 
     def room(self, octets: int, asking: Share | None = None) -> bool:
         """Whether so much more can be held, of statuses or knowledge; the counts bill it."""
-        return self.billed + octets <= self.budget or self._make_room(octets, asking)
+        within = asking is None or asking.octets + octets <= self.per_scope
+        return (within and self.billed + octets <= self.budget) or self._make_room(octets, asking)
 
     def count_statuses(self, more: int) -> None:
         self.statuses += more

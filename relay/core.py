@@ -213,7 +213,7 @@ class Relay(SessionHandler):
             return
         track = self._known(name)
         kept = track.store.knowledge.properties if track is not None else 0
-        if not self.cache.room(properties_price(request.properties) - kept):
+        if not self.share.room(properties_price(request.properties) - kept):
             self.refusals.no_room(request, NO_ROOM)
             return
         track = track or self._new_track(name)

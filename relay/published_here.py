@@ -37,7 +37,9 @@ class OnDisk:
         self.shelf = shelf
         self.table: PrefixMap[Entry] = PrefixMap()
         self.told: Callable[[TrackNamespace, Entry, bool], None] | None = None
-        """Told of each that comes (True) or goes."""
+        """Told of each that comes (True) or goes; None: nobody is in the scope, and ..."""
+        self.emptied: Callable[[], None] | None = None
+        """... told when the disk has nothing of it any more."""
         for name, entry in shelf.entries.items():
             if entry.whole:
                 self.table.add(name.namespace, entry)
@@ -51,6 +53,8 @@ class OnDisk:
         (self.table.add if here and entry.whole else self.table.remove)(namespace, entry)
         if self.told is not None:
             self.told(namespace, entry, here)
+        elif self.emptied is not None and not self.shelf.octets:
+            self.emptied()
 
 
 class PublishedHere:

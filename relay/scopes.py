@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from moqt.requests import (
@@ -245,16 +246,23 @@ class Scopes(SessionHandler):
         relay.forget_all()
         self.cache.shares.pop(scope, None)
         if self.disk is not None:
-            self.disk.leave(scope)
             on_disk = self._on_disk[scope]
-            on_disk.told = None
-            if scope in self.disk.shelves:
-                on_disk.listen()
-            else:
-                del self._on_disk[scope]
+            on_disk.told, on_disk.emptied = None, partial(self._emptied, scope, self.disk)
+            self._leave(scope, self.disk)
         self._counted = Numbers.total([self._counted, relay.numbers()])
         for gone in self.gone:
             gone(scope)
+
+    def _emptied(self, scope: str, disk: DiskTier) -> None:
+        if not disk.reading:  # else more of it may be found, at this very moment
+            self._leave(scope, disk)
+
+    def _leave(self, scope: str, disk: DiskTier) -> None:
+        disk.leave(scope)
+        if scope in disk.shelves:
+            self._on_disk[scope].listen()
+        else:
+            del self._on_disk[scope]
 
     # -- time and numbers --------------------------------------------------------------------
 

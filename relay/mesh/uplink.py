@@ -105,9 +105,7 @@ class Interests:
             if prefix[:length] in self._useless:
                 self._cancel(prefix[:length])  # it tells of a part alone
         if not self._covered(prefix):
-            for narrower in self._wanted.namespaces_under(prefix):
-                self._cancel(narrower)
-            self._start(prefix)
+            self._start_instead(prefix)
 
     def remove(self, prefix: TrackNamespace, item: object) -> None:
         self._wanted.remove(prefix, item)
@@ -143,9 +141,7 @@ class Interests:
             del self._retry[prefix]
             self._useless.discard(prefix)
             if not self._covered(prefix):
-                for narrower in self._wanted.namespaces_under(prefix):
-                    self._cancel(narrower)
-                self._start(prefix)
+                self._start_instead(prefix)
 
     def await_answer(self, prefix: TrackNamespace, then: Answered) -> Callable[[], None] | None:
         """Call `then` when what covers `prefix` is answered. Returns what calls it before that,
@@ -195,6 +191,16 @@ class Interests:
             for shorter in (prefix[:length] for length in range(len(prefix)))
         )
 
+    def _start_instead(self, prefix: TrackNamespace) -> None:
+        """Ask for it instead of all that it covers; who waits for those waits for it."""
+        waiting: dict[Answered, None] = {}
+        for narrower in self._wanted.namespaces_under(prefix):
+            waiting.update(self._waiting.pop(narrower, {}))
+            self._cancel(narrower)
+        if waiting:
+            self._waiting[prefix] = waiting
+        self._start(prefix)
+
     def _start_under(self, prefix: TrackNamespace) -> None:
         for narrower in self._wanted.namespaces_under(prefix):
             if narrower != prefix:
@@ -230,11 +236,14 @@ class Interests:
             self._retry[prefix] = self._now + min(wait * 2.0 ** (min(tries, 16) - 1), longest)
             if isinstance(error, RequestError) and error.code in _CANNOT_TELL:
                 self._untold.add(prefix)
-        self._answered(prefix, lost=isinstance(error, SessionClosed))
         overlaps = isinstance(error, RequestError) and error.code == RequestErrorCode.PREFIX_OVERLAP
-        if not overlaps and (error is None or isinstance(error, RequestError)):
-            # not those under it for what it is refused
+        useless = not overlaps and (error is None or isinstance(error, RequestError))
+        if useless:
             self._useless.add(prefix)
+        # who is told now may want it no more, and then nothing of it stays
+        self._answered(prefix, lost=isinstance(error, SessionClosed))
+        if useless:
+            # not those under it for what it is refused
             self._start_under(prefix)
 
 

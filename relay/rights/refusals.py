@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from weakref import WeakKeyDictionary
 
 from moqt.requests import IncomingRequest, OpenRequest
 from moqt.session import Session, session_of
@@ -63,6 +64,8 @@ class Refusals:
         self.counters = counters
         self.trusted: dict[Session, int] = {}
         """Sessions to upstream relays: who runs this relay has chosen them, in that order."""
+        self._disbelieved: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+        """Which relays those say to be that show nothing of it: a later policy may believe it."""
         self._log = RefusalLog()
         self._told: set[str] = set()
         """Limits of which the log has heard that the relay came to them."""
@@ -127,12 +130,18 @@ class Refusals:
     def believe(self, session: Session) -> None:
         """What `session` says as a relay counts from now on if it may say so."""
         peer = session.peer_relay
-        if peer is None or peer.id is None or session.transport.is_client:
+        if peer is None or session.transport.is_client:
             return  # whom we have dialled is a relay by our settings, or by the directory
-        if self.policy.is_relay(session):
+        said = self._disbelieved.get(session, peer.id)
+        if said is None:
             return
-        session.peer_relay = peer._replace(id=None)
-        self.claim_ignored(session)
+        if self.policy.is_relay(session):
+            self._disbelieved.pop(session, None)
+            session.peer_relay = peer._replace(id=said)
+        elif peer.id is not None:
+            self._disbelieved[session] = said
+            session.peer_relay = peer._replace(id=None)
+            self.claim_ignored(session)
 
     def claim_ignored(self, session: Session) -> None:
         """It has said something that counts from relays alone."""

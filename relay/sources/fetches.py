@@ -92,7 +92,7 @@ class UpstreamFetch(UpstreamReceiver):
         """Whoever was asked has said that some of the range does not exist."""
         self._start = start
         self._gaps = IntervalSet()
-        """What was left out so far; each is billed to the cache."""
+        """What was left out so far; each is billed to its scope."""
         self._unknown: list[Unknown] = []
         self._rejected: list[tuple[Location, Location]] = []
         self._unstored: list[Location] = []
@@ -234,16 +234,16 @@ class UpstreamFetch(UpstreamReceiver):
             self._leave_out(self.next, min(location_before(location), self.end))
 
     def _leave_out(self, start: Location, end: Location) -> None:
-        cache = self.track.cache
+        share = self.filling.share
         self.denied |= start <= end
-        before, room = len(self._gaps), cache.room(INTERVAL_OCTETS)
+        before, room = len(self._gaps), share.room(INTERVAL_OCTETS)
         if start <= end and not self._gaps.add(start, end, None if room else 0):
-            cache.count_refused(0)
+            share.count_refused(0)
             self._reject(start, end)
-        cache.count_intervals(len(self._gaps) - before)
+        share.count_intervals(len(self._gaps) - before)
 
     def _forget_gaps(self) -> None:
-        self.track.cache.count_intervals(-len(self._gaps))
+        self.filling.share.count_intervals(-len(self._gaps))
         self._gaps = IntervalSet()
 
     def object_part(self, stream: IncomingStream, part: Buffer) -> None:

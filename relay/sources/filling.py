@@ -41,9 +41,9 @@ class Filling:
         counters: Counters,
         clock: Clock,
     ) -> None:
-        """`share` is what its scope has in the cache."""
         self.cache = share.cache
-        self._share = share
+        self.share = share
+        """What its scope has in the cache."""
         self.counters = counters
         self.kept: Kept | None = None
         """Its part in the disk tier, where there is one."""
@@ -62,7 +62,7 @@ class Filling:
         limit = self._config.max_intervals_per_track
         store = TrackStore(self._name, authoritative=False, max_intervals=limit)
         store.on_stored = self._stored
-        self._share.take(store)
+        self.share.take(store)
         if self.kept is not None:
             store.knowledge.heard = self.kept.vouched
         store.max_cache_duration = cache_duration((), self._config)
@@ -119,7 +119,7 @@ class Filling:
 
     def has_room_for(self, properties: Properties) -> bool:
         """Whether Track Properties can be kept."""
-        return self._share.room(properties_price(properties) - self.store.knowledge.properties)
+        return self.share.room(properties_price(properties) - self.store.knowledge.properties)
 
     def take_properties(self, properties: Properties) -> None:
         """What a publisher says the Track Properties are; it was asked whether there is room."""
@@ -288,7 +288,7 @@ class Filling:
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self._share.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
+        if self.share.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
             self.store.mark_end(
                 location,
                 header.status,

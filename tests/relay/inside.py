@@ -61,3 +61,8 @@ def aging(cache):
 def expiries(disk):
     """How many times a disk tier remembers at which something of it expires."""
     return len(disk._expiries)
+
+
+def left_on_disk(scopes):
+    """The paths of which it is remembered what the disk has, whoever is in them."""
+    return list(scopes._on_disk)

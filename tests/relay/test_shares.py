@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from moqt.session import SessionConfig
-from moqt.values.names import FullTrackName
-from relay.cache import OBJECT_OVERHEAD
+from moqt.track.knowledge import INTERVAL_OCTETS
+from moqt.track.store import TrackStore
+from moqt.values.codes import RequestErrorCode
+from moqt.values.messages import KeyValue
+from moqt.values.names import FullTrackName, Location
+from relay.cache import OBJECT_OVERHEAD, Cache
 from relay.config import RelayConfig
 from relay.scopes import Scopes
 from relay.service.metrics import RelayMetrics
-from tests.relay.star import JOIN, NAMESPACE, Star, everything, track
+from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
 
 PRICE = 12 * (1000 + OBJECT_OVERHEAD)
 """Of one track."""
+
+
+def at(path):
+    return SessionConfig(path=path, authority="relay.example")
 
 
 class Tenants(Star):
@@ -30,7 +40,7 @@ class Tenants(Star):
             name = FullTrackName(NAMESPACE, b"%d" % number)
             publisher = self.publisher(
                 track(3, size=1000, ended=True, name=name),
-                client_config=SessionConfig(path=path, authority="relay.example"),
+                client_config=at(path),
             )
             assert self.read(path, number) == everything(3, size=1000)
             self.pass_time(1)
@@ -38,8 +48,7 @@ class Tenants(Star):
 
     def read(self, path, number):
         name = FullTrackName(NAMESPACE, b"%d" % number)
-        config = SessionConfig(path=path, authority="relay.example")
-        pair, collector = self.subscriber(JOIN, name, client_config=config)
+        pair, collector = self.subscriber(JOIN, name, client_config=at(path))
         self.kill(pair)
         return collector.payloads
 
@@ -127,3 +136,50 @@ def test_what_each_scope_has_is_a_metric():
     registry = RelayMetrics(star.relay).registry
     has = registry.get_sample_value("kvcs_relay_scope_cache_bytes", {"scope": "/a"})
     assert has == star.octets("/a") > 0
+
+
+def test_what_is_known_of_the_tracks_of_a_scope_is_within_its_quota_too():
+    most = 20 * INTERVAL_OCTETS
+    cache = Cache(1 << 20, per_scope=most)
+    share = cache.share("/a")
+    store = TrackStore(NAME, authoritative=False)
+    share.take(store)
+    for number in range(0, 200, 2):
+        store.mark_nonexistent(Location(0, number), Location(0, number))
+    assert 0 < share.octets <= most and cache.intervals_refused
+    assert not share.room(most) and cache.share("/b").room(most)
+
+
+def test_objects_under_way_beyond_the_quota_of_a_scope_take_no_room_from_what_is_known():
+    cache = Cache(1 << 20, per_scope=10_000)
+    share, store = cache.share("/a"), track(name=NAME)
+    share.take(store)
+    store.on_stored = cache.add
+    store.add_listener(Mock())  # who has begun to send nothing yet
+    for group in range(20):
+        assert cache.reserve(1000, OBJECT_OVERHEAD, store)
+        store.append(group, 0, bytes(1000))
+    assert share.octets > 10_000 and share.room(INTERVAL_OCTETS)
+
+
+def test_properties_of_a_publication_are_within_the_quota_of_its_scope():
+    star = Tenants(cache_octets_per_scope=1000)
+    link, refused = star.connect(client_config=at("/a")), []
+    large = TrackStore(NAME, (KeyValue(0x41, bytes(2000)),))
+    link.client.publish(large, on_ended=refused.append)
+    star.run()
+    (error,) = refused
+    assert error.code == RequestErrorCode.EXCESSIVE_LOAD and star.octets("/a") == 0
+
+
+def test_what_a_fetch_that_runs_leaves_out_is_billed_to_its_scope():
+    star, store = Tenants(), TrackStore(NAME)
+    for number in range(0, 100, 2):
+        store.append(0, number, b"")
+    star.publisher(store, client_config=at("/a"))
+    share, billed = star.relay.cache.shares["/a"], [0]
+    count = share.count_intervals
+    share.count_intervals = lambda more: (count(more), billed.append(billed[-1] + more))
+    link = star.connect(client_config=at("/a"))
+    assert len(star.fetch(link, (0, 0), (0, 98)).locations) == 50
+    assert max(billed) == 49 and billed[-1] == 0

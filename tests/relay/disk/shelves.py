@@ -67,6 +67,7 @@ class Shelves(Star):
         self.hand = Hand()
         self.disk = DiskTier(Folder(self.folder), self.hand, config, clock, self.time)
         self.disk.found(*self.disk.folder.scan())
+        self.disk.reading = False
         self.relay = Scopes(config, self.policy, clock=clock, disk=self.disk)
         self.began = self.now = 0.0
 

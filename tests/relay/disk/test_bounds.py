@@ -9,6 +9,7 @@ import pytest
 from moqt.values.names import FullTrackName
 from relay.disk.reads import READERS
 from tests.relay.disk.shelves import Shelves, at, stored
+from tests.relay.inside import left_on_disk
 from tests.relay.star import JOIN, NAMESPACE, everything, publish, track
 
 
@@ -129,3 +130,13 @@ def test_a_writer_that_hangs_has_no_job_for_tracks_that_it_never_saw(tmp_path):
         star.pass_time(1)
     star.pass_time(400, step=5)
     assert len(star.hand.jobs) <= 3 and star.disk.octets == 0
+
+
+def test_a_scope_that_the_disk_has_lost_while_nobody_was_in_it_leaves_nothing_behind(tmp_path):
+    star = Shelves(tmp_path, max_scopes=2, disk_files=3)
+    for number in range(12):
+        stored(star, path=f"/{number}")
+        for pair in tuple(star.pairs):
+            star.kill(pair)
+    assert star.disk.counters.evictions >= 9
+    assert len(star.disk.shelves) <= 5 and set(left_on_disk(star.relay)) <= set(star.disk.shelves)

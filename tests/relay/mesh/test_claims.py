@@ -116,6 +116,20 @@ def test_who_shows_that_it_is_a_relay_is_believed_until_that_is_withdrawn():
     assert star.relay.counters.claims_ignored == 1
 
 
+def test_a_relay_whose_role_comes_with_a_later_file_is_believed_from_then_on():
+    star = relay_that_believes_nobody()
+    star.relay.refusals.policy.believes = False
+    star.publisher(track(1))
+    pair = client(star, OTHER, **SHOWN)
+    assert asked(star, pair, replace(JOIN, relay_path=(1,))).payloads == everything(1)
+    recheck(star.relay)
+    star.relay.refusals.policy.believes = True
+    recheck(star.relay)
+    denied = asked(star, pair, replace(JOIN, relay_path=(1,)))
+    assert denied.failed.code == RequestErrorCode.DOES_NOT_EXIST
+    assert star.relay.counters.claims_ignored == 2, "its SETUP, and its first request"
+
+
 def test_a_relay_that_we_have_dialled_need_not_show_that_it_is_one():
     bottom = Named(1, policy=OnlyRelays())
     above = Named(OTHER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moqt.requests import RequestState
 from moqt.values.config import SessionConfig
 from relay.rights.policy import Action
 from tests.relay.chain import Chain
@@ -106,3 +107,21 @@ def test_a_listing_that_is_too_large_takes_nothing_from_narrower_ones(wide_first
     late.published.cancel()
     chain.pass_time(5)
     assert narrow[0].request.namespaces == set(MINE)
+
+
+def test_a_listing_that_waits_for_upstream_waits_on_when_a_wider_one_is_asked_for_instead():
+    chain = Chain()
+    chain.connect()
+    publish(chain, *MINE)
+    asked = []
+    chain.top.relay.namespaces.events.awaited.append(
+        lambda session, prefix, then: asked.append(then)
+    )
+    narrow, wide = listed(chain, (b"mine",)), listed(chain, ())
+    assert narrow.request.state is wide.request.state is RequestState.PENDING
+    for then in asked:
+        then(True)
+    chain.top.run()
+    for each in narrow, wide:
+        assert each.request.state is RequestState.ESTABLISHED
+        assert each.request.namespaces == set(MINE)

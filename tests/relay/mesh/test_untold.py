@@ -101,3 +101,24 @@ def test_what_a_lost_upstream_relay_has_told_is_gone_when_it_stays_away_or_tells
     chain.pass_time(max(LINGER, FADING_SECONDS) + 1)
     assert listing.events == [(NAMESPACE, True), (NAMESPACE, False)]
     assert not len(chain.bottom.relay.namespaces.remote)
+
+
+def test_a_prefix_that_could_not_be_told_once_is_told_on_whoever_asks_for_a_part_of_it_later():
+    chain = Chain()
+    far = Uplink(chain.top.relay)
+    chain.connect()
+    chain.pass_time(1)
+    assert is_told_to_ask_again(listed(chain.bottom))
+    above = Star()
+    above.pairs = chain.top.pairs
+    link = above.connect(chain.top.relay)
+    above.run()
+    far.attach(link.client)
+    above.publisher()
+    chain.pass_time(2)
+    wide = listed(chain.bottom)
+    listed(chain.bottom, NAMESPACE)
+    chain.pass_time(2)
+    above.publisher(namespace=(b"demo", b"later"))
+    chain.pass_time(2)
+    assert wide.events == [(NAMESPACE, True), ((b"demo", b"later"), True)]
