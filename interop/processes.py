@@ -71,9 +71,10 @@ class Program:
         """The first match in its standard output. Raises ProgramFailed."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
+            ended = not self.running  # looked at first: its last words come before its end
             if match := re.search(pattern, self.output):
                 return match
-            if self._process.poll() is not None:
+            if ended:
                 break
             time.sleep(0.02)
         raise ProgramFailed(f"{self.name} is not ready: {self.last_words}")

@@ -49,9 +49,12 @@ class Child:
 
     def wait_for(self, pattern: str) -> str:
         end = time.monotonic() + DEADLINE
-        while time.monotonic() < end and self.popen.poll() is None:
+        while time.monotonic() < end:
+            ended = self.popen.poll() is not None  # looked at before its last words are
             if match := re.search(pattern, self.out.read_text()):
                 return match.group()
+            if ended:
+                break
             time.sleep(0.02)
         raise DemoFailed(f"{self.name} did not start: {self.err.read_text().strip()}")
 

@@ -82,9 +82,10 @@ class Process:
         """The first match of `pattern` in its standard output."""
         end = time.monotonic() + deadline
         while time.monotonic() < end:
+            ended = self.popen.poll() is not None  # looked at before its last words are
             if match := re.search(pattern, self.stdout):
                 return match
-            if self.popen.poll() is not None and not re.search(pattern, self.stdout):
+            if ended:
                 break
             time.sleep(0.02)
         raise AssertionError(

@@ -31,3 +31,14 @@ def test_what_a_program_started_ends_when_the_harness_leaves_it(leader, tmp_path
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(child)
+
+
+def test_what_a_program_says_and_ends_with_between_two_looks_is_read(tmp_path, monkeypatch):
+    def slow_look(program):
+        words = program._out.read_text()
+        program.wait(10)
+        return words
+
+    monkeypatch.setattr(Program, "output", property(slow_look))
+    with Program("hasty", ["/bin/sh", "-c", "sleep 0.2; echo ready"], tmp_path) as program:
+        assert program.wait_for("ready")
