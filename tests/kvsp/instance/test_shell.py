@@ -20,7 +20,7 @@ from kvsp.instance.loading.loader import BlockLoader
 from kvsp.instance.loading.sources import Wanted
 from kvsp.names.codes import DirectiveState, InstanceState
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import ReplicaRecord, Resume
+from kvsp.records.records import CheckpointDelta, ReplicaRecord, Resume, SessionCheckpoint
 from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
 from tests.kvsp.inside import look_up_with
@@ -237,7 +237,7 @@ async def test_a_session_gives_the_text_of_its_engine_and_ends_at_the_controller
         assert not instance.shell.sessions.start_session(SESSION, start_request(20, sampler))
         assert await instance.tokens() == text(20, sampler)
         await until(lambda: instance.placement.ended == [SESSION])
-        assert instance.placement.checkpoints[-1].generated == tuple(text(20, sampler))
+        assert instance.placement.recorded[SESSION] == tuple(text(20, sampler))
         # a front end that lost its connection reads again
         assert await instance.tokens(start=15) == text(20, sampler)[15:]
         # K and V of the last token were never computed
@@ -343,6 +343,38 @@ async def test_checkpoints_go_on_when_the_controller_was_away():
         await until(lambda: len(instance.placement.checkpoints) >= 2)
         instance.placement.away = False
         assert await instance.tokens() == text(8, TOP_P)
+
+
+async def test_after_the_first_checkpoint_only_what_is_new_is_sent():
+    async with running() as instance:
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        assert await instance.tokens() == text(200, TOP_P)
+        first, *others = instance.placement.checkpoints
+        assert isinstance(first, SessionCheckpoint)
+        assert others and all(isinstance(each, CheckpointDelta) for each in others)
+        assert max(len(each.generated) for each in others) <= 64
+        assert instance.placement.recorded[SESSION] == tuple(text(200, TOP_P))
+
+
+async def test_a_controller_that_lost_what_it_acknowledged_gets_a_whole_checkpoint_again():
+    async with running() as instance:
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        await until(lambda: instance.placement.recorded)
+        instance.placement.recorded.clear()
+        conflict = PlacementRefusedError(ProblemName.CHECKPOINT_CONFLICT, 409, "")
+        instance.placement.refusals.append(conflict)
+        assert await instance.tokens() == text(200, TOP_P)
+        assert sum(isinstance(e, SessionCheckpoint) for e in instance.placement.checkpoints) == 2
+        assert instance.placement.recorded[SESSION] == tuple(text(200, TOP_P))
+
+
+async def test_a_controller_that_knows_no_more_than_kvsp_gets_whole_checkpoints():
+    async with running() as instance:
+        instance.placement.whole_only = True
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        assert await instance.tokens() == text(200, TOP_P)
+        sent = [isinstance(each, CheckpointDelta) for each in instance.placement.checkpoints]
+        assert sent[1] and not any(sent[2:])
 
 
 async def test_an_index_that_restarted_empty_gets_the_instances_own_records_back():

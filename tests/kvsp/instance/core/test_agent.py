@@ -285,6 +285,14 @@ def test_the_sampler_of_a_checkpoint_has_drawn_as_many_samples_as_there_are_toke
     assert made.prompt_tokens is None
 
 
+def test_keys_of_a_session_are_those_of_all_its_tokens_however_it_grew():
+    agent = make_agent()
+    serving = begun(agent, count=40)
+    for token in range(30):
+        agent.sessions.produce(serving, token, 0)
+        assert list(serving.all_keys()) == keys([*PROMPT, *range(token + 1)])
+
+
 def test_a_resume_is_idempotent_by_epoch_and_a_lower_one_is_stale():
     agent = make_agent()
     serving = agent.resume_session(Resume(3, checkpoint(4)))
@@ -306,7 +314,7 @@ def test_a_resume_is_idempotent_by_epoch_and_a_lower_one_is_stale():
 
 def test_a_resumed_session_names_its_blocks_without_the_prompt():
     serving = make_agent().resume_session(Resume(2, checkpoint(8)))
-    assert serving.all_keys() == keys([*PROMPT, *checkpoint(8).generated])
+    assert list(serving.all_keys()) == keys([*PROMPT, *checkpoint(8).generated])
     assert serving.known_tokens(16) == list(checkpoint(8).generated[2:])
     with pytest.raises(ValueError, match="not known"):
         serving.known_tokens(8)
