@@ -274,12 +274,13 @@ async def test_cats_metrics_are_for_those_with_the_role(deployment: Deployment) 
     await deployment.report()
     operator = deployment.client("operator")
     answer = await operator.get("cats/metrics")
-    ((shown),) = answer.json["instances"]
-    assert shown["instance"] == A
+    (shown_all,) = answer.json["instances"]
+    assert shown_all["instance"] == A
     body = {"scope_id": SCOPE.hex(), "compat_id": COMPAT.hex(), "block_keys": [KEYS[0].hex()]}
     answer = await operator.request("POST", "cats/cache-state", json_body=body)
     (shown,) = answer.json["instances"]
     assert (shown["matched"], shown["entries"]) == (0, [])
+    assert (await deployment.client("blind").get("cats/metrics")).json == {"instances": [shown_all]}
     for name in ("a", "router"):
         client = deployment.client(name)
         assert (await client.get("cats/metrics")).problem == "kvsp-forbidden"

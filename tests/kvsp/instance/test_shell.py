@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -512,6 +513,21 @@ async def test_a_failed_instance_drops_its_sessions_and_reports_under_a_higher_e
         assert serving.state is ServingState.DROPPED
 
 
+async def test_a_status_is_sent_at_an_interval_of_at_most_a_third_of_its_ttl(monkeypatch):
+    waits = []
+
+    def at_once(seconds):
+        waits.append(seconds)
+        return asyncio.timeout(0)
+
+    clock = SimpleNamespace(Event=asyncio.Event, to_thread=asyncio.to_thread, timeout=at_once)
+    monkeypatch.setattr("kvsp.instance.reporting.asyncio", clock)
+    async with running(status_ttl_ms=3000) as instance:
+        await until(lambda: len(instance.placement.statuses) > 3)
+        assert instance.placement.statuses[0].ttl_ms == 3000
+    assert waits and max(waits) <= 1.0
+
+
 async def test_the_answer_to_a_status_is_obeyed_and_reported():
     async with running() as instance:
         instance.placement.wanted = InstanceState.DRAINING
@@ -608,6 +624,29 @@ async def test_a_plan_that_cannot_be_loaded_fails_and_keeps_the_version(fault):
         assert instance.agent.pool.reserved == 0
         answer = await instance.shell.resharder.handle(ReshardAbort("m", 2))
         assert answer.state == "aborted"
+
+
+async def test_a_plan_is_acknowledged_when_everything_is_loaded_and_not_before():
+    async with running() as instance:
+        await with_own(instance, 1)
+        gate, fetch, began = asyncio.Event(), instance.source.fetch, []
+
+        async def late(*values):
+            began.append(values)
+            await gate.wait()
+            await fetch(*values)
+
+        instance.source.fetch = late
+        steps = replace(plan(release=()), deadline_ms=60_000)
+        loading = asyncio.create_task(instance.shell.resharder.handle(steps))
+        await until(lambda: began)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not loading.done()
+        gate.set()
+        answer = await loading
+        assert answer.state == "prepared"
+        assert all(block_id(key) in instance.agent.pool for key in keys()[1:2])
 
 
 async def test_an_abort_during_the_load_ends_it():

@@ -397,9 +397,11 @@ def test_full_of_sessions_the_oldest_finished_goes_first() -> None:
     with pytest.raises(Problem) as caught:
         desk.checkpoint(session=third)
     assert caught.value.status == 503
-    desk.do(desk.core.end_session, OTHER, desk.now)
+    for each in (OTHER, SESSION):
+        desk.do(desk.core.end_session, each, desk.now)
     desk.checkpoint(session=third)
     assert desk.core.sessions.find(OTHER) is None
+    assert session(desk).state is SessionState.FINISHED
     assert sum(key.kind == "session" for key in desk.documents) == 2
 
 
