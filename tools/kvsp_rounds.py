@@ -1,7 +1,7 @@
 """`python -m tools.kvsp_rounds`: a whole KVSP deployment, of which any one process is killed.
 
-Two controllers with one journal and two indexes with one store, both in a Redis or Valkey server,
-three holders with disks, three instances: eleven processes under load. In each round sessions are
+Two controllers with one journal, in a cluster of three Redis or Valkey servers, two indexes with
+one store, in another server, three holders with disks, three instances, all under load. In each round sessions are
 under way, blocks are stored and read, and a process drawn by lot is killed with SIGKILL, or stopped
 for longer than its lease and its TTLs last, and comes back. Whatever it was,
 
@@ -41,6 +41,7 @@ from kvsp.records.records import Sampler
 from tests.e2e.kvsp_support import Controllers, Model, Reader, Server, start
 from tests.e2e.support import Process, eventually
 from tests.redis_server import redis_server
+from tests.redis_sites import cluster
 
 COUNT: Final = 120
 """Output tokens of a session."""
@@ -155,11 +156,11 @@ class Storm:
 class World:
     """The deployment."""
 
-    def __init__(self, folder: Path, url: str, tally: Tally, seed: int) -> None:
+    def __init__(self, folder: Path, store: str, journal: str, tally: Tally, seed: int) -> None:
         self.tally = tally
         self.lot = random.Random(seed)
         self.model = model = Model(folder / "model")
-        redis = {"url": url}
+        redis = {"url": store}
         self.indexes = [
             Server(folder, name, "index", **{"index.redis": redis}) for name in ("index1", "index2")
         ]
@@ -173,7 +174,7 @@ class World:
             *(
                 Server(
                     folder, f"controller{n}", "controller", peers=self._peers(n), controller=leads,
-                    **{"controller.redis": {**redis, "lease_ms": LEASE_MS}},
+                    **{"controller.redis": {"url": journal, "lease_ms": LEASE_MS}},
                 )
                 for n in (1, 2)
             )
@@ -242,7 +243,7 @@ class World:
             eventually(told, "a first checkpoint", SLACK_S)
             if known["output_offset"]:
                 return prompt, Reader(self.controllers, session, COUNT)
-            # its instance was too slow to report, and it had no checkpoint: whoever asks, asks again
+            # its instance was too slow to report, and it had no checkpoint yet: ask again
             self.tally.begun_again += 1
         raise Wrong("five sessions after another are lost before their first checkpoint")
 
@@ -342,7 +343,9 @@ def rounds(
     try:
         with ExitStack() as stack:
             try:
-                world = World(folder, stack.enter_context(redis_server(folder)), tally, seed)
+                store = stack.enter_context(redis_server(folder))
+                journal = stack.enter_context(cluster(folder)).url
+                world = World(folder, store, journal, tally, seed)
                 for role in (*roles, *("" for _ in range(count - len(roles)))):
                     able = [each for each in world.every if each.roles == role]
                     world.round(world.lot.choice(able) if able else None)
