@@ -1,9 +1,9 @@
 """`python -m tools.kvsp_rounds`: a whole KVSP deployment, of which any one process is killed.
 
 Two controllers with one journal, in a cluster of three Redis or Valkey servers, two indexes with
-one store, in another server, three holders with disks, three instances, all under load. In each round sessions are
-under way, blocks are stored and read, and a process drawn by lot is killed with SIGKILL, or stopped
-for longer than its lease and its TTLs last, and comes back. Whatever it was,
+one store, in another server, three holders with disks, three instances, all under load. In each
+round sessions are under way, blocks are stored and read, and a process drawn by lot is killed with
+SIGKILL, or stopped for longer than its lease and its TTLs last, and comes back. Whatever it was,
 
 - every session gives the text of an undisturbed run: no token is lost, repeated or another one;
 - every block that is read has the octets that were stored, and none that was acknowledged is gone;

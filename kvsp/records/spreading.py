@@ -30,13 +30,13 @@ def fetch_us(
     `runs` resident there, as `costs.fetch_runs_us`."""
     if len(targets) <= FEW:
         return [costs.fetch_runs_us(target, runs, links, layers) for target, links in targets]
-    spread = _Spread(targets, runs)
+    spread = Spread(targets, runs)
     for run in runs:
         spread.take(run, layers)
     return [None if math.isinf(us) else costs.round_up(us) for us in spread.longest.tolist()]
 
 
-class _Spread:
+class Spread:
     """The time of each source of each target, a row for a target and a column for a source."""
 
     def __init__(
@@ -70,10 +70,10 @@ class _Spread:
         loads = _loads(run[0], holders, self._rates[:, columns], layers)
         times = self._times[:, columns]
         for _ in run:
-            self._step(times, loads, absent)
+            self.step(times, loads, absent)
         self._times[:, columns] = times
 
-    def _step(self, times: Matrix, loads: Matrix, absent: NDArray[np.bool_]) -> None:
+    def step(self, times: Matrix, loads: Matrix, absent: NDArray[np.bool_]) -> None:
         """One block: at each target it goes where it is there soonest."""
         after = times + loads
         place = after.argmin(axis=1)

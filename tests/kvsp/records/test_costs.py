@@ -215,7 +215,7 @@ def test_a_block_is_one_step_for_any_number_of_instances(monkeypatch: pytest.Mon
     """100 instances, 100 blocks and 20 holders, every replica of another size: 100 steps, and not
     100 * 100 * 20 loads."""
     steps, loads = 0, 0
-    real = spreading._Spread._step
+    real = spreading.Spread.step
 
     def step(*values: Any) -> None:
         nonlocal steps
@@ -227,7 +227,7 @@ def test_a_block_is_one_step_for_any_number_of_instances(monkeypatch: pytest.Mon
         loads += 1
         return load_us(*values)
 
-    monkeypatch.setattr(spreading._Spread, "_step", step)
+    monkeypatch.setattr(spreading.Spread, "step", step)
     monkeypatch.setattr("kvsp.records.costs.load_us", load)
     holders = [f"https://h{number}.example/kvsp/" for number in range(20)]
     blocks = [
