@@ -45,7 +45,9 @@ class Spread:
         # ascending, so that the first one of equal sources is the one that the rule takes
         names = sorted({each.holder for run in runs for each in run[0]})
         self._columns = {name: column for column, name in enumerate(names)}
-        self._row_of = {target: row for row, (target, _) in enumerate(targets)}
+        self._rows_of: dict[str, list[int]] = {}
+        for row, (target, _) in enumerate(targets):
+            self._rows_of.setdefault(target, []).append(row)
         self._rows = np.arange(len(targets))
         # without a link a source takes for ever
         self._times = np.full((len(targets), len(names)), np.inf)
@@ -62,7 +64,8 @@ class Spread:
         """Take the blocks of a run from their sources."""
         holders = sorted({each.holder for each in run[0]})
         absent = np.ones(len(self._rows), np.bool_)
-        absent[[self._row_of[each] for each in holders if each in self._row_of]] = False
+        for each in holders:
+            absent[self._rows_of.get(each, [])] = False
         if not holders:
             self.longest[absent] = np.inf
             return

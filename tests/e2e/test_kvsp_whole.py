@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tools.kvsp_rounds import rounds
 
 
+@pytest.mark.timeout(300)
 def test_whatever_is_killed_no_token_is_lost_no_octet_wrong_and_every_block_is_found_again(
     tmp_path: Path,
 ) -> None:
