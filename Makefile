@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: wheel help install install-newest lock demo demo-profiles demo-llm bench-llm docs test test-torch test-vllm test-engines lint unit e2e fuzz native fuzz-native bench bench-peers bench-paths bench-long bench-mesh random-paths random-stories faults soak trips interop clean mutants test-pythons test-lowest
+.PHONY: $(shell sed -n 's/^\([a-z0-9-]*\):.*\#\#.*/\1/p' $(MAKEFILE_LIST))
 help:            ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
 
@@ -128,6 +128,10 @@ ROUNDS ?= 200
 SEED   ?= 1
 faults: $(STAMP)  ## 200 rounds of real processes: killed, stopped, with bad disks and lossy networks
 	$(BIN)/python -m tools.fault_rounds --rounds $(ROUNDS) --seed $(SEED)
+
+KILLS ?= 100
+kvsp-faults: $(STAMP)  ## a whole KVSP deployment, of which a process is killed or stopped 100 times under load
+	$(BIN)/python -m tools.kvsp_rounds --rounds $(KILLS) --seed $(SEED)
 
 MINUTES_OF_SOAK ?= 5
 soak: $(STAMP)   ## a relay under churn of publications, sessions and tenants: what it keeps stays flat

@@ -28,6 +28,7 @@ from kvsp.records.estimates import Demand, Found
 from kvsp.records.members import schema_of
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
+    CheckpointDelta,
     InstanceStatus,
     LookupRequest,
     SessionCheckpoint,
@@ -178,6 +179,21 @@ class ControllerService(Service):
                 summary="Publish a Session Checkpoint; the answer acknowledges what is recorded",
                 path_parameters=_UUID,
                 request=SessionCheckpoint,
+                response=SessionProgress,
+                problems=(
+                    *_UNKNOWN,
+                    ProblemName.STALE_EPOCH,
+                    ProblemName.UNKNOWN_EPOCH,
+                    ProblemName.CHECKPOINT_CONFLICT,
+                ),
+            ),
+            Operation(
+                method="PATCH",
+                path="sessions/{session}/checkpoint",
+                handler=self._patch_checkpoint,
+                summary="Publish what a Session Checkpoint adds to the acknowledged one",
+                path_parameters=_UUID,
+                request=CheckpointDelta,
                 response=SessionProgress,
                 problems=(
                     *_UNKNOWN,
@@ -404,13 +420,18 @@ class ControllerService(Service):
         call.principal.require_role("instance")
         name = _session(call)
         checkpoint = await call.read_record(SessionCheckpoint)
-        if checkpoint.session != name:
-            raise Problem(
-                ProblemName.INVALID_REQUEST, "the path and the body name different sessions"
-            )
+        _check_names(name, checkpoint.session)
         progress = await self.shell.call(
             self.core.checkpoint, call.principal, checkpoint, self.shell.clock_ms()
         )
+        return json_response(progress.to_dict())
+
+    async def _patch_checkpoint(self, call: Call) -> Response:
+        call.principal.require_role("instance")
+        name = _session(call)
+        delta = await call.read_record(CheckpointDelta)
+        _check_names(name, delta.session)
+        progress = await self.shell.call(self.core.extend_checkpoint, call.principal, delta)
         return json_response(progress.to_dict())
 
     async def _get_checkpoint(self, call: Call) -> Response:
@@ -538,6 +559,11 @@ class _ControllerMetrics(Collector):
 
 def _session(call: Call) -> str:
     return check_uuid(call.path_params["session"])
+
+
+def _check_names(path: str, body: str) -> None:
+    if path != body:
+        raise Problem(ProblemName.INVALID_REQUEST, "the path and the body name different sessions")
 
 
 def _deadline(call: Call) -> int:

@@ -1,4 +1,5 @@
-"""A journal that several controllers share: one Valkey or Redis server (extra `redis`).
+"""A journal that several controllers share: in a Valkey or Redis server, alone, watched by
+Sentinels, or of a cluster (extra `redis`).
 
 One of them leads at a time, for as long as it renews its lease there, by the server's clock.
 Each term has an epoch of its own, above every one before, and each write carries it: the
@@ -7,15 +8,17 @@ and goes on after another has begun writes nothing.
 
 Lease and documents are two keys of one hash slot. The server has to keep what it took
 (`appendonly yes`, `appendfsync always`, `maxmemory-policy noeviction`): a checkpoint is
-acknowledged when it has answered. Its replicas do not make it safer: one that is promoted may
-lack what was acknowledged. It has to be 7.0 or newer.
+acknowledged when it has answered. Where a replica may be promoted it has to have what was
+acknowledged, too: with `replicas` so many of them have to have taken a write, or it is not
+acknowledged. All that may be promoted, then: one that was asked for less may lack the last ones.
+It has to be 7.0 or newer.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +30,13 @@ from redis.retry import Retry
 
 from kvsp.controller.core.effects import Key
 from kvsp.controller.journal import JournalError, TermOverError
+from kvsp.controller.journal_servers import (
+    CLUSTER,
+    SENTINEL,
+    JournalServer,
+    ServerError,
+    journal_server,
+)
 
 logger = logging.getLogger("kvsp.controller")
 
@@ -96,21 +106,27 @@ class SharedJournal:
         prefix: str = "kvsp",
         lease_ms: int = 3000,
         timeout_s: float = 1.0,
+        replicas: int = 0,
         username: str | None = None,
         password: str | None = None,
         cafile: Path | None = None,
     ) -> None:
-        """`url` as `redis://…`, `rediss://…` or `unix://…`. Raises JournalError when the server
-        cannot be reached."""
+        """`url` as `journal_server` takes it. What is written has so many `replicas` before it
+        counts. Raises JournalError when the server cannot be reached."""
         self.lease_ms = lease_ms
         self._owner = uuid.uuid4().hex
         self._lease, self._documents = (
             f"{prefix}:{{placement}}:{name}" for name in ("lease", "documents")
         )
         tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
+        self._replicas = replicas
+        # half of the time for them, half for the answer
+        self._wait_ms = max(1, int(500 * timeout_s))
+        self._server: JournalServer | None = None
         with self._errors():
-            self._redis: Any = redis.Redis.from_url(
+            self._server = journal_server(
                 url,
+                self._lease,
                 username=username,
                 password=password,
                 socket_timeout=timeout_s,
@@ -119,16 +135,21 @@ class SharedJournal:
                 retry=Retry(NoBackoff(), 1),
                 **tls,
             )
-            self._redis.ping()
-            self._take: Any = self._redis.register_script(_TAKE)
-            self._renew: Any = self._redis.register_script(_RENEW)
-            self._write: Any = self._redis.register_script(_WRITE)
-            self._look_at_server()
+            primary = self._server.primary()
+            primary.ping()
+            self._take: Any = primary.register_script(_TAKE)
+            self._renew: Any = primary.register_script(_RENEW)
+            self._write: Any = primary.register_script(_WRITE)
+            self._look_at_server(primary, url.partition(":")[0])
 
-    def _look_at_server(self) -> None:
+    def _primary(self) -> redis.Redis:
+        assert self._server is not None
+        return self._server.primary()
+
+    def _look_at_server(self, primary: redis.Redis, scheme: str) -> None:
         """Say so when it may forget what it took."""
         try:
-            found = self._redis.config_get(*_DURABLE)
+            found = primary.config_get(*_DURABLE)
         except redis.ResponseError:
             return  # not everybody may ask
         wrong = [
@@ -136,6 +157,8 @@ class SharedJournal:
             for name, wanted in _DURABLE.items()
             if found.get(name, wanted) != wanted
         ]
+        if scheme in (*CLUSTER, *SENTINEL) and not self._replicas:
+            wrong.append("controller.redis.replicas is 0: one that is promoted may lack the last")
         if wrong:
             logger.warning(
                 "the Valkey or Redis server of the journal may lose checkpoints that were "
@@ -143,19 +166,32 @@ class SharedJournal:
                 ", ".join(wrong),
             )
 
+    def _run(self, script: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Carry out a script; its replicas have what it wrote. Raises JournalError."""
+        with self._errors():
+            primary: Any = self._primary()
+            if not self._replicas:
+                return script(keys=keys, args=args, client=primary)
+            # by one connection: WAIT is about what was written there
+            pipe = primary.pipeline(transaction=False)
+            script(keys=keys, args=args, client=pipe)
+            pipe.execute_command("WAIT", self._replicas, self._wait_ms)
+            result, have = pipe.execute()
+            if have < self._replicas:
+                raise redis.TimeoutError(f"{have} of {self._replicas} replicas have taken a write")
+            return result
+
     def take(self) -> Term | int:
         """A new term; while another controller leads, the milliseconds that its lease has left.
 
         Raises JournalError.
         """
-        with self._errors():
-            epoch, left_ms = self._take(keys=[self._lease], args=[self._owner, self.lease_ms])
+        epoch, left_ms = self._run(self._take, [self._lease], [self._owner, self.lease_ms])
         return Term(self, int(epoch)) if epoch else int(left_ms)
 
     def renew(self, epoch: int, ms: int) -> bool:
         """Have the term last `ms` from now; whether it is not over. Raises JournalError."""
-        with self._errors():
-            return bool(self._renew(keys=[self._lease], args=[self._owner, epoch, ms]))
+        return bool(self._run(self._renew, [self._lease], [self._owner, epoch, ms]))
 
     def write(self, epoch: int, writes: Mapping[Key, bytes | None]) -> None:
         """Make writes of a term durable, all or none; None deletes.
@@ -165,26 +201,27 @@ class SharedJournal:
         args: list[Any] = [self._owner, epoch]
         for key, text in writes.items():
             args += [f"{key.kind}:{key.name}", text or b""]
-        with self._errors():
-            taken = self._write(keys=[self._lease, self._documents], args=args)
-        if not taken:
+        if not self._run(self._write, [self._lease, self._documents], args):
             raise TermOverError("another controller leads")
 
     def documents(self) -> Iterator[tuple[Key, dict[str, Any]]]:
         """Everything that was written. Raises JournalError."""
         with self._errors():
-            for name, text in self._redis.hscan_iter(self._documents, count=_PAGE):
+            for name, text in self._primary().hscan_iter(self._documents, count=_PAGE):
                 kind, _, rest = name.decode().partition(":")
                 yield Key(kind, rest), msgspec.json.decode(text)
 
     def close(self) -> None:
-        self._redis.close()
+        if self._server is not None:
+            self._server.close()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (redis.RedisError, ValueError, msgspec.DecodeError) as error:
+        except (*ServerError, msgspec.DecodeError) as error:
+            if self._server is not None:
+                self._server.look_again()
             raise JournalError(f"the Valkey or Redis server of the journal: {error}") from error
 
 

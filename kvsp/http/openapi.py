@@ -125,7 +125,7 @@ def _responses(operation: Operation, components: dict[str, Any]) -> dict[str, An
     statuses = {*_COMMON, *(PROBLEMS[name].status for name in operation.problems)}
     if ProblemName.CODEC_UNSUPPORTED in operation.problems:
         statuses.add(422)
-    if operation.method in ("POST", "PUT"):
+    if operation.method in ("PATCH", "POST", "PUT"):
         statuses.add(415)
     problem = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     responses: dict[str, Any] = {

@@ -26,7 +26,7 @@ from kvsp.names.errors import DecodeError
 from kvsp.names.identity import Descriptor
 from kvsp.names.uris import BlockId
 from kvsp.principals import EVERY_SCOPE, READ, WRITE, Principal
-from kvsp.records import costs
+from kvsp.records import costs, spreading
 from kvsp.records.problems import Problem, ProblemName
 from kvsp.records.records import (
     InstanceStatus,
@@ -402,28 +402,26 @@ class IndexService:
         now_ms: int,
     ) -> list[TargetEstimate]:
         """What fetching and recomputing costs each target."""
-        records = answer.records()
-        runs = [] if descriptor is None else costs.runs(records, descriptor.layers)
-        return [
-            self._estimate(self.board.get(target, now_ms), target, runs, descriptor)
-            for target in request.targets or ()
-        ]
-
-    def _estimate(
-        self,
-        status: InstanceStatus | None,
-        target: str,
-        runs: Sequence[costs.Run],
-        descriptor: Descriptor | None,
-    ) -> TargetEstimate:
-        if status is None or descriptor is None:
-            return TargetEstimate(target, None, None)
-        tokens = sum(map(len, runs)) * descriptor.block_tokens
-        return TargetEstimate(
-            target,
-            costs.fetch_runs_us(target, runs, status.links, descriptor.layers),
-            costs.recompute_us(tokens, status.prefill_tokens_per_s),
+        targets = request.targets or ()
+        statuses = [self.board.get(target, now_ms) for target in targets]
+        if descriptor is None:
+            return [TargetEstimate(target, None, None) for target in targets]
+        runs = costs.runs(answer.records(), descriptor.layers)
+        known = [each for each in statuses if each is not None]
+        fetches = iter(
+            spreading.fetch_us(
+                [(each.instance, each.links) for each in known], runs, descriptor.layers
+            )
         )
+        tokens = len(answer.keys) * descriptor.block_tokens
+        return [
+            TargetEstimate(target, None, None)
+            if status is None
+            else TargetEstimate(
+                target, next(fetches), costs.recompute_us(tokens, status.prefill_tokens_per_s)
+            )
+            for target, status in zip(targets, statuses, strict=True)
+        ]
 
     def explain(self, principal: Principal, request: LookupRequest, now_ms: int) -> Explanation:
         """Why a lookup of the same keys stops where it does. Raises Problem `kvsp-too-large`."""

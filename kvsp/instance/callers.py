@@ -19,7 +19,13 @@ from kvsp.names.codes import InstanceState
 from kvsp.names.errors import KvspError
 from kvsp.names.uris import checkpoint_path, instance_path, session_path
 from kvsp.records.problems import ProblemName
-from kvsp.records.records import InstanceStatus, SessionCheckpoint, SessionProgress, StateRequest
+from kvsp.records.records import (
+    CheckpointDelta,
+    InstanceStatus,
+    SessionCheckpoint,
+    SessionProgress,
+    StateRequest,
+)
 from kvsp.records.sharding import ShardMap
 
 
@@ -33,6 +39,7 @@ class PlacementRefusedError(KvspError):
     def __init__(self, name: ProblemName | None, status: int, detail: str, epoch: int = 0) -> None:
         super().__init__(f"{name or status}: {detail}")
         self.name = name
+        self.status = status
         self.epoch = epoch
 
 
@@ -44,8 +51,8 @@ class PlacementCaller(Protocol):
         """Send a status; the state the instance is to have."""
         ...
 
-    async def checkpoint(self, checkpoint: SessionCheckpoint) -> SessionProgress:
-        """Publish a checkpoint; the acknowledgement."""
+    async def checkpoint(self, checkpoint: SessionCheckpoint | CheckpointDelta) -> SessionProgress:
+        """Publish a checkpoint, or what it adds to the acknowledged one; the acknowledgement."""
         ...
 
     async def end_session(self, session: str) -> None:
@@ -76,9 +83,10 @@ class HttpPlacement:
         answer = await self._ask("PUT", path, status.to_json(), StateRequest)
         return InstanceState(answer.state)
 
-    async def checkpoint(self, checkpoint: SessionCheckpoint) -> SessionProgress:
+    async def checkpoint(self, checkpoint: SessionCheckpoint | CheckpointDelta) -> SessionProgress:
         path = checkpoint_path(checkpoint.session)
-        progress = await self._ask("PUT", path, checkpoint.to_json(), SessionProgress)
+        method = "PATCH" if isinstance(checkpoint, CheckpointDelta) else "PUT"
+        progress = await self._ask(method, path, checkpoint.to_json(), SessionProgress)
         assert isinstance(progress, SessionProgress)
         return progress
 

@@ -30,7 +30,13 @@ from kvsp.names.codes import DecodeErrorName
 from kvsp.names.prefix import usable_blocks
 from kvsp.names.uris import BlockId
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import OutputToken, ReplicaRecord, Resume, SessionProgress
+from kvsp.records.records import (
+    CheckpointDelta,
+    OutputToken,
+    ReplicaRecord,
+    Resume,
+    SessionProgress,
+)
 
 T = TypeVar("T")
 
@@ -40,6 +46,7 @@ PREFILL_TOKENS: Final = 64
 _LEAST_PATIENCE_S: Final = 0.5
 _AGAIN_S: Final = 0.1
 _LONGEST_S: Final = 2.0
+_NO_SUCH_METHOD: Final = 405
 
 
 class Lookup(Protocol):
@@ -364,6 +371,10 @@ class SessionRunner:
             return False
         except PlacementRefusedError as error:
             serving.checkpoint_failed()
+            if isinstance(checkpoint, CheckpointDelta) and _wants_whole(error):
+                # a controller that lost what it acknowledged, or that takes whole ones only
+                serving.whole, serving.deltas = True, error.status != _NO_SUCH_METHOD
+                return True
             logger.warning("a session is dropped: %s", error.name or "its checkpoint was refused")
             self._drop(run, f"its checkpoint was refused ({error.name})")
             return True
@@ -461,6 +472,10 @@ class SessionRunner:
         if not run.ended:
             run.ended = True
             self._tasks.start(self._tell_end(run.serving))
+
+
+def _wants_whole(error: PlacementRefusedError) -> bool:
+    return error.name is ProblemName.CHECKPOINT_CONFLICT or error.status == _NO_SUCH_METHOD
 
 
 def _block(serving: Serving, key: bytes) -> BlockId:

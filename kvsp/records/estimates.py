@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvsp.records import costs
+from kvsp.records import costs, spreading
 from kvsp.records.records import InstanceStatus, ReplicaRecord
 
 
@@ -62,11 +62,23 @@ class Choice:
 
 def estimate(demand: Demand, candidate: Candidate) -> Choice:
     """What serving the demand at one candidate takes (KVSP "Placement Inputs")."""
+    (choice,) = estimates(demand, [candidate])
+    return choice
+
+
+def estimates(demand: Demand, candidates: Sequence[Candidate]) -> list[Choice]:
+    """What serving the demand takes at each candidate."""
+    found = demand.found
+    fetches: list[int | None] = [None] * len(candidates)
+    if found.layers:
+        targets = [(each.status.instance, each.status.links) for each in candidates]
+        fetches = spreading.fetch_us(targets, found.runs, found.layers)
+    return [_choice(demand, each, fetch) for each, fetch in zip(candidates, fetches, strict=True)]
+
+
+def _choice(demand: Demand, candidate: Candidate, fetch: int | None) -> Choice:
     status, found = candidate.status, demand.found
     rate = status.prefill_tokens_per_s
-    fetch = None
-    if found.layers:
-        fetch = costs.fetch_runs_us(status.instance, found.runs, status.links, found.layers)
     everything = unmatched = None
     if demand.tokens is not None:
         everything = costs.recompute_us(demand.tokens, rate)

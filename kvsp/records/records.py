@@ -451,6 +451,27 @@ class SessionCheckpoint(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointDelta(Record):
+    """What a Session Checkpoint adds to an acknowledged one (ours, as a PATCH of it).
+
+    `after` is the `output_offset` that was acknowledged, `generated` the output tokens from
+    there on. Token ids are never in its repr.
+    """
+
+    session: Annotated[str, UUID]
+    epoch: Annotated[int, _EPOCH]
+    after: Annotated[int, _COUNT]
+    generated: Annotated[tuple[int, ...], TOKEN_IDS] = field(repr=False)
+    output_offset: Annotated[int, _COUNT]
+    sampler: Annotated[Sampler, record(Sampler)]
+
+    def check(self, reading: Reading, pointer: str) -> None:
+        if self.output_offset != self.after + len(self.generated):
+            detail = f"{len(self.generated)} tokens after {self.after} are in 'generated'"
+            reading.fault(DecodeErrorName.OUT_OF_RANGE, pointer + "/output_offset", detail)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionProgress(Record):
     """What is recorded of a session: the answer to a checkpoint and to a resume."""
 

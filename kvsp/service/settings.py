@@ -241,7 +241,12 @@ class JournalTable(_RedisServer):
     """A Valkey or Redis server as the journal of several placement controllers (extra `redis`),
     of which one leads and the others stand by; not set: a SQLite file in the data directory, or
     memory, of one controller. The server has to keep what it took: `appendonly yes`,
-    `appendfsync always`, `maxmemory-policy noeviction`."""
+    `appendfsync always`, `maxmemory-policy noeviction`. `url` may also be of Sentinels
+    (`redis+sentinel://HOST:PORT,HOST:PORT/NAME`) or of a cluster (`redis+cluster://HOST:PORT`)."""
+
+    replicas: Whole = 0
+    """How many replicas have to have a write before it counts: as many as may be promoted, or
+    one that is promoted may lack what was acknowledged. With fewer there, nothing is written."""
 
     timeout_s: Seconds = 1.0
     """How long the server may take to answer."""

@@ -63,6 +63,7 @@ def shared_journal(table: JournalTable) -> SharedJournal:
         prefix=table.prefix,
         lease_ms=table.lease_ms,
         timeout_s=table.timeout_s,
+        replicas=table.replicas,
         username=table.username,
         password=None if table.password_file is None else secret_in(table.password_file),
         cafile=table.cafile,

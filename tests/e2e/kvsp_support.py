@@ -212,10 +212,40 @@ class Model:
         return answer["matched"]
 
 
+class Controllers:
+    """The controllers as a client has them: it asks whichever answers."""
+
+    def __init__(self, *servers: Server) -> None:
+        self.servers = servers
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        status, answer = 503, None
+        for server in self.servers:
+            try:
+                status, answer = server.ask(method, path, body, timeout=1)
+            except OSError:
+                continue
+            if status != 503:
+                break
+        return status, answer
+
+    def leader(self, other_than: Server | None = None) -> Server:
+        found: list[Server] = []
+
+        def leads() -> bool:
+            for server in self.servers:
+                if server is not other_than and server.ask("GET", "instances")[0] == 200:
+                    found.append(server)
+            return bool(found)
+
+        eventually(leads, "a controller that leads")
+        return found[0]
+
+
 class Reader:
     """A front end: asks the controller where its session is and reads from there."""
 
-    def __init__(self, controller: Server, session: str, count: int) -> None:
+    def __init__(self, controller: Server | Controllers, session: str, count: int) -> None:
         self.front = FrontEnd(session)
         self.delivered: list[OutputToken] = []
         self.epochs: set[int] = set()

@@ -6,12 +6,11 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvsp.records.records import Sampler
-from tests.e2e.kvsp_support import Model, Reader, Server, start
+from tests.e2e.kvsp_support import Controllers, Model, Reader, Server, start
 from tests.e2e.support import eventually
 from tests.redis_server import redis_server
 
@@ -21,43 +20,13 @@ GREEDY = Sampler("greedy", {}, 0, 0, True)
 TOP_P = Sampler("top-p", {"p": 0.9}, 7, 0, False)
 
 
-class Pair:
-    """The controllers as a client has them: it asks whichever answers."""
-
-    def __init__(self, *servers: Server) -> None:
-        self.servers = servers
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        status, answer = 503, None
-        for server in self.servers:
-            try:
-                status, answer = server.ask(method, path, body, timeout=1)
-            except OSError:
-                continue
-            if status != 503:
-                break
-        return status, answer
-
-    def leader(self, other_than: Server | None = None) -> Server:
-        found: list[Server] = []
-
-        def leads() -> bool:
-            for server in self.servers:
-                if server is not other_than and server.ask("GET", "instances")[0] == 200:
-                    found.append(server)
-            return bool(found)
-
-        eventually(leads, "a controller that leads")
-        return found[0]
-
-
 class Deployment:
     """Two controllers over one journal, an index with a holder, two instances of one model."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.model = Model(folder)
         self.store = Server(folder, "store", "index,holder", holder={"disk_mib": 64})
-        self.pair = Pair(
+        self.pair = Controllers(
             *(
                 Server(
                     folder,

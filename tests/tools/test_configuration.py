@@ -20,6 +20,17 @@ def test_every_setting_and_every_table_is_on_the_page() -> None:
     assert text.count("\n| `") == len(settings()) > 120
 
 
+def test_every_class_of_limits_is_a_table_of_settings() -> None:
+    limits = {
+        node.name
+        for path in (ROOT / "kvsp").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Limits", "Quota"))
+    }
+    classes = {each for setting in settings().values() for each in setting.table.__mro__}
+    assert len(limits) > 5 and not limits - {each.__name__ for each in classes}
+
+
 def test_every_setting_is_read_by_something() -> None:
     """By what its table is given to: the table's own class says it, and that is no use."""
     read: set[str] = set()

@@ -28,7 +28,12 @@ from kvsp.names.codes import InstanceState
 from kvsp.principals import Principal
 from kvsp.records.estimates import Candidate, Choice, Demand, Found
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import InstanceStatus, SessionCheckpoint, SessionProgress
+from kvsp.records.records import (
+    CheckpointDelta,
+    InstanceStatus,
+    SessionCheckpoint,
+    SessionProgress,
+)
 from kvsp.records.sharding import ShardMap
 
 
@@ -134,6 +139,17 @@ class Controller:
             sender.require_uri(session.instance)
         return self.sessions.record(checkpoint)
 
+    def extend_checkpoint(self, sender: Principal, delta: CheckpointDelta) -> SessionProgress:
+        """What a checkpoint adds to the recorded one; what is recorded afterwards.
+
+        Raises Problem as `checkpoint`; `kvsp-checkpoint-conflict` also where the whole
+        checkpoint is needed.
+        """
+        session = self.sessions.check(delta.session, delta.epoch)
+        if session is not None:
+            sender.require_uri(session.instance)
+        return self.sessions.extend(delta)
+
     def _instance_of(self, sender: Principal) -> str:
         """The one live instance a sender is. Raises Problem `kvsp-forbidden`."""
         own = [
@@ -203,7 +219,7 @@ class Controller:
             self.instances.restore(name, document, now_ms)
         for name, document in kinds.get(MAP, ()):
             self.maps.restore(name, document, now_ms)
-        self.sessions.restore(kinds.get(SESSION, ()), now_ms)
+        self.sessions.restore(kinds, now_ms)
 
 
 def _load(candidate: Candidate) -> tuple[float, float, str]:

@@ -30,7 +30,7 @@ class ControllerLimits:
     """Known sessions; finished ones are forgotten first, oldest first."""
 
     checkpoint_octets: Count = 4 << 30
-    """Of all checkpoints together, as JSON."""
+    """Of all checkpoints together, in memory."""
 
     lookup_ms: Count = 1000
     """How long the Index Service may take before a session is placed without it."""

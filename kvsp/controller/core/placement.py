@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvsp.records.estimates import Candidate, Choice, Demand, estimate
+from kvsp.records.estimates import Candidate, Choice, Demand, estimates
 
 
 class PlacementPolicy(Protocol):
@@ -29,8 +29,7 @@ class LowestCost:
     def choose(self, demand: Demand, candidates: Sequence[Candidate]) -> Choice | None:
         """The candidate of lowest cost."""
         best: tuple[tuple[float, float, str], Choice] | None = None
-        for candidate in candidates:
-            choice = estimate(demand, candidate)
+        for candidate, choice in zip(candidates, estimates(demand, candidates), strict=True):
             cost = float("inf") if choice.cost_us is None else choice.cost_us
             if self.max_cost_us is not None and cost > self.max_cost_us:
                 continue

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from kvsp.controller.core.effects import Done, FindReplicas, Key, Ledger, Report, SendResume
 from kvsp.controller.core.instances import InstanceTable
 from kvsp.controller.core.moves import SESSION_MOVES, SessionEvent, SessionState
+from kvsp.controller.core.recorded import OUTPUT, PROMPT, Recorded, restored
 from kvsp.records.estimates import Choice, Demand, Found
 from kvsp.records.moves import move
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import Resume, SessionCheckpoint, SessionProgress
+from kvsp.records.records import CheckpointDelta, Resume, SessionCheckpoint, SessionProgress
 
 KIND = "session"
 FIRST_EPOCH = 1
@@ -35,8 +34,7 @@ Choose = Callable[[bytes, Demand, frozenset[str]], Choice | None]
 class Session:
     """One session. `instance` is the base URI it is assigned to, empty for none.
 
-    `checkpoint` is the recorded checkpoint as JSON: it holds token ids, which are not
-    to be shown, and as text it takes the least room.
+    `checkpoint` is the recorded one: it holds token ids, which are not to be shown.
     """
 
     epoch: int
@@ -46,13 +44,17 @@ class Session:
     scope_id: bytes
     started_ms: int
     state: SessionState = SessionState.RUNNING
-    output_offset: int = 0
-    checkpoint: bytes | None = field(default=None, repr=False)
+    checkpoint: Recorded | None = field(default=None, repr=False)
     waiting_since_ms: int = 0
     command: int = 0
     """The lookup or resume whose report is awaited."""
 
     tried: set[str] = field(default_factory=set)
+
+    @property
+    def output_offset(self) -> int:
+        """Output tokens that the recorded checkpoint covers."""
+        return 0 if self.checkpoint is None else self.checkpoint.output_offset
 
 
 class SessionTable:
@@ -92,7 +94,7 @@ class SessionTable:
         session = self.get(name)
         if session.checkpoint is None:
             raise Problem(ProblemName.UNKNOWN_RESOURCE, "the session has no checkpoint")
-        return SessionCheckpoint.from_json(session.checkpoint)
+        return session.checkpoint.checkpoint()
 
     # --- creation and end ------------------------------------------------------------
 
@@ -136,7 +138,6 @@ class SessionTable:
         session = self._all.pop(name)
         self._over.pop(name, None)
         self._leave(name, session)
-        self._keep(session, None)
 
     def end(self, name: str, now_ms: int) -> None:
         """The session is over. Raises Problem `kvsp-unknown-resource`."""
@@ -152,7 +153,10 @@ class SessionTable:
     def _close(self, name: str, session: Session) -> None:
         """Keep only what tells that the session is over."""
         self._leave(name, session)
-        self._keep(session, None)
+        if session.checkpoint is not None:
+            for key in session.checkpoint.keys(name):
+                self._ledger.write(key, None)
+            self._keep(session, None)
         session.tried.clear()
         self._await(name, session, 0, None)
         self._over[name] = None
@@ -208,25 +212,71 @@ class SessionTable:
                 known.epoch,
                 known.output_offset,
             ):
-                self._replace(name, session, checkpoint)
+                self._replace(name, session, Recorded(checkpoint))
+        return self._progress(name, session)
+
+    def extend(self, delta: CheckpointDelta) -> SessionProgress:
+        """Record what a checkpoint adds to the recorded one, as `record` does.
+
+        Raises Problem `kvsp-checkpoint-conflict` also when the tokens before are not recorded:
+        then the whole checkpoint is needed.
+        """
+        name = delta.session
+        session = self._all.get(name)
+        known = None if session is None else session.checkpoint
+        if session is None or known is None or delta.after > known.output_offset:
+            raise _conflict("the tokens before these are not recorded; send the whole checkpoint")
+        if delta.output_offset >= known.output_offset:
+            fresh = known.output_offset - delta.after
+            if delta.generated[:fresh] != known.since(delta.after):
+                raise _conflict("output tokens that were acknowledged do not change")
+            if (delta.epoch, delta.output_offset) != (known.epoch, known.output_offset):
+                self._grow(name, session, known, delta, fresh)
+            elif delta.sampler != known.sampler:
+                raise _conflict("this epoch and offset are recorded with other content")
+        return self._progress(name, session)
+
+    def _progress(self, name: str, session: Session) -> SessionProgress:
+        """What is recorded now, which is the acknowledgement."""
         if session.state is SessionState.RESUMING:
             self._resumed(name, session, SessionEvent.CHECKPOINT)
         return SessionProgress(name, session.epoch, session.output_offset)
 
-    def _replace(self, name: str, session: Session, checkpoint: SessionCheckpoint) -> None:
-        text = checkpoint.to_json()
-        grown = self.checkpoint_octets + len(text) - len(session.checkpoint or b"")
-        if grown > self._ledger.limits.checkpoint_octets:
+    def _replace(self, name: str, session: Session, made: Recorded) -> None:
+        before = session.checkpoint
+        self._check_room(made.octets - (0 if before is None else before.octets))
+        offset = session.output_offset
+        self._keep(session, made)
+        if not made.is_of_same_prompt(before):
+            self._ledger.write(Key(PROMPT, name), made.prompt())
+        self._write_output(name, session, made, offset)
+
+    def _grow(
+        self, name: str, session: Session, known: Recorded, delta: CheckpointDelta, fresh: int
+    ) -> None:
+        before, offset = known.octets, known.output_offset
+        tokens = delta.generated[fresh:]
+        self._check_room(4 * len(tokens))
+        known.grow(delta.epoch, tokens, delta.sampler)
+        self.checkpoint_octets += known.octets - before
+        self._write_output(name, session, known, offset)
+
+    def _write_output(self, name: str, session: Session, made: Recorded, offset: int) -> None:
+        """The output tokens from `offset` on, and the session."""
+        for key, document in made.output(name, offset):
+            self._ledger.write(key, document)
+        self._write(name)
+
+    def _check_room(self, more: int) -> None:
+        if self.checkpoint_octets + more > self._ledger.limits.checkpoint_octets:
             raise Problem.http(
                 503, "the checkpoints of all sessions take as much room as they may", retry_after=1
             )
-        self._keep(session, text)
-        session.output_offset = checkpoint.output_offset
-        self._write(name)
 
-    def _keep(self, session: Session, text: bytes | None) -> None:
-        self.checkpoint_octets += len(text or b"") - len(session.checkpoint or b"")
-        session.checkpoint = text
+    def _keep(self, session: Session, made: Recorded | None) -> None:
+        for each, sign in ((session.checkpoint, -1), (made, 1)):
+            self.checkpoint_octets += 0 if each is None else sign * each.octets
+        session.checkpoint = made
 
     # --- moving ----------------------------------------------------------------------
 
@@ -374,17 +424,20 @@ class SessionTable:
             "compat_id": session.compat_id.hex(),
             "scope_id": session.scope_id.hex(),
             "state": session.state,
-            "checkpoint": session.checkpoint and msgspec.Raw(session.checkpoint),
+            "checkpoint": session.checkpoint and session.checkpoint.to_dict(),
         }
         self._ledger.write(Key(KIND, name), document)
 
-    def restore(self, documents: Sequence[tuple[str, Mapping[str, Any]]], now_ms: int) -> None:
-        """Take back what was durable, once the instances are back.
+    def restore(
+        self, kinds: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]], now_ms: int
+    ) -> None:
+        """Take back what was durable, once the instances are back: documents by kind.
 
         A session whose instance is gone by now is fenced; a resume that was sent is sent
         again with the same epoch, which an instance that accepted it answers alike.
         """
-        for name, document in documents:
+        prompts, outputs = dict(kinds.get(PROMPT, ())), dict(kinds.get(OUTPUT, ()))
+        for name, document in kinds.get(KIND, ()):
             session = Session(
                 document["epoch"],
                 document["instance"],
@@ -397,12 +450,24 @@ class SessionTable:
             )
             self._all[name] = session
             if document["checkpoint"] is not None:
-                checkpoint = SessionCheckpoint.from_json(document["checkpoint"])
-                self._keep(session, checkpoint.to_json())
-                session.output_offset = checkpoint.output_offset
+                self._restore_checkpoint(name, session, document["checkpoint"], prompts, outputs)
             if session.instance:
                 self._by_instance.setdefault(session.instance, set()).add(name)
             self._continue(name, session, now_ms)
+
+    def _restore_checkpoint(
+        self,
+        name: str,
+        session: Session,
+        document: Mapping[str, Any],
+        prompts: Mapping[str, Mapping[str, Any]],
+        outputs: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        made = restored(name, document, prompts, outputs)
+        if name in prompts:
+            self._keep(session, made)
+        else:  # an older journal had it in one piece
+            self._replace(name, session, made)
 
     def _continue(self, name: str, session: Session, now_ms: int) -> None:
         if session.state in _OVER:

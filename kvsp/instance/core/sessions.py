@@ -21,7 +21,14 @@ from kvsp.names.prefix import complete_blocks
 from kvsp.records.members import HEX16, HEX32, TOKEN_IDS, Record, integer, record
 from kvsp.records.moves import move
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import OutputToken, Resume, Sampler, SessionCheckpoint, SessionProgress
+from kvsp.records.records import (
+    CheckpointDelta,
+    OutputToken,
+    Resume,
+    Sampler,
+    SessionCheckpoint,
+    SessionProgress,
+)
 from kvsp.records.release import TokenGate
 
 _LIVE = (ServingState.LOADING, ServingState.RUNNING)
@@ -73,9 +80,17 @@ class Serving:
     """Complete blocks when the last checkpoint was acknowledged."""
 
     in_flight: bool = False
+    whole: bool = True
+    """Whether the next checkpoint is sent whole, not as what it adds to the acknowledged one."""
+
+    deltas: bool = True
+    """Whether the placement controller takes what a checkpoint adds."""
+
     finished_ms: int = 0
     why: str = ""
     """Why the session ended without all its output."""
+
+    _keys: list[bytes] = field(default_factory=list, repr=False)
 
     @property
     def block_tokens(self) -> int:
@@ -99,14 +114,16 @@ class Serving:
     def live(self) -> bool:
         return self.state in _LIVE
 
-    def all_keys(self) -> list[bytes]:
-        """The Block Keys of all complete blocks of prompt and output."""
-        after = self.prompt_blocks[-1] if self.prompt_blocks else None
-        rest = (*self.prompt_tail, *self.generated)
-        return [
-            *self.prompt_blocks,
-            *block_keys(self.scope, self.descriptor, rest, after=after),
-        ]
+    def all_keys(self) -> Sequence[bytes]:
+        """The Block Keys of all complete blocks of prompt and output; each is computed once."""
+        keys = self._keys
+        if not keys:
+            keys += self.prompt_blocks
+        done = (len(keys) - len(self.prompt_blocks)) * self.block_tokens
+        tail = self.prompt_tail[done:]
+        rest = (*tail, *self.generated[max(0, done - len(self.prompt_tail)) :])
+        keys += block_keys(self.scope, self.descriptor, rest, after=keys[-1] if keys else None)
+        return keys
 
     def known_tokens(self, start: int) -> list[int]:
         """The tokens of prompt and output from position `start` on.
@@ -159,9 +176,20 @@ class Serving:
             return True
         return self.blocks > self.checkpointed_blocks or offset - self.acknowledged >= every
 
-    def checkpoint(self) -> SessionCheckpoint:
-        """The state as it is now; it is under way until `acknowledge` or `checkpoint_failed`."""
+    def checkpoint(self) -> SessionCheckpoint | CheckpointDelta:
+        """The state as it is now, or what it adds to the acknowledged one; it is under way until
+        `acknowledge` or `checkpoint_failed`."""
         self.in_flight = True
+        offset = len(self.generated)
+        if self.deltas and not self.whole and 0 <= self.acknowledged <= offset:
+            return CheckpointDelta(
+                session=self.session,
+                epoch=self.epoch,
+                after=self.acknowledged,
+                generated=tuple(self.generated[self.acknowledged :]),
+                output_offset=offset,
+                sampler=self.sampler.record(),
+            )
         return SessionCheckpoint(
             session=self.session,
             epoch=self.epoch,
@@ -170,17 +198,20 @@ class Serving:
             prompt_blocks=self.prompt_blocks,
             prompt_tail=self.prompt_tail,
             generated=tuple(self.generated),
-            output_offset=len(self.generated),
+            output_offset=offset,
             sampler=self.sampler.record(),
             prompt_tokens=self.prompt if self.keep_prompt else None,
             max_tokens=self.max_tokens,
         )
 
-    def acknowledge(self, sent: SessionCheckpoint, progress: SessionProgress) -> None:
+    def acknowledge(
+        self, sent: SessionCheckpoint | CheckpointDelta, progress: SessionProgress
+    ) -> None:
         """A checkpoint was answered: tokens it covers may go to the front end."""
         self.in_flight = False
         if progress.epoch != self.epoch:
             return
+        self.whole = False
         self.acknowledged = max(self.acknowledged, progress.output_offset)
         covered = self.prompt_length + max(0, sent.output_offset - 1)
         self.checkpointed_blocks = complete_blocks(covered, self.block_tokens)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsp.blocks.codecs import decode_section, encode_section, section_bounds, transcode_section
-from kvsp.blocks.container import Container, ContainerHeader, ContainerReader, decode
+from kvsp.blocks.container import FIXED, Container, ContainerHeader, ContainerReader, decode
 from kvsp.blocks.layout import octets_of, section_tensor
 from kvsp.names.codes import Codec, DecodeErrorName, ElementType
 from kvsp.names.errors import DecodeError
@@ -152,12 +152,51 @@ def test_a_length_field_reserves_nothing() -> None:
     tracemalloc.start()
     try:
         for octets in (claims.encoded, bytes(many)):
-            reader = ContainerReader(descriptor)
+            reader = ContainerReader(descriptor, repr_digest=bytes(32))
             reader.feed(octets + bytes(1000))
             assert name_of(reader.close) == "truncated"
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()
+
+
+def test_of_several_faults_of_a_header_the_first_in_the_order_is_named() -> None:
+    descriptor = geometry(layers=2, block_tokens=4)
+    wrong = bytearray(FIXED.pack(b"KVB2", 2, 0, 9, 3, 0, 5))
+    right = FIXED.pack(b"KVB1", 1, 0, 1, 0, 1, 4)
+    named = []
+    # magic, version, codec, Layer Count, First Layer, Token Count: mended one after the other
+    for start, stop in ((0, 4), (4, 5), (6, 8), (12, 16), (8, 12), (16, 20)):
+        named.append(name_of(decode, bytes(wrong) + bytes(16), descriptor))
+        wrong[start:stop] = right[start:stop]
+    named.append(name_of(decode, bytes(wrong) + bytes(16), descriptor))
+    assert named == [
+        "bad-magic",
+        "bad-version",
+        "codec-unsupported",
+        "zero-layers",
+        "layer-range",
+        "token-count",
+        "section-length",
+    ]
+
+
+def test_the_data_begin_after_20_octets_and_16_for_each_layer() -> None:
+    whole = b"".join(WHOLE)
+    assert whole[20:36] == 2 * RAW.to_bytes(8)
+    assert whole[20 + 16 * 4 :] == b"".join(part for pair in SECTIONS for part in pair)
+    assert WHOLE.total_octets == len(whole) == 20 + 4 * (16 + 2 * RAW)
+
+
+@pytest.mark.parametrize("change", [(-2, 0), (2, 0), (0, -2), (0, 2), (-2, 2)])
+def test_a_raw_section_has_the_length_of_the_geometry_k_and_v_alike(
+    change: tuple[int, int],
+) -> None:
+    right = SMALL.block_tokens * SMALL.kv_heads * SMALL.head_dim * 2
+    assert right == RAW
+    k, v = right + change[0], right + change[1]
+    octets = ContainerHeader.of(Codec.RAW, 0, SMALL.block_tokens, [(k, v)]).encoded + bytes(k + v)
+    assert name_of(decode, octets, SMALL) == "section-length"
 
 
 def test_a_geometry_that_nobody_can_read_is_an_unsupported_codec() -> None:

@@ -6,6 +6,7 @@ Frames that are compared with are put together here by hand, from the RFC.
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -106,6 +107,15 @@ def test_a_bomb_is_refused_by_what_it_says_before_anything_is_inflated() -> None
     huge = MAGIC + bytes([0xE0]) + struct.pack("<Q", 1 << 60) + block(b"")
     assert refusal(huge) == "section-length"
     assert refusal(zstandard.compress(bytes(50_000_000))) == "section-length"
+    # a small window, and room for the whole content all the same
+    small = zstandard.ZstdCompressionParameters(window_log=10, write_content_size=True)
+    frame = zstandard.ZstdCompressor(compression_params=small).compress(bytes(1 << 26))
+    tracemalloc.start()
+    try:
+        assert refusal(frame) == "section-length"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_bomb_that_says_too_little_is_inflated_no_further_than_that() -> None:

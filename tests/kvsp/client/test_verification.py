@@ -60,6 +60,23 @@ async def test_a_range_of_layers_is_asked_for_and_verified_by_itself():
     assert str(fake.requests[0].query_params) == "layers=1-2&codec=1"
 
 
+@pytest.mark.parametrize("layers", [None, range(1, 4)])
+async def test_clients_must_verify_the_layer_digests_of_the_layers_that_came(layers):
+    """A Repr-Digest is the holder's own: it fits what a holder has altered."""
+    altered = [GOOD.sections[layer] for layer in range(LAYERS)]
+    k, v = altered[3]
+    altered[3] = (k, memoryview(bytes([v[0] ^ 1]) + bytes(v[1:])))
+    lie = replace(GOOD, sections=tuple(altered))
+    async with holders(lambda request: block_answer(select(request, lie))) as (client, (uri,), _):
+        given = []
+        with pytest.raises(VerificationError, match="digest-mismatch: layer 3"):
+            async for layer in client.get(
+                record_at(uri, GOOD), descriptor=DESCRIPTOR, layers=layers
+            ):
+                given.append(layer.layer)
+    assert 3 not in given
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -15,7 +15,14 @@ from kvsp.controller.core.limits import ControllerLimits
 from kvsp.names.codes import InstanceState
 from kvsp.principals import Principal
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import InstanceStatus, Link, ReplicaRecord, Sampler, SessionCheckpoint
+from kvsp.records.records import (
+    CheckpointDelta,
+    InstanceStatus,
+    Link,
+    ReplicaRecord,
+    Sampler,
+    SessionCheckpoint,
+)
 from kvsp.records.sharding import Shard, ShardMap
 
 A, B, C, D = (f"https://ii{name}.example/kvsp/" for name in "abcd")
@@ -55,6 +62,14 @@ def checkpoint(offset: int = 3, *, epoch: int = 1, **changes: Any) -> SessionChe
         generated=tuple(range(1000, 1000 + offset)),
         output_offset=offset,
         sampler=Sampler("top-p", {"p": 0.9}, 7, offset, False),
+    )
+    return replace(made, **changes)
+
+
+def delta(after: int, offset: int, **changes: Any) -> CheckpointDelta:
+    whole = checkpoint(offset)
+    made = CheckpointDelta(
+        SESSION, whole.epoch, after, whole.generated[after:], offset, whole.sampler
     )
     return replace(made, **changes)
 
@@ -122,6 +137,10 @@ class Desk:
     def checkpoint(self, offset: int = 3, *, by: str = A, **changes: Any) -> Any:
         made = checkpoint(offset, **changes)
         return self.do(self.core.checkpoint, instance(by), made, self.now)
+
+    def extend(self, after: int, offset: int, *, by: str = A, **changes: Any) -> Any:
+        """What the checkpoint at `offset` adds to the one at `after`."""
+        return self.do(self.core.extend_checkpoint, instance(by), delta(after, offset, **changes))
 
     def pass_time(self, ms: int, *reporting: str) -> None:
         """Let time pass in small steps; `reporting` instances keep sending their status."""

@@ -26,6 +26,7 @@ from tests.kvsp.controller.support import (
     A,
     B,
     checkpoint,
+    delta,
     replica,
     shard_map,
     status,
@@ -100,6 +101,21 @@ async def test_a_checkpoint_is_durable_before_it_is_acknowledged(
     shown = await deployment.client("operator").get(f"sessions/{SESSION}/checkpoint")
     assert shown.json == checkpoint().to_dict()
     assert (await deployment.client("a").get(f"sessions/{SESSION}")).problem == "kvsp-forbidden"
+
+
+async def test_what_a_checkpoint_adds_is_a_patch_of_it(deployment: Deployment) -> None:
+    await deployment.report()
+    await deployment.checkpoint()
+    path, body = f"sessions/{SESSION}/checkpoint", delta(3, 9).to_dict()
+    answer = await deployment.client("a").request("PATCH", path, json_body=body)
+    assert answer.json == {"session": SESSION, "epoch": 1, "output_offset": 9}
+    shown = await deployment.client("operator").get(path)
+    assert shown.json == checkpoint(9).to_dict()
+    refused = await deployment.client("operator").request("PATCH", path, json_body=body)
+    assert refused.problem == "kvsp-forbidden"
+    elsewhere = path.replace("6", "7", 1)
+    other = await deployment.client("a").request("PATCH", elsewhere, json_body=body)
+    assert other.problem == "kvsp-invalid-request"
 
 
 async def test_a_failed_instances_session_is_resumed_and_its_old_epoch_rejected(
@@ -258,12 +274,13 @@ async def test_cats_metrics_are_for_those_with_the_role(deployment: Deployment) 
     await deployment.report()
     operator = deployment.client("operator")
     answer = await operator.get("cats/metrics")
-    ((shown),) = answer.json["instances"]
-    assert shown["instance"] == A
+    (shown_all,) = answer.json["instances"]
+    assert shown_all["instance"] == A
     body = {"scope_id": SCOPE.hex(), "compat_id": COMPAT.hex(), "block_keys": [KEYS[0].hex()]}
     answer = await operator.request("POST", "cats/cache-state", json_body=body)
     (shown,) = answer.json["instances"]
     assert (shown["matched"], shown["entries"]) == (0, [])
+    assert (await deployment.client("blind").get("cats/metrics")).json == {"instances": [shown_all]}
     for name in ("a", "router"):
         client = deployment.client(name)
         assert (await client.get("cats/metrics")).problem == "kvsp-forbidden"

@@ -350,6 +350,19 @@ async def test_a_holder_gives_the_descriptors_it_knows(world: World) -> None:
     assert (await world.client.as_(None).get(f"compat/{bytes(32).hex()}")).status == 401
 
 
+@pytest.mark.parametrize("codec", [Codec.RAW, Codec.X_ZLIB])
+async def test_digests_and_size_of_a_block_in_another_codec_are_of_what_is_stored(
+    world: World, codec: Codec
+) -> None:
+    made = container(1, codec)
+    answer = await world.client.request("PUT", f"blocks/{block_id(1).path}", octets(made), STORE)
+    assert answer.json["codec"] == codec
+    assert answer.json["size"] == sum(len(k) + len(v) for k, v in made.sections)
+    assert answer.json["layer_digests"] == [
+        hashlib.sha256(bytes(k) + bytes(v)).hexdigest() for k, v in made.sections
+    ]
+
+
 async def test_a_container_over_the_limit_is_413_by_its_own_table() -> None:
     world = make_world(max_container_octets=OCTETS - 1)
     answer = await world.put(1)
@@ -358,6 +371,10 @@ async def test_a_container_over_the_limit_is_413_by_its_own_table() -> None:
     data = cut(octets(container(1)), 1000)
     answer = await world.client.request("PUT", f"blocks/{block_id(1).path}", data, STORE)
     assert answer.status == 413
+    # the table says so before the rest comes, if it ever does
+    head = octets(container(1))[:200]
+    answer = await world.client.request("PUT", f"blocks/{block_id(1).path}", cut(head, 50), STORE)
+    assert (answer.status, answer.problem) == (413, "kvsp-too-large")
     assert world.holder.store.used(HOST) == 0
 
 

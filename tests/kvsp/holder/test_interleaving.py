@@ -203,6 +203,32 @@ def left_over(world: World, root: Path) -> None:
         assert entry is not None and entry.parts and not entry.leaving
 
 
+async def test_what_is_stored_while_a_block_is_opened_is_not_taken_for_what_was_there(
+    tmp_path: Path,
+) -> None:
+    disk = DiskTier(tmp_path, files=Quick())
+    world = make_world([(disk, 4 * OCTETS)])
+    await world.holder.start()
+    path = f"blocks/{block_id(0).path}"
+
+    async def store(codec: Codec) -> None:
+        answer = await world.client.request("PUT", path, octets(made(0, codec)), STORE)
+        assert answer.status == 201
+
+    await store(Codec.X_ZLIB)
+    opened = disk.open
+
+    async def late(*values: Any) -> Any:
+        disk.open = opened  # type: ignore[method-assign]
+        await world.holder.delete(block_id(0))
+        await store(Codec.RAW)
+        return await opened(*values)
+
+    disk.open = late  # type: ignore[method-assign]
+    assert (await world.client.get(path)).body == octets(made(0, Codec.RAW))
+    await world.holder.stop()
+
+
 def descriptors_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 

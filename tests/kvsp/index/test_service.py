@@ -98,6 +98,15 @@ def test_the_is_caps_ttl_ms_at_its_maximum_and_says_what_it_granted(service: Ind
     assert matched(service, now=NOW + 3_600_000) == 0
 
 
+def test_a_ttl_of_a_replica_is_cut_to_an_hour_and_is_no_less_than_1_ms(
+    service: IndexService,
+) -> None:
+    assert publish(service, record(ttl_ms=3_600_001)).ttl_ms == 3_600_000
+    assert publish(service, record(ttl_ms=1)).ttl_ms == 1
+    with refused(ProblemName.INVALID_REQUEST):
+        publish(service, record(ttl_ms=0))
+
+
 def test_a_refresh_is_idempotent_and_extends_the_record(service: IndexService) -> None:
     assert publish(service, record(ttl_ms=1000)) == (True, 1000)
     assert publish(service, record(ttl_ms=1000), now=NOW + 900) == (False, 1000)
@@ -204,6 +213,19 @@ def test_a_lookup_that_misses_early_asks_the_store_for_one_batch_only() -> None:
         publish(service, record(number))
     assert matched(service) == 3
     assert asked == [2, 2]
+
+
+@pytest.mark.parametrize("hole", [0, 511, 512, 513, 900])
+def test_the_is_must_stop_at_a_key_without_a_replica_also_beyond_one_batch(hole: int) -> None:
+    service = IndexService(SqliteStore(":memory:"))
+    assert service.limits.lookup_batch == 512
+    service.put_descriptor(DESCRIPTOR.compat_id, DESCRIPTOR.jcs)
+    keys = tuple(number.to_bytes(32) for number in range(1100))
+    for number, key in enumerate(keys):
+        if number != hole:
+            publish(service, record(block_key=key))
+    asked = replace(request(), block_keys=keys)
+    assert service.lookup(CLIENT, asked, NOW).keys == keys[:hole]
 
 
 def test_answers_carry_the_ttl_that_remains_and_every_member(service: IndexService) -> None:

@@ -29,6 +29,7 @@ from kvsp.names.identity import Descriptor, Scope, block_keys
 from kvsp.names.uris import BlockId
 from kvsp.records.problems import ProblemName
 from kvsp.records.records import (
+    CheckpointDelta,
     DirectiveBlock,
     InstanceStatus,
     PrefetchDirective,
@@ -118,7 +119,11 @@ class Placement:
 
     def __init__(self) -> None:
         self.statuses: list[InstanceStatus] = []
-        self.checkpoints: list[SessionCheckpoint] = []
+        self.checkpoints: list[SessionCheckpoint | CheckpointDelta] = []
+        self.recorded: dict[str, tuple[int, ...]] = {}
+        """The output tokens of each session, as checkpoints told them."""
+
+        self.whole_only = False
         self.ended: list[str] = []
         self.wanted = InstanceState.ACTIVE
         self.refusals: list[PlacementRefusedError] = []
@@ -135,13 +140,21 @@ class Placement:
             raise self.refusals.pop()
         return self.wanted
 
-    async def checkpoint(self, checkpoint: SessionCheckpoint) -> SessionProgress:
+    async def checkpoint(self, checkpoint: SessionCheckpoint | CheckpointDelta) -> SessionProgress:
         self.checkpoints.append(checkpoint)
         await self.acknowledging.wait()
         if self.refusals:
             raise self.refusals.pop()
         if self.away:
             raise PlacementUnavailableError("away")
+        if isinstance(checkpoint, CheckpointDelta):
+            if self.whole_only:
+                raise PlacementRefusedError(None, 405, "PUT only")
+            before = self.recorded[checkpoint.session]
+            assert checkpoint.after <= len(before)
+            self.recorded[checkpoint.session] = before[: checkpoint.after] + checkpoint.generated
+        else:
+            self.recorded[checkpoint.session] = checkpoint.generated
         return SessionProgress(checkpoint.session, checkpoint.epoch, checkpoint.output_offset)
 
     async def end_session(self, session: str) -> None:

@@ -46,6 +46,15 @@ PRINCIPALS = (
 )
 
 
+WHERE = (SCOPE.scope_id.hex(), ENGINE.descriptor.compat_id.hex())
+
+
+def asked():
+    """A lookup of the keys of a prompt."""
+    keys_of_prompt = [key.hex() for key in keys()]
+    return {"scope_id": WHERE[0], "compat_id": WHERE[1], "block_keys": keys_of_prompt}
+
+
 @asynccontextmanager
 async def serving(**options):
     made = make_instance(**options)
@@ -98,6 +107,8 @@ async def test_a_directive_is_accepted_with_its_location_and_can_be_read_and_can
         ("POST", "reshard", lambda: plan().to_dict()),
         ("GET", "reshard/m", lambda: None),
         ("GET", "cats/metrics", lambda: None),
+        ("POST", "cats/cache-state", lambda: asked()),
+        ("GET", f"cats/cache-keys?scope={WHERE[0]}&compat={WHERE[1]}", lambda: None),
     ],
 )
 async def test_only_the_roles_of_an_operation_may_use_it(method, path, body):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from kvsp.instance.loading.loader import BlockLoader
 from kvsp.instance.loading.sources import Wanted
 from kvsp.names.codes import DirectiveState, InstanceState
 from kvsp.records.problems import Problem, ProblemName
-from kvsp.records.records import ReplicaRecord, Resume
+from kvsp.records.records import CheckpointDelta, ReplicaRecord, Resume, SessionCheckpoint
 from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardFetch
 from tests.kvsp.holder.support import Clock, MemoryIndex
 from tests.kvsp.inside import look_up_with
@@ -237,7 +238,7 @@ async def test_a_session_gives_the_text_of_its_engine_and_ends_at_the_controller
         assert not instance.shell.sessions.start_session(SESSION, start_request(20, sampler))
         assert await instance.tokens() == text(20, sampler)
         await until(lambda: instance.placement.ended == [SESSION])
-        assert instance.placement.checkpoints[-1].generated == tuple(text(20, sampler))
+        assert instance.placement.recorded[SESSION] == tuple(text(20, sampler))
         # a front end that lost its connection reads again
         assert await instance.tokens(start=15) == text(20, sampler)[15:]
         # K and V of the last token were never computed
@@ -343,6 +344,38 @@ async def test_checkpoints_go_on_when_the_controller_was_away():
         await until(lambda: len(instance.placement.checkpoints) >= 2)
         instance.placement.away = False
         assert await instance.tokens() == text(8, TOP_P)
+
+
+async def test_after_the_first_checkpoint_only_what_is_new_is_sent():
+    async with running() as instance:
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        assert await instance.tokens() == text(200, TOP_P)
+        first, *others = instance.placement.checkpoints
+        assert isinstance(first, SessionCheckpoint)
+        assert others and all(isinstance(each, CheckpointDelta) for each in others)
+        assert max(len(each.generated) for each in others) <= 64
+        assert instance.placement.recorded[SESSION] == tuple(text(200, TOP_P))
+
+
+async def test_a_controller_that_lost_what_it_acknowledged_gets_a_whole_checkpoint_again():
+    async with running() as instance:
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        await until(lambda: instance.placement.recorded)
+        instance.placement.recorded.clear()
+        conflict = PlacementRefusedError(ProblemName.CHECKPOINT_CONFLICT, 409, "")
+        instance.placement.refusals.append(conflict)
+        assert await instance.tokens() == text(200, TOP_P)
+        assert sum(isinstance(e, SessionCheckpoint) for e in instance.placement.checkpoints) == 2
+        assert instance.placement.recorded[SESSION] == tuple(text(200, TOP_P))
+
+
+async def test_a_controller_that_knows_no_more_than_kvsp_gets_whole_checkpoints():
+    async with running() as instance:
+        instance.placement.whole_only = True
+        instance.shell.sessions.start_session(SESSION, start_request(200, TOP_P))
+        assert await instance.tokens() == text(200, TOP_P)
+        sent = [isinstance(each, CheckpointDelta) for each in instance.placement.checkpoints]
+        assert sent[1] and not any(sent[2:])
 
 
 async def test_an_index_that_restarted_empty_gets_the_instances_own_records_back():
@@ -480,6 +513,21 @@ async def test_a_failed_instance_drops_its_sessions_and_reports_under_a_higher_e
         assert serving.state is ServingState.DROPPED
 
 
+async def test_a_status_is_sent_at_an_interval_of_at_most_a_third_of_its_ttl(monkeypatch):
+    waits = []
+
+    def at_once(seconds):
+        waits.append(seconds)
+        return asyncio.timeout(0)
+
+    clock = SimpleNamespace(Event=asyncio.Event, to_thread=asyncio.to_thread, timeout=at_once)
+    monkeypatch.setattr("kvsp.instance.reporting.asyncio", clock)
+    async with running(status_ttl_ms=3000) as instance:
+        await until(lambda: len(instance.placement.statuses) > 3)
+        assert instance.placement.statuses[0].ttl_ms == 3000
+    assert waits and max(waits) <= 1.0
+
+
 async def test_the_answer_to_a_status_is_obeyed_and_reported():
     async with running() as instance:
         instance.placement.wanted = InstanceState.DRAINING
@@ -520,7 +568,10 @@ async def test_what_is_released_stays_until_the_commit_and_goes_then():
         await with_own(instance, 3)
         leaving = block_id(keys()[2])
         await instance.shell.resharder.handle(plan(fetch=()))
+        for _ in range(100):  # whatever was begun meanwhile has its turns
+            await asyncio.sleep(0)
         assert leaving in instance.agent.pool
+        assert not instance.agent.pool.discard(leaving)
         await instance.shell.resharder.handle(ReshardCommit("m", 2))
         await until(lambda: leaving not in instance.agent.pool)
         await until(lambda: leaving not in instance.holder.store)
@@ -576,6 +627,29 @@ async def test_a_plan_that_cannot_be_loaded_fails_and_keeps_the_version(fault):
         assert instance.agent.pool.reserved == 0
         answer = await instance.shell.resharder.handle(ReshardAbort("m", 2))
         assert answer.state == "aborted"
+
+
+async def test_a_plan_is_acknowledged_when_everything_is_loaded_and_not_before():
+    async with running() as instance:
+        await with_own(instance, 1)
+        gate, fetch, began = asyncio.Event(), instance.source.fetch, []
+
+        async def late(*values):
+            began.append(values)
+            await gate.wait()
+            await fetch(*values)
+
+        instance.source.fetch = late
+        steps = replace(plan(release=()), deadline_ms=60_000)
+        loading = asyncio.create_task(instance.shell.resharder.handle(steps))
+        await until(lambda: began)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not loading.done()
+        gate.set()
+        answer = await loading
+        assert answer.state == "prepared"
+        assert all(block_id(key) in instance.agent.pool for key in keys()[1:2])
 
 
 async def test_an_abort_during_the_load_ends_it():

@@ -234,6 +234,12 @@ def test_the_compatibility_id_is_the_digest_of_the_canonical_descriptor(
         assert descriptor == Descriptor.parse(vector["jcs_text"])
 
 
+def test_the_compatibility_id_covers_members_that_nobody_here_knows() -> None:
+    plain, more = Descriptor.parse(SEED), Descriptor.parse(SEED | {"x-rope-scale": 2})
+    assert b"x-rope-scale" in more.jcs and more.compat_id != plain.compat_id
+    assert more.layers == plain.layers
+
+
 def test_the_compatibility_id_printed_in_the_seed_is_reproduced() -> None:
     compat_id = Descriptor.parse(SEED).compat_id.hex()
     assert compat_id.startswith("5ed5c2f2") and compat_id.endswith("ee0f")

@@ -112,6 +112,14 @@ SAMPLES: dict[type[Record], dict[str, Any]] = {
     records.LeaseGrant: {"lease": UUID, "ttl_ms": 2000, "leased": [KEY], "missing": []},
     records.Sampler: CHECKPOINT["sampler"],  # type: ignore[dict-item]
     SessionCheckpoint: CHECKPOINT,
+    records.CheckpointDelta: {
+        "session": UUID,
+        "epoch": 1,
+        "after": 3,
+        "generated": [1296, 4],
+        "output_offset": 5,
+        "sampler": CHECKPOINT["sampler"],
+    },
     records.SessionProgress: {"session": UUID, "epoch": 2, "output_offset": 3},
     records.Resume: {"epoch": 2, "checkpoint": CHECKPOINT},
     records.OutputToken: {"session": UUID, "epoch": 2, "index": 3, "token": 1296},

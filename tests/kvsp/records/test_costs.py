@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsp.records import spreading
 from kvsp.records.costs import (
     assign_sources,
     cost_us,
@@ -16,6 +18,7 @@ from kvsp.records.costs import (
     load_us,
     recompute_us,
     round_up,
+    runs,
     wait_us,
 )
 from kvsp.records.records import Link, ReplicaRecord
@@ -23,7 +26,8 @@ from tests.kvsp.records.samples import H1, H2, TARGET, replica
 
 
 def test_exact_microseconds_are_not_rounded_up_by_the_noise_of_doubles() -> None:
-    assert round_up(0.1 + 0.2 - 0.3 + 5) == 5
+    assert 10 * (3 * 0.1) > 3
+    assert round_up(10 * (3 * 0.1)) == 3
     assert round_up(5.000_01) == 6
     assert round_up(0) == 0
     # 30 loads of 0.1 us each and a round trip of 2 us
@@ -120,6 +124,10 @@ def one_by_one(
 
 HOLDERS = [f"https://h{number}.example/kvsp/" for number in range(4)]
 HALF = [{"tier": "device", "layers": [0, 0]}]
+TIERS = [
+    {"tier": "host", "layers": [0, 0], "read_mbit_per_s": 5},
+    {"tier": "disk", "layers": [1, 1], "read_mbit_per_s": 0.7},
+]
 SLOW = [{"tier": "disk", "layers": [0, 1], "read_mbit_per_s": 0}]
 
 
@@ -151,6 +159,89 @@ def test_blocks_taken_in_runs_are_taken_as_one_by_one(
     ]
     links = {h: Link(h, *rate) for h, rate in zip(HOLDERS, rates, strict=False)}
     assert assign_sources(blocks, links, 2) == one_by_one(blocks, links, 2)
+
+
+TARGETS = [TARGET, *HOLDERS, *HOLDERS, *(f"https://t{n}.example/kvsp/" for n in range(4))]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(HOLDERS),
+                    st.sampled_from([1, 64, 1001, 4096]),
+                    st.sampled_from([None, HALF, SLOW, TIERS]),
+                    st.integers(1, 2),
+                ),
+                max_size=6,
+            ),
+            st.integers(1, 3),
+        ),
+        max_size=5,
+    ),
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(HOLDERS), st.sampled_from([0, 8, 0.3, 64]), st.integers(0, 90)
+            ),
+            max_size=4,
+            unique_by=lambda each: each[0],
+        ),
+        min_size=len(TARGETS),
+        max_size=len(TARGETS),
+    ),
+)
+def test_estimates_of_many_instances_are_those_of_one_after_the_other(
+    parts: list[tuple[list[tuple[str, int, Any, int]], int]],
+    links: list[list[tuple[str, float, int]]],
+) -> None:
+    blocks = [
+        [replace(replica(h, size, residency), codec=codec) for h, size, residency, codec in one]
+        for one, count in parts
+        for _ in range(count)
+    ]
+    found = runs(blocks, 2)
+    targets = [
+        (target, [Link(*link) for link in own]) for target, own in zip(TARGETS, links, strict=True)
+    ]
+    assert len(targets) > spreading.FEW
+    assert spreading.fetch_us(targets, found, 2) == [
+        fetch_us(target, blocks, own, 2) for target, own in targets
+    ]
+
+
+def test_a_block_is_one_step_for_any_number_of_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 instances, 100 blocks and 20 holders, every replica of another size: 100 steps, and not
+    100 * 100 * 20 loads."""
+    steps, loads = 0, 0
+    real = spreading.Spread.step
+
+    def step(*values: Any) -> None:
+        nonlocal steps
+        steps += 1
+        real(*values)
+
+    def load(*values: Any) -> float:
+        nonlocal loads
+        loads += 1
+        return load_us(*values)
+
+    monkeypatch.setattr(spreading.Spread, "step", step)
+    monkeypatch.setattr("kvsp.records.costs.load_us", load)
+    holders = [f"https://h{number}.example/kvsp/" for number in range(20)]
+    blocks = [
+        [replica(holder, 1000 + 20 * block + place) for place, holder in enumerate(holders)]
+        for block in range(100)
+    ]
+    links = [Link(holder, 8, 1) for holder in holders]
+    for count in (10, 100):
+        steps = 0
+        targets = [(f"https://t{number}.example/kvsp/", links) for number in range(count)]
+        estimates = spreading.fetch_us(targets, runs(blocks, 2), 2)
+        assert estimates == [fetch_us(TARGET, blocks, links, 2)] * count
+        assert steps == 100
+    assert loads == 2 * 100 * 20  # of the one that was estimated by itself
 
 
 def test_what_a_candidate_costs_to_estimate_does_not_grow_with_blocks_that_are_alike(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from kvsp.records.records import (
     ReplicaRecord,
     SessionCheckpoint,
     covers,
+    replica_digest,
 )
 from kvsp.records.sharding import ReshardAbort, ReshardCommit, ReshardPlan, ShardMap, parse_reshard
 from tests.kvsp.records.samples import CHECKPOINT, H1, KEY, REPLICA, SAMPLES, UUID
@@ -321,6 +323,23 @@ def test_a_reshard_request_is_a_plan_a_commit_or_an_abort() -> None:
     plan = SAMPLES[ReshardPlan]
     assert refusal(ReshardPlan, plan | {"to": 6}) == ("out-of-range", "/to")
     assert refusal(ReshardPlan, plan | {"retain": [[1, 4]]}) == ("out-of-range", "/retain/0")
+
+
+def test_a_map_and_a_plan_name_the_complete_blocks_of_the_whole_context() -> None:
+    keys = SAMPLES[ShardMap]["block_keys"]
+    for wrong in (keys[:-1], [*keys, KEY]):
+        tree = SAMPLES[ShardMap] | {"block_keys": wrong}
+        assert refusal(ShardMap, tree) == ("out-of-range", "/block_keys")
+    for record in (ShardMap, ReshardPlan):
+        for member in ("compat_id", "scope_id", "block_tokens", "block_keys"):
+            tree = {name: value for name, value in SAMPLES[record].items() if name != member}
+            assert refusal(record, tree) == ("missing-member", f"/{member}")
+
+
+def test_the_replica_digest_covers_the_layer_digests_in_their_order() -> None:
+    first, second = bytes([2]) * 32, bytes([1]) * 32
+    assert replica_digest([first, second]) == hashlib.sha256(first + second).digest()
+    assert replica_digest([second, first]) != replica_digest([first, second])
 
 
 def test_an_array_is_read_up_to_its_first_wrong_item() -> None:

@@ -41,6 +41,18 @@ def test_an_instance_that_reports_within_its_ttl_stays() -> None:
     assert state(desk) is ACTIVE
 
 
+@pytest.mark.parametrize(("ttl_ms", "lasts_ms"), [(1, 300), (299, 300), (60_001, 60_000)])
+def test_a_status_lasts_no_less_than_300_ms_and_no_more_than_60_s(
+    ttl_ms: int, lasts_ms: int
+) -> None:
+    desk = Desk()
+    desk.status(ttl_ms=ttl_ms)
+    desk.pass_time(lasts_ms - 100)
+    assert state(desk) is ACTIVE
+    desk.pass_time(100)
+    assert state(desk) is FAILED
+
+
 def test_the_pc_must_discard_records_with_a_lower_epoch_than_the_highest_seen() -> None:
     desk = Desk()
     desk.status(epoch=12)
@@ -142,6 +154,8 @@ def test_states_are_set_by_request_only_where_the_lifecycle_allows_it() -> None:
             desk.do(desk.core.set_state, A, wrong)
     with refused(ProblemName.UNKNOWN_RESOURCE):
         desk.do(desk.core.set_state, B, ACTIVE)
+    for wanted in (ACTIVE, DRAINING, DRAINING, ACTIVE):
+        assert desk.do(desk.core.set_state, A, wanted) is wanted
     desk.pass_time(3000)
     with refused(ProblemName.INVALID_TRANSITION):
         desk.do(desk.core.set_state, A, ACTIVE)

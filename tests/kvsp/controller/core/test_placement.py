@@ -50,7 +50,7 @@ def test_the_cost_is_waiting_plus_the_cheaper_of_fetching_and_recomputing() -> N
 def test_the_request_goes_to_the_instance_with_the_lowest_cost() -> None:
     busy = status(A, queued=1)
     assert choose(busy, status(B)).instance == B
-    assert choose(status(C), status(B, kv_utilization=0.4)).instance == B
+    assert choose(status(B), status(C, kv_utilization=0.4)).instance == C
     assert choose(status(C), status(B)).instance == B  # the lower URI
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from kvsp.controller.core.effects import Done, FindReplicas, Refused, SendResume, Unreachable
+from kvsp.controller.core.effects import Done, FindReplicas, Key, Refused, SendResume, Unreachable
 from kvsp.controller.core.moves import SessionState
 from kvsp.names.codes import InstanceState
 from kvsp.principals import Principal
@@ -22,6 +23,7 @@ from tests.kvsp.controller.support import (
     C,
     Desk,
     checkpoint,
+    delta,
     instance,
     refused,
     replica,
@@ -146,6 +148,90 @@ def test_only_the_instance_the_session_is_assigned_to_publishes_its_checkpoints(
     desk = running(B)
     with refused(ProblemName.FORBIDDEN):
         desk.checkpoint(9, by=B)
+
+
+def test_what_a_checkpoint_adds_is_recorded_as_if_it_had_come_whole() -> None:
+    desk = running()
+    assert desk.extend(3, 9).to_dict() == {"session": SESSION, "epoch": 1, "output_offset": 9}
+    assert desk.core.sessions.recorded(SESSION) == checkpoint(9)
+    # one whose answer was lost comes again, and with more
+    assert desk.extend(3, 9).output_offset == 9
+    assert desk.extend(3, 700).output_offset == 700
+    assert desk.extend(9, 20).output_offset == 700
+    assert desk.core.sessions.recorded(SESSION) == checkpoint(700)
+    octets = desk.core.sessions.checkpoint_octets
+    desk.restart()
+    assert desk.core.sessions.recorded(SESSION) == checkpoint(700)
+    assert desk.core.sessions.checkpoint_octets == octets
+    assert desk.extend(700, 701).output_offset == 701
+    desk.do(desk.core.end_session, SESSION, desk.now)
+    assert [key.kind for key in desk.documents] == ["instance", "session"]
+    assert desk.core.sessions.checkpoint_octets == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "offset", "changes"),
+    [
+        (4, 9, {}),  # the tokens before are not recorded
+        (2, 4, {"generated": (7, 1003)}),
+        (3, 3, {"sampler": Sampler("top-p", {"p": 0.9}, 8, 3, False)}),
+    ],
+)
+def test_what_does_not_continue_the_recorded_checkpoint_is_a_conflict(
+    after: int, offset: int, changes: dict[str, Any]
+) -> None:
+    desk = running(B)
+    with refused(ProblemName.CHECKPOINT_CONFLICT):
+        desk.extend(after, offset, **changes)
+    with refused(ProblemName.FORBIDDEN):
+        desk.extend(3, 4, by=B)
+    assert desk.core.sessions.recorded(SESSION) == checkpoint()
+
+
+def test_what_a_checkpoint_adds_is_of_the_sessions_epoch() -> None:
+    desk = failed(B)
+    with refused(ProblemName.STALE_EPOCH):
+        desk.extend(3, 9)
+    with refused(ProblemName.CHECKPOINT_CONFLICT):
+        Desk().extend(3, 9)
+    find(desk)
+    assert desk.extend(3, 9, epoch=2, by=B).epoch == 2
+    assert session(desk).state is SessionState.RUNNING
+
+
+def octets_of_a_checkpoint(offset: int, prompt: int) -> tuple[int, int]:
+    """Octets written to the journal, and sent, for 16 more tokens after `offset`."""
+    desk = Desk()
+    desk.status()
+    keys = tuple(number.to_bytes(32) for number in range(prompt))
+    desk.checkpoint(offset, prompt_blocks=keys)
+    desk.core.extend_checkpoint(instance(A), delta(offset, offset + 16))
+    written = sum(len(text or b"") for text in desk.core.take().writes.values())
+    return written, len(delta(offset, offset + 16).to_json())
+
+
+def test_a_checkpoint_costs_the_same_at_20000_tokens_as_at_100() -> None:
+    early = octets_of_a_checkpoint(100, 2)
+    for offset in (20_000, 20_223, 20_224, 20_479):
+        written, sent = octets_of_a_checkpoint(offset, 2000)
+        # at most the two last pieces of 256 tokens, whatever came before
+        assert written <= early[0] + 2 * 256 * len("20000,")
+        assert sent <= early[1] + 16 * len("00")
+
+
+def test_a_journal_with_whole_checkpoints_is_taken_over() -> None:
+    desk = running()
+    whole = msgspec.json.encode(
+        msgspec.json.decode(desk.documents[Key("session", SESSION)])
+        | {"checkpoint": checkpoint(9).to_dict()}
+    )
+    desk.documents = {
+        key: text for key, text in desk.documents.items() if key.kind == "instance"
+    } | {Key("session", SESSION): whole}
+    for _ in range(2):  # and is in pieces from then on
+        desk.restart()
+        assert desk.core.sessions.recorded(SESSION) == checkpoint(9)
+    assert {"prompt", "output"} <= {key.kind for key in desk.documents}
 
 
 def test_token_ids_are_in_no_repr_and_no_refusal() -> None:
@@ -311,9 +397,11 @@ def test_full_of_sessions_the_oldest_finished_goes_first() -> None:
     with pytest.raises(Problem) as caught:
         desk.checkpoint(session=third)
     assert caught.value.status == 503
-    desk.do(desk.core.end_session, OTHER, desk.now)
+    for each in (OTHER, SESSION):
+        desk.do(desk.core.end_session, each, desk.now)
     desk.checkpoint(session=third)
     assert desk.core.sessions.find(OTHER) is None
+    assert session(desk).state is SessionState.FINISHED
     assert sum(key.kind == "session" for key in desk.documents) == 2
 
 

@@ -57,6 +57,19 @@ async def test_post_creates_a_lease_and_returns_its_identifier_and_the_exact_ttl
     assert (await world.client.get(f"leases/{lease}")).status == 404
 
 
+async def test_a_lease_lasts_a_minute_at_most_and_a_client_leases_a_quarter_of_a_holder() -> None:
+    world = make_world([(MemoryTier(), 8 * OCTETS)])
+    for number in range(4):
+        await world.put(number)
+    quarter = 8 * OCTETS // 4
+    refused = await world.lease(0, ttl_ms=60_001)
+    assert (refused.problem, refused.json["max_ttl_ms"]) == ("kvsp-lease-quota", 60_000)
+    assert (await world.lease(0, ttl_ms=60_000)).status == 201
+    refused = await world.lease(0, 1, 2, 3, ttl_ms=1000)
+    assert (refused.problem, refused.json["max_octets"]) == ("kvsp-lease-quota", quarter)
+    assert refused.json["available_octets"] == quarter - INFO.size
+
+
 async def test_put_on_the_lease_renews_it_and_delete_releases_it(world: World) -> None:
     lease = (await world.lease(0, ttl_ms=1000)).json["lease"]
     world.clock.now += 0.9

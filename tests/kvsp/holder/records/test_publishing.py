@@ -54,6 +54,8 @@ async def test_a_holder_publishes_each_replica_it_is_willing_to_serve(world: Wor
     read = ReplicaRecord.from_json(record.to_json(), descriptor=DESCRIPTOR)
     assert read == record and read.holder == "https://h1.example/kvsp/"
     assert read.residency is not None and read.residency[0].tier == "host"
+    # what is served by layer range is verified by layer
+    assert read.layer_digests == tuple(container(1).layer_digests())
 
 
 async def test_holders_refresh_records_before_expiry(world: World) -> None:

@@ -17,6 +17,7 @@ from kvsp.records.records import Resume, Sampler, SessionProgress
 from tests.kvsp.instance.support import (
     BASE,
     ENGINE,
+    GREEDY,
     PROMPT,
     SCOPE,
     SESSION,
@@ -178,6 +179,16 @@ def test_a_directive_is_idempotent_by_its_identifier_and_conflicts_with_another_
     refused(ProblemName.DIRECTIVE_CONFLICT, agent.accept_prefetch, other, 1)
 
 
+def test_what_a_directive_refers_to_is_of_no_meaning_to_the_instance():
+    made = replace(directive(keys()), request_ref="anything at all \u2026")
+    agent = make_agent()
+    assert agent.accept_prefetch(made, 0).missing == list(made.blocks)
+    # it is part of the body all the same: with another one it is another directive
+    assert agent.accept_prefetch(made, 0) is None
+    other = replace(made, request_ref=None)
+    refused(ProblemName.DIRECTIVE_CONFLICT, agent.accept_prefetch, other, 0)
+
+
 def test_directives_are_bounded_and_stay_readable_for_a_minute():
     agent = make_agent(directives=2, blocks=3)
     first, second, third = (directive(keys()) for _ in range(3))
@@ -285,6 +296,49 @@ def test_the_sampler_of_a_checkpoint_has_drawn_as_many_samples_as_there_are_toke
     assert made.prompt_tokens is None
 
 
+def test_keys_of_a_session_are_those_of_all_its_tokens_however_it_grew():
+    agent = make_agent()
+    serving = begun(agent, count=40)
+    for token in range(30):
+        agent.sessions.produce(serving, token, 0)
+        assert list(serving.all_keys()) == keys([*PROMPT, *range(token + 1)])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "bit_identical", "deterministic"),
+    [(GREEDY, True, True), (GREEDY, False, False), (TOP_P, True, False), (TOP_P, False, False)],
+)
+def test_a_sampler_is_deterministic_only_where_every_instance_makes_the_same_tokens(
+    sampler, bit_identical, deterministic
+):
+    agent = Agent(BASE, ENGINE.descriptor, [SCOPE], epoch=7, bit_identical=bit_identical)
+    # whatever who asks for the session says
+    claimed = replace(sampler, deterministic=not deterministic)
+    serving = begun(agent, sampler=claimed)
+    agent.sessions.produce(serving, 5, 0)
+    assert serving.checkpoint().sampler.deterministic is deterministic
+    assert serving.released == deterministic
+
+
+def test_a_resumed_session_goes_on_with_the_next_index_under_the_new_epoch():
+    agent = make_agent()
+    serving = agent.resume_session(Resume(2, checkpoint(4, count=20)))
+    agent.sessions.loaded(serving)
+    agent.sessions.produce(serving, 77, 0)
+    assert [(each.index, each.epoch, each.token) for each in serving.output(4)] == [(4, 2, 77)]
+    made = serving.checkpoint()
+    assert (made.epoch, made.output_offset, made.generated[4]) == (2, 5, 77)
+    assert made.sampler.step == 5
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_prompt_is_in_checkpoints_only_where_it_may_be(keep):
+    agent = Agent(BASE, ENGINE.descriptor, [SCOPE], epoch=7, bit_identical=True, keep_prompts=keep)
+    serving = begun(agent)
+    agent.sessions.produce(serving, 5, 0)
+    assert serving.checkpoint().prompt_tokens == (tuple(PROMPT) if keep else None)
+
+
 def test_a_resume_is_idempotent_by_epoch_and_a_lower_one_is_stale():
     agent = make_agent()
     serving = agent.resume_session(Resume(3, checkpoint(4)))
@@ -306,7 +360,7 @@ def test_a_resume_is_idempotent_by_epoch_and_a_lower_one_is_stale():
 
 def test_a_resumed_session_names_its_blocks_without_the_prompt():
     serving = make_agent().resume_session(Resume(2, checkpoint(8)))
-    assert serving.all_keys() == keys([*PROMPT, *checkpoint(8).generated])
+    assert list(serving.all_keys()) == keys([*PROMPT, *checkpoint(8).generated])
     assert serving.known_tokens(16) == list(checkpoint(8).generated[2:])
     with pytest.raises(ValueError, match="not known"):
         serving.known_tokens(8)

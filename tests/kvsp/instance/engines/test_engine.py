@@ -121,6 +121,24 @@ def test_top_p_draws_from_the_smallest_set_that_reaches_p(seed, step, p):
     assert token in allowed or abs(p - sum((0.4, 0.3, 0.2)[: len(allowed)])) < 1e-9
 
 
+def test_a_sampler_draws_by_its_parameters_and_at_temperature_1_without_one():
+    logits = np.log(np.array([0.05, 0.4, 0.25, 0.3]))
+
+    def drawn(method, params):
+        return [
+            SamplerState.of(Sampler(method, params, seed, 0, False)).draw(logits)
+            for seed in range(400)
+        ]
+
+    assert set(drawn("greedy", {})) == {1}
+    assert set(drawn("top-k", {"k": 1})) == {1} and set(drawn("top-k", {"k": 2})) == {1, 3}
+    assert set(drawn("temperature", {})) == {0, 1, 2, 3}
+    for method, params in (("temperature", {}), ("top-k", {"k": 4}), ("top-p", {"p": 1.0})):
+        assert drawn(method, params) == drawn(method, params | {"temperature": 1})
+        assert drawn(method, params) != drawn(method, params | {"temperature": 3})
+        assert set(drawn(method, params | {"temperature": 0.01})) == {1}
+
+
 @pytest.mark.parametrize(
     "sampler",
     [
