@@ -78,7 +78,7 @@ class RecordPublisher:
 
         `withdraw_s` bounds how long an eviction waits for its withdrawal; one that did
         not arrive is repeated until the record has expired at the index."""
-        self.table = RecordTable()
+        self.table = RecordTable(ttl_ms / 1000)
         self._holder = holder
         self._many = many
         self._most = self._wanted = most

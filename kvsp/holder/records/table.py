@@ -48,7 +48,9 @@ class _Row:
 class RecordTable:
     """Every record before half its TTL is over, and what is kept by one request for all."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttl_s: float = math.inf) -> None:
+        """`ttl_s` is that of the records: an index that was away is asked again within it."""
+        self._longest_s = min(LONGEST_DELAY_S, ttl_s * _REFRESH)
         self._rows: dict[BlockId, _Row] = {}
         self._queue: list[tuple[float, BlockId]] = []
         self._failures = 0
@@ -160,7 +162,7 @@ class RecordTable:
         """The index could not be reached: everything waits, longer each time."""
         if now >= self._resume:  # attempts that were under way together count once
             self._failures += 1
-            delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(self._failures - 1, 10))
+            delay = min(self._longest_s, FIRST_DELAY_S * 2 ** min(self._failures - 1, 10))
             self._resume = now + delay
         if block is not None and (row := self._rows.get(block)) is not None:
             self._schedule(block, row, self._resume)

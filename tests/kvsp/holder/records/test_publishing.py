@@ -229,6 +229,16 @@ async def test_waits_grow_while_the_index_is_away() -> None:
     assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
+def test_an_index_that_was_away_is_asked_again_within_the_ttl_of_the_records() -> None:
+    """However long it was away: what is held is to be found within one TTL."""
+    table, now = RecordTable(ttl_s=6.0), 0.0
+    for _ in range(20):
+        table.failed(None, now)
+        assert not table.may_ask(now)
+        assert table.may_ask(now + 6.0 / 2)
+        now += 6.0 / 2
+
+
 async def test_a_change_while_a_record_is_on_its_way_is_published_after_it() -> None:
     table = RecordTable()
     table.changed(block_id(1), 0.0)
