@@ -20,6 +20,7 @@ from kvsp.client import (
     UnavailableError,
     VerificationError,
 )
+from kvsp.client.caller import Caller
 from kvsp.names.errors import FileError
 from kvsp.records.problems import PROBLEM_MEDIA_TYPE
 from kvsp.records.records import Link
@@ -129,22 +130,34 @@ async def test_one_consumer_that_never_reads_does_not_block_another():
         await lazy.aclose()
 
 
-async def test_what_is_asked_for_at_once_is_bounded():
-    open_, most = 0, 0
+async def test_what_is_asked_for_at_once_is_bounded(monkeypatch):
+    open_, most, enough = 0, 0, asyncio.Event()
+    request = Caller.open
 
-    async def counting(request):
+    @contextlib.asynccontextmanager
+    async def counting(self, *args, **how):
+        # at the client: for its server a request ends later
         nonlocal open_, most
         open_ += 1
         most = max(most, open_)
-        await asyncio.sleep(0.01)
-        open_ -= 1
+        if open_ == limits.requests:
+            enough.set()
+        try:
+            async with request(self, *args, **how) as response:
+                yield response
+        finally:
+            open_ -= 1
+
+    async def slow(request):
+        await enough.wait()
         return right(request)
 
+    monkeypatch.setattr(Caller, "open", counting)
     limits = replace(FAST, requests=3, requests_per_source=2)
-    async with holders(counting, counting, limits=limits) as (client, uris, _):
+    async with holders(slow, slow, limits=limits) as (client, uris, _):
         blocks = records(uris) * 5
         result = await client.get_blocks(blocks, Memory(), descriptor=DESCRIPTOR)
-    assert result.complete and most <= 3
+    assert result.complete and most == 3
 
 
 # --- retries -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -187,7 +188,7 @@ async def test_a_sweep_removes_what_expired_and_takes_the_numbers(service: Servi
     assert ready.json["status"] == "degraded"
     service.now += 600_000
     await service.index.run(service.index.sweep)
-    assert service.core.store.counts().records == 0
+    assert (await service.index.run(service.core.store.counts)).records == 0
 
 
 async def test_a_store_that_fails_is_503_and_unready_until_it_works_again(
@@ -252,16 +253,23 @@ async def test_others_have_their_turn_while_many_keys_are_looked_up(
     data = stored_form(record(), DESCRIPTOR)
     keys = [number.to_bytes(32) for number in range(3000)]
     block = record().block
-    store.put(
-        [Entry(block._replace(block_key=key), "r", H1, NOW + 1000, data) for key in keys], NOW
-    )
-    get = store.get
+    entries = [Entry(block._replace(block_key=key), "r", H1, NOW + 1000, data) for key in keys]
+    # a store is for the threads of its service
+    await service.index.run(store.put, entries, NOW)
+    get, run, handed_in = store.get, service.index.run, threading.Event()
 
     def noted(scope: bytes, compat: bytes, keys: Any, now_ms: int) -> Any:
+        handed_in.wait(30)  # whichever request arrives first: the short one queues up behind it
         asked.append(len(keys))
         return get(scope, compat, keys, now_ms)
 
+    async def running_(call: Any, *values: Any) -> Any:
+        if call == service.index._answer_lookup:
+            handed_in.set()
+        return await run(call, *values)
+
     monkeypatch.setattr(store, "get", noted)
+    monkeypatch.setattr(service.index, "run", running_)
 
     async def look_up(*keys: bytes) -> LookupResponse:
         body = LookupRequest(block.scope_id, block.compat_id, keys).to_dict()
@@ -271,4 +279,4 @@ async def test_others_have_their_turn_while_many_keys_are_looked_up(
     many, one = await asyncio.gather(look_up(*keys), look_up(keys[7]))
     assert (many.matched, one.matched) == (3000, 1)
     assert sorted(asked) == [1, 440, 512, 512, 512, 512, 512]
-    assert asked.index(1) < 4
+    assert asked.index(1) <= 1
