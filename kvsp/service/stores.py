@@ -7,6 +7,7 @@ That the extra of each is installed is asked before, by `checking.check_files`.
 from __future__ import annotations
 
 import tomllib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -91,6 +92,7 @@ def object_store(table: ObjectsTable) -> ObjectStore:
         how = {
             "config": config,
             "client_options": {"allow_http": plain, "timeout": f"{table.request_s * 1000:.0f}ms"},
+            "retry_config": {"retry_timeout": timedelta(seconds=table.request_s)},
         }
     elif config:
         raise SettingsError("holder.objects: a file:// store has no endpoint and no credentials")
