@@ -17,8 +17,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 import redis
@@ -27,6 +26,7 @@ from redis.retry import Retry
 
 from kvsp.controller.core.effects import Key
 from kvsp.controller.journal import JournalError, TermOverError
+from kvsp.redis_client import Reach, connected
 
 logger = logging.getLogger("kvsp.controller")
 
@@ -95,10 +95,7 @@ class SharedJournal:
         *,
         prefix: str = "kvsp",
         lease_ms: int = 3000,
-        timeout_s: float = 1.0,
-        username: str | None = None,
-        password: str | None = None,
-        cafile: Path | None = None,
+        **how: Unpack[Reach],
     ) -> None:
         """`url` as `redis://…`, `rediss://…` or `unix://…`. Raises JournalError when the server
         cannot be reached."""
@@ -107,19 +104,9 @@ class SharedJournal:
         self._lease, self._documents = (
             f"{prefix}:{{placement}}:{name}" for name in ("lease", "documents")
         )
-        tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
         with self._errors():
-            self._redis: Any = redis.Redis.from_url(
-                url,
-                username=username,
-                password=password,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                # once more, for a connection that was closed meanwhile; a lease does not wait
-                retry=Retry(NoBackoff(), 1),
-                **tls,
-            )
-            self._redis.ping()
+            # once more, for a connection that was closed meanwhile; a lease does not wait
+            self._redis = connected(url, Reach(timeout_s=1.0) | how, retry=Retry(NoBackoff(), 1))
             self._take: Any = self._redis.register_script(_TAKE)
             self._renew: Any = self._redis.register_script(_RENEW)
             self._write: Any = self._redis.register_script(_WRITE)

@@ -193,7 +193,9 @@ class HolderTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RedisServer:
+class RedisServerTable:
+    """What is to be known of a Valkey or Redis server."""
+
     url: str | None = None
     """`redis://HOST:PORT/DB`, `rediss://…` for TLS, or `unix:///PATH`, without a password."""
 
@@ -214,7 +216,7 @@ class _RedisServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedisTable(_RedisServer):
+class RedisTable(RedisServerTable):
     """A Valkey or Redis server as the store of the index (extra `redis`), which several index
     processes may share; not set: a SQLite file in the data directory, or memory."""
 
@@ -243,7 +245,7 @@ class IndexTable(IndexLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalTable(_RedisServer):
+class JournalTable(RedisServerTable):
     """A Valkey or Redis server as the journal of several placement controllers (extra `redis`),
     of which one leads and the others stand by; not set: a SQLite file in the data directory, or
     memory, of one controller. The server has to keep what it took: `appendonly yes`,
@@ -441,7 +443,7 @@ _SECRETS: Final = {
 }
 
 
-def _redis(role: str, table: _RedisServer, unset: _RedisServer) -> str | None:
+def _redis(role: str, table: RedisServerTable, unset: RedisServerTable) -> str | None:
     if table.url is None and table != unset:
         raise SettingsError(f"{role}.redis.url is missing: it says where the server is")
     return table.url
