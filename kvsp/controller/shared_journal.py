@@ -20,8 +20,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 import redis
@@ -37,6 +36,7 @@ from kvsp.controller.journal_servers import (
     ServerError,
     journal_server,
 )
+from kvsp.redis_client import Reach, options
 
 logger = logging.getLogger("kvsp.controller")
 
@@ -105,11 +105,8 @@ class SharedJournal:
         *,
         prefix: str = "kvsp",
         lease_ms: int = 3000,
-        timeout_s: float = 1.0,
         replicas: int = 0,
-        username: str | None = None,
-        password: str | None = None,
-        cafile: Path | None = None,
+        **how: Unpack[Reach],
     ) -> None:
         """`url` as `journal_server` takes it. What is written has so many `replicas` before it
         counts. Raises JournalError when the server cannot be reached."""
@@ -118,23 +115,15 @@ class SharedJournal:
         self._lease, self._documents = (
             f"{prefix}:{{placement}}:{name}" for name in ("lease", "documents")
         )
-        tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
+        reach = Reach(timeout_s=1.0) | how
         self._replicas = replicas
         # half of the time for them, half for the answer
-        self._wait_ms = max(1, int(500 * timeout_s))
+        self._wait_ms = max(1, int(500 * reach["timeout_s"]))
         self._server: JournalServer | None = None
         with self._errors():
-            self._server = journal_server(
-                url,
-                self._lease,
-                username=username,
-                password=password,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                # once more, for a connection that was closed meanwhile; a lease does not wait
-                retry=Retry(NoBackoff(), 1),
-                **tls,
-            )
+            # once more, for a connection that was closed meanwhile; a lease does not wait
+            again = Retry(NoBackoff(), 1)
+            self._server = journal_server(url, self._lease, retry=again, **options(reach))
             primary = self._server.primary()
             primary.ping()
             self._take: Any = primary.register_script(_TAKE)

@@ -239,9 +239,9 @@ class HolderService(Service):
         registry.register(HolderMetrics(self.holder, self._records))
 
     def health(self) -> Health:
-        if self._records.unavailable:
-            return Health(ready=True, degraded=("the index service does not answer",))
-        return Health(ready=True, degraded=tuple(filter(None, [self._records.behind])))
+        degraded = [f"{each.tier} does not work" for each in self.holder.shared if each.unavailable]
+        index = "the index service does not answer" if self._records.unavailable else ""
+        return Health(True, (*degraded, *filter(None, [index or self._records.behind])))
 
     def describe(self) -> Mapping[str, Any]:
         return {"codecs": [int(codec) for codec in Codec]}
@@ -551,7 +551,8 @@ def _exists() -> Problem:
 
 
 def _not_now(error: Exception) -> Problem:
-    return Problem.http(503, str(error), retry_after=_BUSY_RETRY_S)
+    wait_s = error.retry_after_s if isinstance(error, TierUnavailableError) else None
+    return Problem.http(503, str(error), retry_after=wait_s or _BUSY_RETRY_S)
 
 
 def _wait(error: ClientBusyError) -> Problem:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from kvsp.holder.leases.journal import LeaseJournal
 from kvsp.holder.leases.table import Lease, LeaseQuota, LeaseTable
 from kvsp.holder.parts import Parts
-from kvsp.holder.reading import Body, Sections, StoredBody, transcode
+from kvsp.holder.reading import Body, Sections, StoredBody, span_of, transcode
 from kvsp.holder.records.index import RecordSource
 from kvsp.holder.rooms import NoRoomError, Reservation, Shares
 from kvsp.holder.store import (
@@ -29,6 +29,7 @@ from kvsp.holder.store import (
     Store,
 )
 from kvsp.holder.tiers.scrubbing import Scrubber
+from kvsp.holder.tiers.sharing import SharedStorage, Sharing
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartReader,
@@ -111,6 +112,9 @@ class HolderSettings:
     scrub_octets_per_s: float = 0.0
     """Blocks on disk are read and verified at this rate; 0 for never."""
 
+    look_s: float = 0.0
+    """So often a medium that holders share is looked through for what others did; 0 for never."""
+
     verified_s: float = 60.0
     """A copy that was found sound is not read again for somebody who doubts it for so long."""
 
@@ -170,7 +174,10 @@ class Holder:
         self.scrubber = Scrubber(
             self.store, Tier.DISK, self.parts.verify, settings.scrub_octets_per_s
         )
-        self._scrubbing: asyncio.Task[None] | None = None
+        self.shared = [each for each, _ in tiers if isinstance(each, SharedStorage)]
+        """Media that other holders have, too."""
+
+        self._background: list[asyncio.Task[None]] = []
         self._promoting = False
         self._started = False
         self._range_digests: OrderedDict[tuple[BlockId, bytes, int, int], bytes] = OrderedDict()
@@ -191,11 +198,11 @@ class Holder:
             for block, info, part in found:
                 if excess > 0 and block not in leased:  # the oldest go first
                     excess -= part.octets
-                    await self.parts.discard(tier, block)
+                    await self.parts.discard(tier, block, part)
                 elif self.store.recovered(block, tier, info, part, leased=block in leased):
                     self.records.changed(block)
                 else:
-                    await self.parts.discard(tier, block)
+                    await self.parts.discard(tier, block, part)
         self.leases.quota = self._quota()
         sizes = {
             block: entry.info.size
@@ -205,7 +212,13 @@ class Holder:
         for lease in leases:
             self.leases.restore(lease, sizes, self.clock())
         if self.settings.scrub_octets_per_s > 0 and Tier.DISK in self.store.tiers:
-            self._scrubbing = asyncio.create_task(self.scrubber.run())
+            self._background.append(asyncio.create_task(self.scrubber.run()))
+        if self.settings.look_s > 0:
+            for medium in self.shared:
+                looking = Sharing(
+                    self.store, medium, self.parts.adopt, self.parts.lost, self.settings.look_s
+                )
+                self._background.append(asyncio.create_task(looking.run()))
 
     def _quota(self) -> LeaseQuota:
         """What one client may lease: a share of what there is room for, when nothing is given."""
@@ -229,10 +242,10 @@ class Holder:
             )
 
     async def stop(self) -> None:
-        """End the verification of what is stored, and wait for what else runs."""
-        if self._scrubbing is not None:
-            self._scrubbing.cancel()
-            await asyncio.wait([self._scrubbing])
+        """End what is done now and then, and wait for what else runs."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # where all have ended nothing was waited for, from 3.12 on
@@ -497,7 +510,7 @@ class Holder:
             for tier in dict.fromkeys(segment.tier for segment in found.segments):
                 part = found.parts[tier]
                 try:
-                    reader = await self._storage[tier].open(block, part)
+                    reader = await self._storage[tier].open(block, part, span_of(found, tier))
                 except PartLostError as error:
                     if not self.store.holds(block, tier, part):
                         return None  # it left, and its octets with it

@@ -44,6 +44,10 @@ class HolderMetrics(Collector):
             if (measured := store.read_mbit_per_s(tier)) is not None:
                 rate.add_metric([tier], measured)
         yield from (used, budget, limit, rate)
+        away = _gauge("tier_unavailable", "1 while a shared medium does not work.", "tier")
+        for medium in self._holder.shared:
+            away.add_metric([medium.tier], int(medium.unavailable))
+        yield away
         yield GaugeMetricFamily(PREFIX + "blocks", "Blocks held.", value=len(store))
 
     def _totals(self) -> Iterable[Metric]:
@@ -65,6 +69,9 @@ class HolderMetrics(Collector):
         yield _total("blocks_stored", "Blocks stored.", counters.stored)
         yield _total("demotions", "Parts moved to a slower tier.", counters.demotions)
         yield _total("promotions", "Parts copied to a faster tier.", counters.promotions)
+        yield _total(
+            "blocks_adopted", "Blocks taken over that other holders stored.", counters.adopted
+        )
         yield _total("parts_lost", "Parts a fault took away.", counters.lost)
         yield _total(
             "parts_quarantined", "Damaged files kept to be looked at.", counters.quarantined

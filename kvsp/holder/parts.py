@@ -18,6 +18,7 @@ from kvsp.holder.leases.table import LeaseTable
 from kvsp.holder.rooms import NoRoomError, Reservation
 from kvsp.holder.store import BlockInfo, Part, Step, Store
 from kvsp.holder.tiers.scrubbing import Pace
+from kvsp.holder.tiers.sharing import SharedStorage
 from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartWriter,
@@ -199,7 +200,7 @@ class Parts:
                 raise NoRoomError(step.tier, step.part.octets)
             await self._records.withdraw(step.block)
         store.dropped(step)
-        await self.discard(step.tier, step.block)
+        await self.discard(step.tier, step.block, step.part)
         if step.block in store:
             self._records.changed(step.block)
 
@@ -217,12 +218,12 @@ class Parts:
             for step in steps:
                 self._store.dropped(step)
             for step in steps:
-                await self.discard(step.tier, block)
+                await self.discard(step.tier, block, step.part)
 
-    async def discard(self, tier: Tier, block: BlockId) -> None:
-        """Delete what a tier has under a block's name; what stays of it is nobody's."""
+    async def discard(self, tier: Tier, block: BlockId, part: Part) -> None:
+        """Delete what a tier has of a block; what stays of it is nobody's."""
         try:
-            await self._storage[tier].delete(block)
+            await self._storage[tier].delete(block, part)
         except (TierFullError, TierUnavailableError) as error:
             logger.warning(
                 "block %s could not be deleted from %s: %s", block.block_key.hex(), tier, error
@@ -275,8 +276,24 @@ class Parts:
                 await give_up(writer)
         if self._store.moved(block, target, step.part):
             return True
-        await self.discard(target.tier, block)
+        await self.discard(target.tier, block, step.part)
         return False
+
+    async def adopt(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> None:
+        """Have a part that somebody else stored in a medium that holders share."""
+        await to_the_end(self._adopt(block, tier, info, part))
+
+    async def _adopt(self, block: BlockId, tier: Tier, info: BlockInfo, part: Part) -> None:
+        storage = self._storage[tier]
+        assert isinstance(storage, SharedStorage)
+        async with self.locks.of(block):
+            if block in self._store or not await storage.refer(block, part):
+                return
+            if not self._store.recovered(block, tier, info, part):
+                await self.discard(tier, block, part)  # the room is gone meanwhile
+                return
+            self._store.counters.adopted += 1
+        self._records.changed(block)
 
     # --- verifying -------------------------------------------------------------------
 
@@ -336,12 +353,12 @@ class Parts:
             self._leases.revoke(block)
             await self._records.withdraw(block)
         try:
-            if await self._storage[tier].quarantine(block):
+            if await self._storage[tier].quarantine(block, part):
                 self._store.counters.quarantined += 1
         except (TierFullError, TierUnavailableError) as refused:
             # among the blocks it would be served again after a restart
             logger.warning("block %s is not quarantined: %s", block.block_key.hex(), refused)
-            await self.discard(tier, block)
+            await self.discard(tier, block, part)
         if block in self._store:
             self._records.changed(block)
 

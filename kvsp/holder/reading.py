@@ -15,17 +15,28 @@ from typing import IO, Protocol
 from kvsp.blocks.codecs import transcode_section
 from kvsp.blocks.container import ContainerHeader
 from kvsp.blocks.layout import Octets
-from kvsp.holder.store import Part, Segment
+from kvsp.holder.store import Found, Part, Segment
 from kvsp.holder.tiers.tiers import (
     PIECE,
     PartLostError,
     PartReader,
+    Span,
     header_of,
     pieces,
 )
 from kvsp.holder.uninterrupted import uninterrupted
 from kvsp.names.codes import Codec, Tier
 from kvsp.names.identity import Descriptor
+
+
+def span_of(found: Found, tier: Tier) -> Span:
+    """The octets that are read of the part of a tier, up to the first that are not."""
+    segments = [each for each in found.segments if each.tier is tier]
+    start = stop = segments[0].offset
+    for each in segments:
+        if each.offset == stop:
+            stop += each.octets
+    return start, stop
 
 
 class Body(Protocol):

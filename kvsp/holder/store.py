@@ -186,6 +186,7 @@ class StoreCounters:
     evictions: Counter[str] = field(default_factory=Counter)
     demotions: int = 0
     promotions: int = 0
+    adopted: int = 0
     lost: int = 0
     quarantined: int = 0
     shrunk: Counter[str] = field(default_factory=Counter)
@@ -288,6 +289,10 @@ class Store:
             self.counters.hits[tier] += 1
         segments = tuple(entry.parts[tier].segment(tier, held) for tier, held in places)
         return Found(entry.info, wanted, segments, dict(entry.parts), entry.reads)
+
+    def lacks(self, tier: Tier, octets: int) -> bool:
+        """Whether something would have to leave a tier for a part so large."""
+        return self._rooms[tier].lacks(octets)
 
     def holds(self, block: BlockId, tier: Tier, part: Part) -> bool:
         """Whether this very part is still the block's in that tier."""
@@ -484,7 +489,6 @@ class Store:
         if block in self._entries:
             raise BlockExistsError
         self._new(block, info)
-        self._ghosts.pop(block, None)
         self._place(block, reservation, part)
         if info.prior is not None and block._replace(block_key=info.prior) in self._ghosts:
             self.order.orphan(block)
@@ -549,6 +553,7 @@ class Store:
 
     def _new(self, block: BlockId, info: BlockInfo) -> None:
         self._entries[block] = Entry(info)
+        self._ghosts.pop(block, None)
         self.watch(block, 1)
         above = None if info.prior is None else block._replace(block_key=info.prior)
         self.order.add(block, above if above != block else None)

@@ -20,8 +20,7 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import redis
 
@@ -37,6 +36,7 @@ from kvsp.index.store import (
     listed,
 )
 from kvsp.names.uris import BlockId
+from kvsp.redis_client import Reach, options
 
 T = TypeVar("T")
 
@@ -184,12 +184,9 @@ class RedisStore:
         limits: StoreLimits | None = None,
         *,
         prefix: str = "kvsp",
-        timeout_s: float = 5.0,
         threads: int = 8,
-        username: str | None = None,
-        password: str | None = None,
-        cafile: Path | None = None,
         late_ms: int = 60_000,
+        **how: Unpack[Reach],
     ) -> None:
         """`late_ms` is longer than any request takes to arrive."""
         self._late_ms = late_ms
@@ -202,16 +199,8 @@ class RedisStore:
         self.limits = limits or StoreLimits()
         self.threads = threads
         self._prefix = prefix.encode()
-        tls = {} if cafile is None else {"ssl_ca_certs": str(cafile)}
         with self._errors():
-            self._redis: Any = redis.Redis.from_url(
-                url,
-                username=username,
-                password=password,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                **tls,
-            )
+            self._redis: Any = redis.Redis.from_url(url, **options(how))
             self._redis.ping()
             self._put: Callable[..., Any] = self._redis.register_script(_PUT)
             self._delete: Callable[..., Any] = self._redis.register_script(_DELETE)

@@ -211,6 +211,7 @@ class Assembly:
             checks_per_client=table.checks_per_client,
             lossy_transcoding=table.lossy_transcoding,
             scrub_octets_per_s=table.scrub_mib_per_s * MIB,
+            look_s=table.objects.look_s,
             verified_s=table.verified_s,
             # leases are as lasting as the blocks they cover
             lease_file=folder / _LEASES if folder and lasting else None,
@@ -249,7 +250,7 @@ class Assembly:
             from kvsp.service.stores import object_store
 
             budget = None if objects.mib is None else objects.mib * MIB
-            tiers.append((ObjectTier(object_store(objects)), budget))
+            tiers.append((ObjectTier(object_store(objects), self.base_uri), budget))
         return tiers
 
     def _instance_tiers(self) -> list[tuple[TierStorage, int | None]]:

@@ -97,15 +97,17 @@ class PeersTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsTable:
-    """The object storage tier of a holder (tier `remote`; extra `s3`). What is below `url` is
-    one holder's own. Credentials come from `credentials_file`, or else from where the
-    provider's tools look for them (`AWS_…` variables, the machine's role)."""
+    """The object storage tier of a holder (tier `remote`; extra `s3`). Several holders may have
+    one `url`: an object is named by its digest, and stays while one of them refers to it.
+    Credentials come from `credentials_file`, or else from where the provider's tools look for
+    them (`AWS_…` variables, the machine's role)."""
 
     url: str | None = None
     """Where blocks go: `s3://bucket/prefix`, `gs://…`, `az://…`, `https://…` or `file:///…`."""
 
     mib: Count | None = None
-    """The budget, in MiB; not set: without bound."""
+    """The budget, in MiB: of the blocks that this holder has there, whoever stored them; not
+    set: without bound."""
 
     endpoint: str | None = None
     """Base URL of an S3 service that is not Amazon's."""
@@ -119,6 +121,10 @@ class ObjectsTable:
 
     request_s: Seconds = 30.0
     """Longest time for one request of the store, its retries included."""
+
+    look_s: Rate = 60.0
+    """So often the store is listed for blocks that other holders stored, which this one then
+    serves and publishes as well, and for those that somebody removed; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +193,9 @@ class HolderTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RedisServer:
+class RedisServerTable:
+    """What is to be known of a Valkey or Redis server."""
+
     url: str | None = None
     """`redis://HOST:PORT/DB`, `rediss://…` for TLS, or `unix:///PATH`, without a password."""
 
@@ -208,7 +216,7 @@ class _RedisServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedisTable(_RedisServer):
+class RedisTable(RedisServerTable):
     """A Valkey or Redis server as the store of the index (extra `redis`), which several index
     processes may share; not set: a SQLite file in the data directory, or memory."""
 
@@ -237,7 +245,7 @@ class IndexTable(IndexLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalTable(_RedisServer):
+class JournalTable(RedisServerTable):
     """A Valkey or Redis server as the journal of several placement controllers (extra `redis`),
     of which one leads and the others stand by; not set: a SQLite file in the data directory, or
     memory, of one controller. The server has to keep what it took: `appendonly yes`,
@@ -440,7 +448,7 @@ _SECRETS: Final = {
 }
 
 
-def _redis(role: str, table: _RedisServer, unset: _RedisServer) -> str | None:
+def _redis(role: str, table: RedisServerTable, unset: RedisServerTable) -> str | None:
     if table.url is None and table != unset:
         raise SettingsError(f"{role}.redis.url is missing: it says where the server is")
     return table.url

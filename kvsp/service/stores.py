@@ -7,19 +7,27 @@ That the extra of each is installed is asked before, by `checking.check_files`.
 from __future__ import annotations
 
 import tomllib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kvsp.http.app import is_loopback
 from kvsp.names.private_files import read_private
 from kvsp.service.checking import secret_in
-from kvsp.service.settings import IndexTable, JournalTable, ObjectsTable, SettingsError
+from kvsp.service.settings import (
+    IndexTable,
+    JournalTable,
+    ObjectsTable,
+    RedisServerTable,
+    SettingsError,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
     from kvsp.controller.shared_journal import SharedJournal
     from kvsp.index.store import ReplicaStore
+    from kvsp.redis_client import Reach
 
 _CREDENTIALS_OCTETS: Final = 64 << 10
 
@@ -41,12 +49,9 @@ def replica_store(table: IndexTable, file: str, late_s: float) -> ReplicaStore:
         redis.url,
         table.store,
         prefix=redis.prefix,
-        timeout_s=redis.timeout_s,
         threads=redis.threads,
-        username=redis.username,
-        password=None if redis.password_file is None else secret_in(redis.password_file),
-        cafile=redis.cafile,
         late_ms=int(1000 * late_s) + 1,
+        **_reach(redis),
     )
 
 
@@ -62,12 +67,19 @@ def shared_journal(table: JournalTable) -> SharedJournal:
         table.url,
         prefix=table.prefix,
         lease_ms=table.lease_ms,
-        timeout_s=table.timeout_s,
         replicas=table.replicas,
-        username=table.username,
-        password=None if table.password_file is None else secret_in(table.password_file),
-        cafile=table.cafile,
+        **_reach(table),
     )
+
+
+def _reach(table: RedisServerTable) -> Reach:
+    """Raises FileError for the password."""
+    return {
+        "timeout_s": table.timeout_s,
+        "username": table.username,
+        "password": None if table.password_file is None else secret_in(table.password_file),
+        "cafile": table.cafile,
+    }
 
 
 def object_store(table: ObjectsTable) -> ObjectStore:
@@ -92,6 +104,7 @@ def object_store(table: ObjectsTable) -> ObjectStore:
         how = {
             "config": config,
             "client_options": {"allow_http": plain, "timeout": f"{table.request_s * 1000:.0f}ms"},
+            "retry_config": {"retry_timeout": timedelta(seconds=table.request_s)},
         }
     elif config:
         raise SettingsError("holder.objects: a file:// store has no endpoint and no credentials")

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 from kvsp.names.uris import block_path, compat_path
-from tests.e2e.kvsp_support import Model, Server, ask, free_port
+from tests.e2e.kvsp_support import Model, Server, ask, free_port, toml
 from tests.e2e.support import BIN, Process, eventually
 from tests.redis_server import redis_server
+from tests.s3_server import BUCKET, CREDENTIALS, s3_server
 
 TOKENS = [(5 * number + 3) % 256 for number in range(24)]
 NEW_BLOCK = {"Content-Type": "application/kvsp-block", "If-None-Match": "*"}
@@ -65,6 +66,53 @@ def test_blocks_in_an_object_store_and_their_leases_outlive_the_holder(tmp_path:
     assert holder.ask("GET", f"leases/{grant['lease']}")[0] == 200
     assert holder.ask("DELETE", block_path(model.block_id(keys[0])))[0] == 409
     eventually(lambda: model.lookup(index, keys) == len(keys), "the records")
+
+
+def test_two_holders_share_a_bucket_and_neither_takes_blocks_of_the_other_away(
+    tmp_path: Path,
+) -> None:
+    with s3_server(tmp_path) as s3:
+        credentials = tmp_path / "credentials.toml"
+        credentials.touch(mode=0o600)
+        credentials.write_text("".join(f"{k} = {toml(v)}\n" for k, v in CREDENTIALS.items()))
+        objects = {
+            "url": f"s3://{BUCKET}/blocks-of-us",
+            "endpoint": s3.endpoint,
+            "region": "us-east-1",
+            "credentials_file": str(credentials),
+            "request_s": 4.0,
+            "look_s": 0.3,
+        }
+        index = Server(tmp_path, "index", "index").begin().ready()
+        first, second = (
+            Server(
+                tmp_path, name, "holder", peers={"index": index.base}, **{"holder.objects": objects}
+            ).begin()
+            for name in ("first", "second")
+        )
+        for server in (first, second):
+            server.ready()
+        model = Model(tmp_path / "model")
+        keys = model.store(index, first, TOKENS)
+        paths = [block_path(model.block_id(key)) for key in keys]
+        containers = model.containers(TOKENS)
+
+        def served(server: Server) -> bool:
+            return [server.ask("GET", path)[1] for path in paths] == containers
+
+        eventually(lambda: served(second), "what the first one stored, at the second one")
+        assert second.ask("PUT", paths[0], containers[0], headers=NEW_BLOCK)[0] == 412
+        assert first.ask("DELETE", paths[0])[0] == 204
+        assert first.ask("GET", paths[0])[0] == 404
+        first.kill()
+        eventually(lambda: served(second), "all blocks at the second one, after that")
+        # a store that does not answer is 503 for whoever needs it, and comes back
+        s3.stop()
+        eventually(lambda: second.ask("GET", paths[0])[0] == 503, "503")
+        eventually(lambda: second.health("readyz") == (200, "degraded"), "degraded")
+        s3.go_on()
+        eventually(lambda: second.ask("GET", paths[0])[1] == containers[0], "the block again")
+        eventually(lambda: second.health("readyz") == (200, "ready"), "readiness")
 
 
 def test_limits_of_the_file_are_the_ones_that_clients_are_held_to(tmp_path: Path) -> None:

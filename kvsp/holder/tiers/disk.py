@@ -28,6 +28,7 @@ from kvsp.holder.tiers.tiers import (
     PartLostError,
     PartReader,
     PartWriter,
+    Span,
     TierFullError,
     TierUnavailableError,
     block_of,
@@ -93,7 +94,7 @@ class DiskTier:
     async def create(self) -> PartWriter:
         return _DiskWriter(self, self.root / _INCOMING / secrets.token_hex(16))
 
-    async def open(self, block: BlockId, part: Part) -> PartReader:
+    async def open(self, block: BlockId, part: Part, span: Span | None = None) -> PartReader:
         reader = _DiskReader(self._files)
         try:
             await _in_thread(reader.open, self.root / part_name(block), part.octets)
@@ -102,12 +103,12 @@ class DiskTier:
             raise
         return reader
 
-    async def delete(self, block: BlockId) -> None:
+    async def delete(self, block: BlockId, part: Part) -> None:
         path = self.root / part_name(block)
         await _in_thread(self._files.unlink, path)
         # an eviction that a crash undoes is found again at start-up: no need to sync
 
-    async def quarantine(self, block: BlockId) -> bool:
+    async def quarantine(self, block: BlockId, part: Part) -> bool:
         return await _in_thread(self._set_aside, self.root / part_name(block))
 
     async def free(self) -> int | None:

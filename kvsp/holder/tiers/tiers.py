@@ -49,7 +49,15 @@ class TierFullError(KvspError):
 
 
 class TierUnavailableError(KvspError):
-    """The medium of a tier does not work now."""
+    """The medium of a tier does not work now. `retry_after_s`: when it may, if that is known."""
+
+    def __init__(self, detail: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
+
+
+Span = tuple[int, int]
+"""The first octet of a container and the one behind the last."""
 
 
 class PartReader(Protocol):
@@ -98,15 +106,16 @@ class TierStorage(Protocol):
 
     async def create(self) -> PartWriter: ...
 
-    async def open(self, block: BlockId, part: Part) -> PartReader:
-        """Raises PartLostError, TierUnavailableError."""
+    async def open(self, block: BlockId, part: Part, span: Span | None = None) -> PartReader:
+        """`span` is what will be read, all when None. Raises PartLostError,
+        TierUnavailableError."""
         ...
 
-    async def delete(self, block: BlockId) -> None:
+    async def delete(self, block: BlockId, part: Part) -> None:
         """Delete a part; harmless when it is not there. Raises TierUnavailableError."""
         ...
 
-    async def quarantine(self, block: BlockId) -> bool:
+    async def quarantine(self, block: BlockId, part: Part) -> bool:
         """Take a part that cannot be relied on out of the way; True when it was kept for
         somebody to look at. Raises TierUnavailableError."""
         ...
@@ -279,17 +288,17 @@ class MemoryTier:
     async def create(self) -> PartWriter:
         return _HostWriter(self._parts)
 
-    async def open(self, block: BlockId, part: Part) -> PartReader:
+    async def open(self, block: BlockId, part: Part, span: Span | None = None) -> PartReader:
         held = self._parts.get(block)
         if held is None:
             raise PartLostError("the part is not in memory")
         return held
 
-    async def delete(self, block: BlockId) -> None:
+    async def delete(self, block: BlockId, part: Part) -> None:
         self._parts.pop(block, None)
 
-    async def quarantine(self, block: BlockId) -> bool:
-        await self.delete(block)
+    async def quarantine(self, block: BlockId, part: Part) -> bool:
+        await self.delete(block, part)
         return False
 
     async def free(self) -> int | None:

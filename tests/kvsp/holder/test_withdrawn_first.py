@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvsp.holder.store import Part
 from kvsp.holder.tiers.disk import DiskTier
 from kvsp.holder.tiers.tiers import MemoryTier, TierStorage, part_name
 from kvsp.names.uris import BlockId
@@ -32,10 +33,10 @@ class Order:
             monkeypatch.setattr(tier, name, self.noting(getattr(tier, name)))
 
     def noting(self, method: Any) -> Any:
-        async def noted(tier: TierStorage, block: BlockId) -> Any:
+        async def noted(tier: TierStorage, block: BlockId, part: Part) -> Any:
             if block == block_id(0):
                 self.happened.append("gone")
-            return await method(tier, block)
+            return await method(tier, block, part)
 
         return noted
 

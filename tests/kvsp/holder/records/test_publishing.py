@@ -82,9 +82,9 @@ async def test_a_holder_must_withdraw_a_record_before_evicting_the_replica(
         order.append("withdraw")
         await withdraw(path)
 
-    async def noted_delete(self: Any, block: Any) -> None:
+    async def noted_delete(self: Any, *what: Any) -> None:
         order.append("evict")
-        await delete(self, block)
+        await delete(self, *what)
 
     monkeypatch.setattr(world.index, "withdraw", noted_withdraw)
     monkeypatch.setattr(MemoryTier, "delete", noted_delete)
