@@ -105,8 +105,8 @@ class OwnAnswers:
         return [(name, scopes.relays.get(name), shelves.get(name)) for name in names]
 
     async def _tracks(self, query: Query) -> dict[str, Any]:
-        limit, prefix = _limit(query), namespace_of(query.get("namespace", ""))
-        skip = _number(query, "after", 0)
+        limit, prefix = limit_of(query), namespace_of(query.get("namespace", ""))
+        skip = number_of(query, "after", 0)
         entries: list[dict[str, Any]] = []
         seen = 0
         for scope, relay, shelf in self._places(query):
@@ -127,9 +127,9 @@ class OwnAnswers:
 
     async def _publications(self, query: Query) -> dict[str, Any]:
         """Tracks by the Objects that are here, namespace by namespace."""
-        limit = min(PUBLICATIONS, _number(query, "limit", PUBLICATIONS))
+        limit = min(PUBLICATIONS, number_of(query, "limit", PUBLICATIONS))
         prefix = namespace_of(query.get("namespace", ""))
-        skip = _number(query, "after", 0)
+        skip = number_of(query, "after", 0)
         looked = seen = 0
         entries: list[dict[str, Any]] = []
         for scope, relay, shelf in self._places(query):
@@ -154,7 +154,7 @@ class OwnAnswers:
         return {"publications": entries, "of": seen, "after": skip + len(entries)}
 
     async def _sessions(self, query: Query) -> dict[str, Any]:
-        limit, skip = _limit(query), _number(query, "after", 0)
+        limit, skip = limit_of(query), number_of(query, "after", 0)
         every: list[tuple[str, Relay | None, Session]] = [
             (scope, relay, session)
             for scope, relay in self._relays(query)
@@ -261,12 +261,12 @@ def _track(relay: Relay | None, shelf: Shelf | None, name: FullTrackName) -> dic
     return told
 
 
-def _number(query: Query, name: str, default: int) -> int:
+def number_of(query: Query, name: str, default: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 12):
         raise ValueError(f"{name} must be a whole number")
     return int(text)
 
 
-def _limit(query: Query) -> int:
-    return min(PAGE, _number(query, "limit", PAGE))
+def limit_of(query: Query) -> int:
+    return min(PAGE, number_of(query, "limit", PAGE))
