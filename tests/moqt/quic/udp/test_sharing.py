@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ import pytest
 
 from moqt.quic.udp.endpoint import connect, serve
 from moqt.quic.udp.sharing import SharedPort
+from tests.moqt.quic.udp.network import Network
 from tests.moqt.quic.udp.sockets import Server, echo, hang_up, until
 from tests.moqt.quic_pair import Recorder, quic_config
 
@@ -30,41 +30,6 @@ def shares(count: int, host: str = "127.0.0.1") -> list[SharedPort]:
         port = udp.getsockname()[1]
         found.append(SharedPort(number, udp, inbox, [outbox for _, outbox in pairs]))
     return found
-
-
-class Network:
-    """Between a client and the port: it sends from another address when it is told."""
-
-    def __init__(self, to: tuple[str, int]) -> None:
-        self._to = to
-        self._client: tuple[str, int] | None = None
-        self._inside = self._socket(self._from_client)
-        self._inside.bind(("127.0.0.1", 0))
-        self.port = self._inside.getsockname()[1]
-        self._outside = self._socket(self._from_server)
-
-    def _socket(self, reader) -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        made.setblocking(False)
-        asyncio.get_running_loop().add_reader(made.fileno(), reader)
-        return made
-
-    def _from_client(self) -> None:
-        data, self._client = self._inside.recvfrom(1 << 16)
-        self._outside.sendto(data, self._to)
-
-    def _from_server(self) -> None:
-        data = self._outside.recv(1 << 16)
-        self._inside.sendto(data, self._client)
-
-    def rebind(self) -> None:
-        self.close(self._outside)
-        self._outside = self._socket(self._from_server)
-
-    def close(self, *sockets: socket.socket) -> None:
-        for each in sockets or (self._inside, self._outside):
-            asyncio.get_running_loop().remove_reader(each.fileno())
-            each.close()
 
 
 @asynccontextmanager
