@@ -197,9 +197,8 @@ def test_what_is_pushed_is_kept_by_all_and_is_on_the_disk_after_a_restart(cache,
     with relay(tmp_path, *options) as hub:
         pushed = hub.publish(cache, "--push", "--json", "--durable").finish(0).json()
         assert pushed["stored"] == "disk"
-        for number in range(3):
-            hub.subscribe(cache, tmp_path / f"out{number}", name=f"subscribe{number}").finish(0)
-            cache.check(tmp_path / f"out{number}")
+        hub.subscribe(cache, tmp_path / "out").finish(0)
+        cache.check(tmp_path / "out")
         hub.process.signal(signal.SIGTERM)
         hub.process.finish(0)
     with relay(tmp_path, *options) as again:
