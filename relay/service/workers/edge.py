@@ -46,6 +46,9 @@ AGAIN_SECONDS = 1.0
 """After which a namespace is announced again that the home has refused."""
 
 
+REFUSALS = ("requests_revoked", "requests_over_limit", "claims_ignored", "malformed_tracks")
+
+
 class Trusting:
     """A policy by which the home may all: it asks for nobody but edges, which have asked theirs."""
 
@@ -350,6 +353,14 @@ class EdgeRelay(Relay):
         self.uplink.tick(now)
         self.announced.tick(now)
         self._let_go(due=now)
+        self._count_refusals()
+
+    def _count_refusals(self) -> None:
+        """What was refused to publishers was refused here, and the home has not heard of it."""
+        taken = self.taking.counters
+        for name in REFUSALS:
+            setattr(self.counters, name, getattr(self.counters, name) + getattr(taken, name))
+            setattr(taken, name, 0)
 
     def forget_all(self) -> None:
         super().forget_all()

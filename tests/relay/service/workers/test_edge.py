@@ -199,6 +199,8 @@ def test_who_has_no_right_any_more_is_no_publisher_and_no_reader_any_more():
         recheck(edge.relay)
     one.run()
     assert len(source.ended) == 1 and reader.done is not None
+    cluster.pass_time(1)
+    assert [edge.relay.counters.requests_revoked for edge in (one, two)] == [1, 1]
     assert not cluster.home.namespaces.publications
 
 
