@@ -13,6 +13,7 @@ from moqt.client import keep_ticking
 from moqt.quic.config import H3_ALPN, QuicConfig
 from moqt.quic.transport import Transport, TransportHandler
 from moqt.quic.udp import endpoint
+from moqt.quic.udp.sharing import SharedPort
 from moqt.session import Session, SessionConfig, SessionHandler
 from moqt.uri import for_transport
 from moqt.values.codes import SessionErrorCode
@@ -74,7 +75,8 @@ class serve:
     handshake's ALPN tells them apart.
 
     `handler` serves every session, or makes a handler for each. `on_session` is called
-    with each new session, before its SETUP. Raises OSError when the address is taken and
+    with each new session, before its SETUP. With `shared` other processes serve the port, too, and
+    its socket says where that is. Raises OSError when the address is taken and
     MisuseError for a draft in `quic.alpn` that has no codec.
     """
 
@@ -87,7 +89,9 @@ class serve:
         handler: SessionHandler | Callable[[], SessionHandler],
         session: SessionConfig | None = None,
         on_session: Callable[[MoqtSession], None] | None = None,
+        shared: SharedPort | None = None,
     ) -> None:
+        self._shared = shared
         self._host, self._port, self._quic = host, port, quic
         self._handler = handler
         self._config = session
@@ -133,5 +137,7 @@ class serve:
         if quic.webtransport:
             quic = replace(quic, alpn=(*protocols, H3_ALPN))
         accept = by_alpn(self._accept, protocols)
-        self._server.endpoint = await endpoint.serve(self._host, self._port, quic, accept)
+        self._server.endpoint = await endpoint.serve(
+            self._host, self._port, quic, accept, shared=self._shared
+        )
         return self._server

@@ -40,6 +40,8 @@ class Askable:
         """`upstreams` are the sessions to upstream relays, each with its place among them."""
         self._namespaces = namespaces
         self._upstreams = upstreams
+        self.is_part = False
+        """What the relay above has is ours, too: we are parts of one."""
         self.finder: Finder | None = None
         """None where there is no directory."""
         self.unreachable: set[object] = set()
@@ -79,7 +81,9 @@ class Askable:
     def goes_up(self, asking: Session) -> bool:
         """Whether other relays may be asked for what is requested by `asking`."""
         peer = asking.peer_relay
-        return asking not in self._upstreams and not (peer is not None and peer.first_hand)
+        if asking in self._upstreams:
+            return False
+        return self.is_part or peer is None or not peer.first_hand
 
     def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
         """The same for `track`: publishers here together (MOQT "Publisher Interactions"), then

@@ -82,6 +82,8 @@ class Relay(SessionHandler):
         self.clock = clock or Clock()
         self.upstream_subscriptions = 0  # that are established
         self.sessions: set[Session] = set()
+        self.parts: tuple[Relay, ...] = (self,)
+        """The relays that this one is made of."""
         self._counted = Numbers()
         """Of the sessions that have ended."""
         self.upstreams = self.refusals.trusted
@@ -358,13 +360,10 @@ class Relay(SessionHandler):
             self.counters.downstream_fetches += 1
         track.requests.add(request)
         track.idle_since = None
-        request.when_ended(lambda: self._released(track, request))
+        request.when_ended(partial(track.requests.discard, request))
         self.track_busy(track)
         if isinstance(request, IncomingSubscribe):
             track.demand.listened()
-
-    def _released(self, track: UpstreamTrack, request: TrackRequest) -> None:
-        track.requests.discard(request)
 
     def _looks(self, request: TrackRequest) -> bool:
         """Whether `request` waits, or is refused, until the directory has said who has it."""

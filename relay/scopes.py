@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from moqt.requests import (
     IncomingFetch,
@@ -47,9 +46,6 @@ def scope_of(path: str | None) -> str:
     return (path or "").partition("?")[0] or "/"
 
 
-R = TypeVar("R", bound=IncomingRequest)
-
-
 class Threshold(SessionHandler):
     """Sessions that have had no request allowed yet: the first one enters the scope of their path,
     and makes it if need be."""
@@ -67,37 +63,68 @@ class Threshold(SessionHandler):
         return self._scopes.policy.check(session, token)
 
     def publish_namespace_received(self, request: IncomingPublishNamespace) -> None:
-        take = Relay.publish_namespace_received
-        self._enter(request, Action.PUBLISH_NAMESPACE, request.namespace, take)
+        self._enter(
+            request,
+            Action.PUBLISH_NAMESPACE,
+            request.namespace,
+            lambda relay: relay.publish_namespace_received(request),
+        )
 
     def subscribe_namespace_received(self, request: IncomingSubscribeNamespace) -> None:
-        take = Relay.subscribe_namespace_received
-        self._enter(request, Action.SUBSCRIBE_NAMESPACE, request.prefix, take)
+        self._enter(
+            request,
+            Action.SUBSCRIBE_NAMESPACE,
+            request.prefix,
+            lambda relay: relay.subscribe_namespace_received(request),
+        )
 
     def subscribe_tracks_received(self, request: IncomingSubscribeTracks) -> None:
-        take = Relay.subscribe_tracks_received
-        self._enter(request, Action.SUBSCRIBE_TRACKS, request.prefix, take)
+        self._enter(
+            request,
+            Action.SUBSCRIBE_TRACKS,
+            request.prefix,
+            lambda relay: relay.subscribe_tracks_received(request),
+        )
 
     def publish_received(self, request: IncomingPublish) -> None:
-        self._enter(request, Action.PUBLISH, request.name.namespace, Relay.publish_received)
+        self._enter(
+            request,
+            Action.PUBLISH,
+            request.name.namespace,
+            lambda relay: relay.publish_received(request),
+        )
 
     def subscribe_received(self, request: IncomingSubscribe) -> None:
-        self._enter(request, Action.SUBSCRIBE, request.name.namespace, Relay.subscribe_received)
+        self._enter(
+            request,
+            Action.SUBSCRIBE,
+            request.name.namespace,
+            lambda relay: relay.subscribe_received(request),
+        )
 
     def fetch_received(self, request: IncomingFetch) -> None:
-        self._enter(request, Action.FETCH, request.name.namespace, Relay.fetch_received)
+        self._enter(
+            request,
+            Action.FETCH,
+            request.name.namespace,
+            lambda relay: relay.fetch_received(request),
+        )
 
     def track_status_received(self, request: IncomingTrackStatus) -> None:
-        take = Relay.track_status_received
         namespace = unmarked(request.name).namespace
-        self._enter(request, Action.TRACK_STATUS, namespace, take)
+        self._enter(
+            request,
+            Action.TRACK_STATUS,
+            namespace,
+            lambda relay: relay.track_status_received(request),
+        )
 
     def _enter(
         self,
-        request: R,
+        request: IncomingRequest,
         action: Action,
         namespace: TrackNamespace,
-        take: Callable[[Relay, R], None],
+        take: Callable[[Relay], None],
     ) -> None:
         """Have the relay of the session's scope `take` the request; it is refused where there is
         none and none is made for it."""
@@ -113,7 +140,7 @@ class Threshold(SessionHandler):
             )
             return
         self.sessions.discard(session)
-        take(scopes.enter(session, scope), request)
+        take(scopes.enter(session, scope))
 
 
 class Scopes(SessionHandler):
@@ -126,8 +153,11 @@ class Scopes(SessionHandler):
         *,
         clock: Clock | None = None,
         disk: DiskTier | None = None,
+        make: type[Relay] = Relay,
     ) -> None:
-        """`disk` is the second tier of the cache, and has the same `clock`."""
+        """`disk` is the second tier of the cache, and has the same `clock`. Scopes are of the kind
+        `make`."""
+        self._make = make
         self.config = config or RelayConfig()
         self.policy = policy or AllowAll()
         self.counters = Counters()
@@ -161,7 +191,7 @@ class Scopes(SessionHandler):
     def _relay(self, scope: str) -> Relay:
         relay = self.relays.get(scope)
         if relay is None:
-            relay = self.relays[scope] = Relay(
+            relay = self.relays[scope] = self._make(
                 self.config,
                 self.policy,
                 share=self.cache.share(scope),

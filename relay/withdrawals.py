@@ -30,6 +30,11 @@ def recheck(relay: Relay) -> None:
     A subscription ends with PUBLISH_DONE UNAUTHORIZED, a request that waits with
     REQUEST_ERROR UNAUTHORIZED, everything else with a reset, EXPIRED_AUTH_TOKEN.
     """
+    for part in relay.parts:
+        _recheck(part)
+
+
+def _recheck(relay: Relay) -> None:
     for session in relay.sessions:
         relay.refusals.believe(session)
     _publishers(relay)

@@ -21,6 +21,8 @@ class TransportCounters:
     """Answered with Version Negotiation."""
     datagrams_ignored: int = 0
     """For no connection there is, and beginning none."""
+    datagrams_handed_over: int = 0
+    """For connections of other processes on the port, which got them."""
     retries_sent: int = 0
     """Handshakes that had to prove their address first."""
     resets_sent: int = 0

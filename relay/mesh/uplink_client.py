@@ -6,15 +6,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from moqt.aio import MoqtSession
 from moqt.backoff import Backoff
 from moqt.quic.config import QuicConfig
 from moqt.quic.transport import connection_of
 from moqt.redirects import Churn
+from moqt.session import Session
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError, SessionClosed
-from relay.mesh.uplink import Uplink
 
 logger = logging.getLogger("relay")
 
@@ -42,6 +43,23 @@ class Upstream:
     """Announce there what is published here."""
 
 
+class Uses(Protocol):
+    """Who uses the session."""
+
+    @property
+    def session(self) -> Session | None:
+        """The one that is used now."""
+
+    def attach(self, session: Session) -> None:
+        """A session is established; an older one may still be there."""
+
+    def leave(self, session: Session) -> None:
+        """The peer is going away (GOAWAY)."""
+
+    def detach(self, session: Session) -> None:
+        """The session has ended."""
+
+
 class UplinkClient:
     """Keeps one session to `url`, or to where GOAWAY has sent it.
 
@@ -51,7 +69,7 @@ class UplinkClient:
 
     def __init__(
         self,
-        uplink: Uplink,
+        uplink: Uses,
         url: str,
         connect: Connect,
         *,

@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,10 @@ from moqt.token_file import TokenFileError, bearer, read_token_file
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
+from relay.config import Clock, RelayConfig
+from relay.disk.files import Folder, InUse
+from relay.disk.threads import Threads
+from relay.disk.tier import DiskTier
 from relay.mesh.directory_client import DIRECTORY_SCHEMES, Mesh
 from relay.mesh.uplink_client import Upstream
 
@@ -253,3 +258,15 @@ def check_free(wanted: str, host: str, port: int, kind: socket.SocketKind) -> No
         failure = error
     if failure is not None:
         raise cannot_listen(wanted, failure) from None
+
+
+def disk_in(folder: Path, config: RelayConfig, clock: Clock) -> DiskTier:
+    """The disk tier in `folder`, which this process has from now on. Raises Failure."""
+    try:
+        return DiskTier(Folder(folder), Threads(), config, clock, time.time)
+    except InUse as error:
+        raise Failure(f"--cache-dir: {error}") from None
+    except FileExistsError:
+        raise Failure(f"--cache-dir: {folder} is no folder") from None
+    except OSError as error:
+        raise Failure(f"--cache-dir: {folder}: {error.strerror or error}") from None

@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,9 +24,7 @@ from moqt.token_file import TokenFileError, read_token_file
 from moqt.values.config import SessionConfig
 from moqt.values.errors import MoqtError
 from relay.config import Clock, RelayConfig
-from relay.disk.files import Folder, InUse
-from relay.disk.threads import DiskUnreadable, Threads
-from relay.disk.tier import DiskTier
+from relay.disk.threads import DiskUnreadable
 from relay.rights.tokens import PrincipalsFileError, TokenPolicy
 from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
@@ -40,6 +37,7 @@ from relay.service.checks import (
     check_makeable,
     check_pair,
     check_reset_key,
+    disk_in,
     mesh_of,
     upstreams_of,
 )
@@ -50,6 +48,7 @@ from relay.service.self_signed import self_signed_certificate
 from relay.service.settings import Setting, settings_of, text, unknown_variables
 from relay.service.told.logs import LogFormat, begin
 from relay.service.told.process import version_of
+from relay.service.workers.settings import MOST
 
 logger = logging.getLogger("relay")
 
@@ -141,6 +140,16 @@ def relay_command(
     cache_disk: Annotated[
         str | None, _Option(help="What these files may take.", show_default=DISK)
     ] = None,
+    workers: Annotated[
+        int,
+        _Option(
+            metavar="N",
+            min=1,
+            max=MOST,
+            help="Serve clients in N processes on the one port, so that a relay has more than one "
+            "core; above 1 another process has the cache.",
+        ),
+    ] = 1,
     mtu: Annotated[
         int,
         _Option(
@@ -391,6 +400,9 @@ def relay_command(
             check_reset_key(reset_key)
         print(f"{PROGRAM}: a relay can start with these settings")
         raise typer.Exit
+    if workers > 1:
+        # their sockets would go along with those of another relay of this user
+        check_free(listen, host, port, socket.SOCK_DGRAM)
     if self_signed is not None:
         # Last of all: what ends here must not have taken the certificate of a relay that runs.
         check_free(listen, host, port, socket.SOCK_DGRAM)
@@ -404,9 +416,6 @@ def relay_command(
         reset_key = self_signed / f"reset-{port}.key"
     if reset_key is not None:
         check_reset_key(reset_key)
-    clock = Clock()
-    disk = None if cache_dir is None else _disk(cache_dir, relay_config, clock)
-    scopes = Scopes(relay_config, policy, clock=clock, disk=disk)
     config = DaemonConfig(
         host=host,
         port=port,
@@ -439,7 +448,25 @@ def relay_command(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to look at again
     try:
         with asyncio.Runner(loop_factory=watched_loop) as runner:
-            runner.run(run(scopes, config, ready=ready))
+            if workers > 1:
+                # with it comes an HTTP server: who wants neither starts without
+                from relay.service.workers.supervisor import Plan, supervise
+
+                plan = Plan(
+                    workers=workers,
+                    daemon=config,
+                    relay=relay_config,
+                    auth=auth,
+                    cache_dir=cache_dir,
+                    log_level=level,
+                    log_format=log_format,
+                )
+                runner.run(supervise(plan, ready=ready))
+            else:
+                clock = Clock()
+                disk = None if cache_dir is None else disk_in(cache_dir, relay_config, clock)
+                scopes = Scopes(relay_config, policy, clock=clock, disk=disk)
+                runner.run(run(scopes, config, ready=ready))
     except DiskUnreadable as error:
         raise Failure(f"--cache-dir: {error}") from error
     except OSError as error:
@@ -454,17 +481,6 @@ def settings() -> dict[str, Setting]:
     """What can be set by option, variable and file alike."""
     without = ("ctx", "config_file", "print_config", "check_config", "show_version", "limit")
     return settings_of(relay_command, without)
-
-
-def _disk(folder: Path, config: RelayConfig, clock: Clock) -> DiskTier:
-    try:
-        return DiskTier(Folder(folder), Threads(), config, clock, time.time)
-    except InUse as error:
-        raise Failure(f"--cache-dir: {error}") from None
-    except FileExistsError:
-        raise Failure(f"--cache-dir: {folder} is no folder") from None
-    except OSError as error:
-        raise Failure(f"--cache-dir: {folder}: {error.strerror or error}") from None
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import moqt
 from moqt.loop_hold import forget_holds, longest_hold, longest_work
 from moqt.quic.config import QuicConfig
 from moqt.quic.udp.endpoint import Endpoint
+from moqt.quic.udp.sharing import SharedPort
 from moqt.session import Session
 from moqt.uri import parse_uri
 from moqt.values.config import SessionConfig
@@ -34,6 +35,8 @@ from relay.scopes import Scopes
 from relay.service.certificate import ServedCertificate
 from relay.service.garbage import Garbage
 from relay.service.metrics import RelayMetrics
+from relay.service.told.answers import Answers, OwnAnswers
+from relay.service.told.answers import Upstream as Above
 from relay.service.told.process import ProcessMetrics
 from relay.service.told.transport import TransportMetrics
 from relay.withdrawals import recheck
@@ -76,6 +79,46 @@ class DaemonConfig:
     """That of `quic`, when it is to be followed."""
     drain_timeout: float = 10.0
     """How long sessions have to leave after GOAWAY."""
+    shared: SharedPort | None = None
+    """The port's socket, where other processes are on it, too."""
+
+
+class Orders(Protocol):
+    """Who tells a relay to stop, or to look at its files again."""
+
+    def begin(self, answers: Answers, stop: Callable[[], None], reload: Callable[[], None]) -> None:
+        """It serves: call `stop` to have it drain, once more to cut that short. `answers` are what
+        it has to tell."""
+
+    def end(self) -> None:
+        """It serves no more: call nothing."""
+
+
+class Signals:
+    """SIGTERM and SIGINT to stop, SIGHUP to look again; whoever started the process is told how it
+    is (sd_notify(3))."""
+
+    def begin(self, answers: Answers, stop: Callable[[], None], reload: Callable[[], None]) -> None:
+        def hangup() -> None:
+            logger.info("SIGHUP: the files of principals and certificate are looked at again")
+            notify(f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns() // 1000}")
+            reload()
+            notify("READY=1")
+
+        def stopping() -> None:
+            notify("STOPPING=1")
+            stop()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping)
+        loop.add_signal_handler(signal.SIGHUP, hangup)
+        notify("READY=1")
+
+    def end(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
 
 
 async def run(
@@ -84,14 +127,14 @@ async def run(
     *,
     ready: Callable[[int, int | None], None] | None = None,
     stop: asyncio.Event | None = None,
+    orders: Orders | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT (or `stop`), then drain; a second signal cuts it short.
+    """Serve until `orders` (those of signals unless given), or `stop`, say not to, then drain.
 
-    SIGHUP has the files of principals and certificate looked at again.
     `ready` is told the real ports, that of the admin listener second. Raises OSError when an
     address cannot be listened on, DiskUnreadable for a folder of the disk tier that cannot be read.
     """
-    loop = asyncio.get_running_loop()
+    orders = orders or Signals()
     stopping = stop or asyncio.Event()
     hurry = asyncio.Event()
 
@@ -102,9 +145,10 @@ async def run(
     tasks: list[asyncio.Task[None]] = []
     loading: asyncio.Task[None] | None = None
     mesh: DirectoryClient | None = None
-    relay_id = secrets.randbits(62)
+    relay_id = config.session.relay_id or secrets.randbits(62)
     uplinks = _uplinks(scopes, config.upstreams)
-    listener = await _admin(scopes, config, numbers, uplinks)
+    answers = _answers(scopes, config, numbers, uplinks)
+    listener = await _admin(config, answers)
     try:
         if scopes.disk is not None:
             loading = await loaded(scopes.disk)
@@ -116,10 +160,9 @@ async def run(
             quic=config.quic,
             session=replace(config.session, relay_id=relay_id),
             handler=scopes,
+            shared=config.shared,
         )
         try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, signalled)
             transport = TransportMetrics(server.endpoint)
             numbers.registry.register(transport)
             process = ProcessMetrics(server.endpoint.backend)
@@ -127,15 +170,11 @@ async def run(
             def reload() -> None:
                 _reload(scopes, config, server.endpoint, process)
 
-            def hangup() -> None:
-                logger.info("SIGHUP: the files of principals and certificate are looked at again")
-                _notify(f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns() // 1000}")
+            def look() -> None:
                 if config.certificate is not None:
                     config.certificate.look()
                 reload()
-                _notify("READY=1")
 
-            loop.add_signal_handler(signal.SIGHUP, hangup)
             numbers.registry.register(process)
             tasks.append(asyncio.create_task(_tick(scopes, numbers, transport, uplinks, reload)))
             for uplink, upstream in zip(uplinks, config.upstreams, strict=True):
@@ -150,15 +189,14 @@ async def run(
                 task.add_done_callback(lambda _: stopping.set())
             gc.freeze()  # what was imported is no garbage: a look at it takes 40 ms
             forget_holds()  # those of the start
+            orders.begin(answers, signalled, look)
             if ready is not None:
                 ready(server.port, None if listener is None else listener.port)
             if listener is not None:
                 listener.not_ready = None
-            _notify("READY=1")
             await stopping.wait()
             if listener is not None:
                 listener.not_ready = "the relay is draining"
-            _notify("STOPPING=1")
             if mesh is not None:
                 mesh.leave()
             await _drain(server, config.drain_timeout, hurry)
@@ -169,8 +207,7 @@ async def run(
                     task.result()
         finally:
             await server.close()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+            orders.end()
     finally:
         for task in tasks:
             task.cancel()
@@ -190,19 +227,23 @@ def _uplinks(scopes: Scopes, upstreams: Sequence[Upstream]) -> list[Uplink]:
     ]
 
 
-async def _admin(
+def _answers(
     scopes: Scopes, config: DaemonConfig, numbers: RelayMetrics, uplinks: Sequence[Uplink]
-) -> Admin | None:
+) -> Answers:
+    above = [
+        Above(upstream.url, partial(_session, uplink))
+        for upstream, uplink in zip(config.upstreams, uplinks, strict=True)
+    ]
+    return OwnAnswers(scopes, numbers.registry, above)
+
+
+async def _admin(config: DaemonConfig, answers: Answers) -> Admin | None:
     if config.admin is None:
         return None
     # an HTTP server takes a tenth of a second to import: who wants none starts without
-    from relay.service import admin
+    from relay.service.admin import Admin
 
-    above = [
-        admin.Upstream(upstream.url, partial(_session, uplink))
-        for upstream, uplink in zip(config.upstreams, uplinks, strict=True)
-    ]
-    listener = admin.Admin(scopes, numbers.registry, token=config.admin_token, upstreams=above)
+    listener = Admin(answers, token=config.admin_token)
     await listener.start(*config.admin)
     return listener
 
@@ -304,7 +345,7 @@ async def _drain(server: moqt.Server, seconds: float, hurry: asyncio.Event) -> N
         await asyncio.sleep(0.05)
 
 
-def _notify(state: str) -> None:
+def notify(state: str) -> None:
     """Tell the supervisor that started this process, if one wants to be told (sd_notify(3)).
 
     One that cannot be reached stops nothing.

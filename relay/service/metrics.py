@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -201,7 +202,7 @@ class RelayMetrics(Collector):
             },
         }
         for relay in self.scopes.relays.values():
-            for name, value in _numbers(relay).items():
+            for name, value in _total(relay).items():
                 self._gauges[name] += value
         sessions = self.scopes.sessions()
         self._gauges["sessions"] = len(sessions)
@@ -254,8 +255,15 @@ class RelayMetrics(Collector):
         )
 
 
-def _numbers(relay: Relay) -> dict[str, int]:
+def _total(relay: Relay) -> dict[str, int]:
     """The gauges of one scope."""
+    total: Counter[str] = Counter()
+    for part in relay.parts:
+        total.update(_numbers(part))
+    return total
+
+
+def _numbers(relay: Relay) -> dict[str, int]:
     return {
         "upstream_sessions": len(relay.upstreams),
         "mesh_sessions": 0 if relay.askable.finder is None else len(relay.askable.finder.sessions),

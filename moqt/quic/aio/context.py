@@ -59,9 +59,11 @@ class QuicContext:
         memory: WindowMemory | None = None,
         paths: PathMemory | None = None,
         tickets: HeldTickets | None = None,
+        number: int | None = None,
     ) -> None:
         """`memory`, `paths` and `tickets` are the process's; without them the endpoint has its
-        own."""
+        own. The connection ids of a server with a `number` begin with that octet."""
+        self._number = number
         self.config = config
         self.memory = memory or WindowMemory()
         self.paths = PathMemory() if paths is None else paths
@@ -237,6 +239,7 @@ class QuicContext:
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
             reset_token=self.resets.token,
+            number=self._number,
             memory=self.memory,
             paths=self.paths,
             origin="" if addr is None else origin_of(addr),

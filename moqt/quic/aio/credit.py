@@ -66,9 +66,11 @@ class StreamTable(QuicConnection):
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
         reset_token: Callable[[bytes], bytes] | None = None,
+        number: int | None = None,
     ) -> None:
         """`memory`: what the connections of the process share, of which this one is counted to
-        `origin`. `reset_token`: a server's, of each of its connection ids."""
+        `origin`. `reset_token`: a server's, of each of its connection ids, which begin with
+        `number` where there is one."""
         super().__init__(
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
@@ -76,7 +78,9 @@ class StreamTable(QuicConnection):
         )
         self._logger.logger = AIOQUIC_LOG
         self._reset_token = reset_token
-        self._name_resets(self._host_cids)
+        self._number = None if number is None else bytes([number])
+        self._mark(self._host_cids)
+        self.host_cid = self._local_initial_source_connection_id = self._host_cids[0].cid
         self.config = config
         self.unsent = 0
         self.consumed = 0  # octets the application is done with, over all streams
@@ -150,11 +154,14 @@ class StreamTable(QuicConnection):
     def _replenish_connection_ids(self) -> None:
         before = len(self._host_cids)
         super()._replenish_connection_ids()
-        self._name_resets(self._host_cids[before:])
+        self._mark(self._host_cids[before:])
 
-    def _name_resets(self, cids: Iterable[QuicConnectionId]) -> None:
-        if self._reset_token is not None:
-            for each in cids:
+    def _mark(self, cids: Iterable[QuicConnectionId]) -> None:
+        """Say in fresh connection ids whose they are, and give them their reset tokens."""
+        for each in cids:
+            if self._number is not None:
+                each.cid = self._number + each.cid[1:]
+            if self._reset_token is not None:
                 each.stateless_reset_token = self._reset_token(each.cid)
 
     # ---- what the transport asks

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable
 
@@ -23,7 +22,9 @@ from moqt.quic.packets.layout import CID_LENGTH, Address, Datagram, origin_of, s
 from moqt.quic.packets.retry import parse_long_header
 from moqt.quic.packets.tickets import HeldTickets
 from moqt.quic.udp.admission import Admission
+from moqt.quic.udp.binding import bound, resolve
 from moqt.quic.udp.refusals import Refusals
+from moqt.quic.udp.sharing import SharedPort
 from moqt.quic.udp.socket import UdpSocket
 from moqt.quic.udp.turns import TURN_SECONDS, Receiving
 from moqt.quic.windows import WindowMemory
@@ -67,7 +68,9 @@ class Endpoint:
         handler_factory: HandlerFactory,
         *,
         clock: Callable[[], float] = time.monotonic,
+        shared: SharedPort | None = None,
     ) -> None:
+        """`shared`: other processes are on the port, too."""
         self.counters = TransportCounters()
         self.waits = Waits()
         self._context = context
@@ -80,6 +83,7 @@ class Endpoint:
         self._routes: dict[bytes, AioquicTransport] = {}
         self._cids: dict[AioquicTransport, set[bytes]] = {}
         self._timers: dict[AioquicTransport, tuple[float, asyncio.TimerHandle]] = {}
+        self._shared = shared
         self._woken: set[AioquicTransport] = set()
         self._waiters: dict[AioquicTransport, asyncio.Future[None]] = {}
         self._backlog: list[Datagram] = []
@@ -92,6 +96,8 @@ class Endpoint:
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop.add_reader(udp.sock.fileno(), self._on_readable)
+        if shared is not None:
+            self._loop.add_reader(shared.inbox.fileno(), self._on_handed, shared)
 
     # ---- what an application uses
 
@@ -194,8 +200,16 @@ class Endpoint:
                 if transport.takes_reset(data, addr, now):
                     self._pump(transport)
             return
+        if self._shared is None or not self._shared.hand_over(data, addr):
+            self._begin(data, addr)
+        else:
+            self.counters.datagrams_handed_over += 1
+
+    def _begin(self, data: bytes, addr: Address) -> None:
+        """A datagram that begins a connection here, or is of none."""
         if self._closing:
             return
+        now = self._clock()
         header = parse_long_header(data)
         if header is None:
             self._reset(data, addr, now)
@@ -279,6 +293,8 @@ class Endpoint:
         self._closing = True
         self._closed.set()
         self._loop.remove_reader(self._udp.sock.fileno())
+        if self._shared is not None:
+            self._loop.remove_reader(self._shared.inbox.fileno())
         if self._backlog:
             self._loop.remove_writer(self._udp.sock.fileno())
             self._backlog.clear()
@@ -298,6 +314,15 @@ class Endpoint:
         batches, _ = self._udp.receive(self._receiving.octets)
         if self._udp.refused:
             self._on_refused()
+        self._take(batches, self._accept)
+        self._receiving.took(time.thread_time() - began)
+
+    def _take(
+        self,
+        batches: list[tuple[list[bytes], Address]],
+        other: Callable[[bytes, Address], None],
+    ) -> None:
+        """Give connections their datagrams, and `other` those of none."""
         routes = self._routes
         now = self._clock()
         touched: dict[AioquicTransport, list[tuple[Address, list[bytes]]]] = {}
@@ -319,16 +344,18 @@ class Endpoint:
                     cid = data[1 : 1 + CID_LENGTH]
                 transport = routes.get(cid)
                 if transport is None:
-                    self._accept(data, addr)
+                    other(data, addr)
                     continue
                 _add_run(touched, transport, addr, [data])
         for transport, runs in touched.items():
             for addr, run in runs:
-                answer = transport.receive(run, addr, now)
-                if answer:
+                if answer := transport.receive(run, addr, now):
                     self._send(answer)
             self._pump(transport)
-        self._receiving.took(time.thread_time() - began)
+
+    def _on_handed(self, shared: SharedPort) -> None:
+        """Other processes on the port got what is for connections here."""
+        self._take([([data], addr) for data, addr in shared.handed()], self._begin)
 
     def _on_refused(self) -> None:
         """An ICMP answer on a client's socket: nobody listens there."""
@@ -490,27 +517,24 @@ async def serve(
     port: int,
     config: QuicConfig,
     handler_factory: HandlerFactory,
+    *,
+    shared: SharedPort | None = None,
 ) -> Endpoint:
-    """Listen on `host` (None or "" for every address) and `port` (0 for a free one).
+    """Listen on `host` (None or "" for every address) and `port` (0 for a free one), or on the
+    socket of `shared`, which has its address.
 
     `handler_factory(transport)` makes the handler of each connection; it is called when the
     client's first packet could be read, before the handshake is complete.
     """
-    context = QuicContext(config, is_client=False, memory=WINDOW_MEMORY, paths=PATHS)
+    number = None if shared is None else shared.number
+    context = QuicContext(config, is_client=False, memory=WINDOW_MEMORY, paths=PATHS, number=number)
+    size = config.socket_buffer
     try:
-        infos = await _resolve(host or None, port, passive=True)
-        if not host:
-            # One IPv6 socket serves both families; without IPv6 there is only the other.
-            infos.sort(key=lambda info: info[0] != socket.AF_INET6)
-        failure: OSError | None = None
-        for family, _, _, _, addr in infos:
-            try:
-                udp = UdpSocket(family, local=addr, buffer_size=config.socket_buffer)
-            except OSError as exc:
-                failure = failure or exc
-                continue
-            return Endpoint(context, udp, handler_factory)
-        raise failure or OSError(f"cannot resolve {host}")
+        if shared is None:
+            udp = await bound(host, port, buffer_size=size)
+        else:
+            udp = UdpSocket(shared.udp.family, bound=shared.udp, buffer_size=size)
+        return Endpoint(context, udp, handler_factory, shared=shared)
     except BaseException:
         context.close()
         raise
@@ -537,7 +561,7 @@ async def connect(
     deadline = loop.time() + budget
     try:
         async with asyncio.timeout(budget):
-            infos = await _resolve(host, port, passive=False)
+            infos = await resolve(host, port, passive=False)
     except TimeoutError:
         raise QuicConnectError(f"cannot resolve {host} within {budget:g} s") from None
     except OSError as exc:
@@ -574,18 +598,3 @@ async def connect(
             f"cannot connect to {host}: no answer within {budget:g} s: {NO_ANSWER}"
         )
     raise failure
-
-
-async def _resolve(
-    host: str | None, port: int, *, passive: bool
-) -> list[tuple[int, int, int, str, Address]]:
-    infos = await asyncio.get_running_loop().getaddrinfo(
-        host,
-        port,
-        type=socket.SOCK_DGRAM,
-        flags=socket.AI_PASSIVE if passive else 0,
-    )
-    seen: dict[Address, tuple[int, int, int, str, Address]] = {}
-    for info in infos:
-        seen.setdefault(info[4], info)
-    return list(seen.values())

@@ -82,20 +82,28 @@ class UdpSocket:
         remote: Address | None = None,
         buffer_size: int = 4 << 20,
         offload: bool = True,
+        shared: bool = False,
+        bound: socket.socket | None = None,
     ) -> None:
+        """`shared`: others may bind sockets of theirs to `local`, too, of this user. `bound` is
+        such a one, to be used in place of a new one; it stays its maker's."""
         self.refused = False
         self.dropped = 0  # datagrams the kernel would not send
         self._connected = remote is not None
         self._warned: set[tuple[int, int]] = set()
         self._buffer = bytearray(1 << 16)
         self._view = memoryview(self._buffer)
-        self.sock = socket.socket(family, socket.SOCK_DGRAM)
+        self.sock = socket.socket(family, socket.SOCK_DGRAM) if bound is None else bound.dup()
+        if bound is not None:
+            local = bound.getsockname()
         try:
             self.sock.setblocking(False)
+            if shared:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 with contextlib.suppress(OSError):
                     self.sock.setsockopt(socket.SOL_SOCKET, option, buffer_size)
-            if family == socket.AF_INET6:
+            if family == socket.AF_INET6 and bound is None:
                 with contextlib.suppress(OSError):
                     # "::" then also serves IPv4; a specific address is not affected.
                     self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -103,7 +111,7 @@ class UdpSocket:
             self.gro = offload and self._try_option(UDP_GRO, 1)
             self.gso = offload and self._try_option(UDP_SEGMENT, 0)
             self._pktinfo = local is not None and _is_wildcard(local) and self._ask_pktinfo(family)
-            if local is not None:
+            if local is not None and bound is None:
                 self.sock.bind(local)
             if remote is not None:
                 self.sock.connect(remote)

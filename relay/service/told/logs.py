@@ -25,6 +25,11 @@ class JsonFormatter(logging.Formatter):
     `connection` ID and, where that is known, its `peer`; of a fault in the program its
     `exception`."""
 
+    def __init__(self, worker: str = "") -> None:
+        """`worker` is the one whose lines they are, where there are several."""
+        super().__init__()
+        self._worker = worker
+
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         told: dict[str, Any] = {
@@ -32,6 +37,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
+        if self._worker:
+            told["worker"] = self._worker
         found = _CONNECTION.match(message)
         if found is not None:
             told["connection"] = found[1]
@@ -44,12 +51,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(told)
 
 
-def begin(level: int, style: LogFormat) -> None:
-    """Log to standard error from now on."""
+def begin(level: int, style: LogFormat, worker: str = "") -> None:
+    """Log to standard error from now on, as the `worker` of that name where there are several."""
+    name = f"%(name)s[{worker}]" if worker else "%(name)s"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter()
+        JsonFormatter(worker)
         if style is LogFormat.JSON
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        else logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s")
     )
     logging.basicConfig(level=level, handlers=[handler])

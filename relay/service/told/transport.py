@@ -34,6 +34,7 @@ COUNTERS = {
     "handshakes_resumed": "Handshakes completed with a session ticket, without a certificate.",
     "versions_refused": "Clients of a QUIC version that is not spoken.",
     "datagrams_ignored": "Datagrams of no connection, which began none.",
+    "datagrams_handed_over": "Datagrams for connections of other workers, which got them.",
     "retries_sent": "Clients asked to prove their address.",
     "resets_sent": "Of the datagrams ignored, those answered with a stateless reset.",
     "connections_over_budget": "Connections closed because they held too much out of order.",

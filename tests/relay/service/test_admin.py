@@ -21,6 +21,7 @@ from relay.config import RelayConfig
 from relay.scopes import Scopes
 from relay.service import admin
 from relay.service.admin import MAX_CONNECTIONS, Admin
+from relay.service.told import answers
 from tests.relay.service.program import check_sentence, run, running
 from tests.relay.star import everything, publish
 
@@ -50,8 +51,9 @@ async def ask(listener, path, token=None, **how):
 class Listening:
     """An Admin of a relay that serves nobody."""
 
-    def __init__(self, host="127.0.0.1", **how):
-        self.listener = Admin(Scopes(RelayConfig()), CollectorRegistry(), **how)
+    def __init__(self, host="127.0.0.1", upstreams=(), **how):
+        told = answers.OwnAnswers(Scopes(RelayConfig()), CollectorRegistry(), upstreams)
+        self.listener = Admin(told, **how)
         self.host = host
 
     async def __aenter__(self):
@@ -143,7 +145,7 @@ def test_a_relay_that_drains_is_not_ready(tmp_path):
 
 
 async def test_a_relay_whose_upstream_is_gone_is_not_ready():
-    above = admin.Upstream("moqt://above.example", lambda: None)
+    above = answers.Upstream("moqt://above.example", lambda: None)
     async with Listening(upstreams=[above]) as listener:
         status, text = await ask(listener, "/readyz")
         assert (status, text) == (
@@ -301,7 +303,7 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path):
 async def test_a_relay_does_not_wait_at_its_end_for_who_does_not_read_what_was_asked_for():
     registry = CollectorRegistry()
     Gauge("large", "more than the sockets hold " * 1_000_000, registry=registry)
-    listener = Admin(Scopes(RelayConfig()), registry)
+    listener = Admin(answers.OwnAnswers(Scopes(RelayConfig()), registry))
     await listener.start("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", listener.port)) as asking:
         asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from relay.config import RelayConfig
 from relay.scopes import Scopes
 from relay.service import admin
+from relay.service.told import answers
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 async def test_every_path_of_the_admin_listener_is_described_and_no_other():
     text = PAGE.read_text()
-    listener = admin.Admin(Scopes(RelayConfig()), CollectorRegistry())
+    listener = admin.Admin(answers.OwnAnswers(Scopes(RelayConfig()), CollectorRegistry()))
     await listener.start("127.0.0.1", 0)
     try:
         routes = set(listener.routes)
@@ -26,4 +27,4 @@ async def test_every_path_of_the_admin_listener_is_described_and_no_other():
     assert described == routes
     assert f"At most {admin.MAX_CONNECTIONS} connections" in text
     assert f"at most {admin.CONNECTION_SECONDS:.0f} s" in text
-    assert f"({admin.PAGE:,} at most)" in text
+    assert f"({answers.PAGE:,} at most)" in text
