@@ -37,7 +37,7 @@ from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.deadlines import Deadline, Deadlines
-from moqt.values.names import MAX_LOCATION, Location, location_after, location_before
+from moqt.values.names import MAX_LOCATION, START, Location, location_after, location_before
 from relay.config import RelayConfig
 
 logger = logging.getLogger("relay")
@@ -67,7 +67,6 @@ READERS_LOOKED_AT: Final = 256
 """Readers that may be asked for every eviction."""
 SHARES_PER_EVICTION: Final = 8
 """Scopes of which it is seen who has most, for each eviction: of more, all after several."""
-START: Final = Location(0, 0)
 
 
 def _is_near(location: Location, reader: Location) -> bool:
@@ -119,6 +118,8 @@ class Share:
         """Billed for whole Objects and for what is known of tracks."""
         self.known = 0
         """Of these, for what is known."""
+        self.told = False
+        """The log has heard that it is at `cache_octets_per_scope`."""
         self.uses: OrderedDict[TrackStore, _Use] = OrderedDict()
         """Of the tracks of which something may be evicted; least recently used first."""
 
@@ -191,8 +192,6 @@ class Cache:
         """Intervals of knowledge that are billed, of tracks and of FETCHes that run."""
         self.intervals_refused = 0
         """Ranges that were not remembered: at `max_intervals_per_track`, or without room."""
-        self._quotas_told: set[str] = set()
-        """Scopes of which the log has heard that they are at `cache_octets_per_scope`."""
         self._told = False
         """The log has heard of a track at `max_intervals_per_track`."""
         self.properties = 0
@@ -291,8 +290,8 @@ class Cache:
         return True
 
     def _tell_quota(self, share: Share) -> None:
-        if share.scope not in self._quotas_told:
-            self._quotas_told.add(share.scope)
+        if not share.told:
+            share.told = True
             logger.warning(
                 "%s is at its limit in memory (cache_octets_per_scope, %d octets): what it brings "
                 "displaces its own",
@@ -464,7 +463,7 @@ class Cache:
         if not stored.complete or stored.gone:
             return
         self.hits += 1
-        uses = self.owners.get(store, self._unowned).uses
+        uses = self._owner(store).uses
         use = uses.get(store)
         if use is None:
             use = uses[store] = _Use(self._ticked)
@@ -551,7 +550,7 @@ class Cache:
         self.objects += 1
         if store.listeners:
             self._fresh[stored] = store
-        share = self.owners.get(store, self._unowned)
+        share = self._owner(store)
         share.octets += stored.received + len(stored.properties) + OBJECT_OVERHEAD
         uses = share.uses
         use = uses.get(store)
@@ -583,7 +582,7 @@ class Cache:
         self._awaited.pop(stored, None)
         price = bill(stored)
         self.billed -= price
-        self.owners.get(store, self._unowned).octets -= price
+        self._owner(store).octets -= price
         self.octets -= stored.received
         store.evict(stored)
 

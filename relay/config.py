@@ -51,9 +51,10 @@ class RelayConfig:
     disk_queue_octets: int = 64 << 20
     """What may wait to be written, one scope half of it; what comes beyond is written later if it
     is still in memory then."""
-    disk_memory_octets: int = 64 << 20
-    """Memory that the bookkeeping of the disk tier may take, one scope half of it: which ranges of
-    tracks are on the disk, or on their way; a track that finds no room is kept in memory alone."""
+    disk_memory_octets: int = 128 << 20
+    """Memory that the bookkeeping of the disk tier may take, one scope half of it: names and
+    properties of tracks on the disk, and which ranges of them are there, or on their way; one that
+    finds no room is kept in memory alone."""
     disk_reads: int = 256
     """Reads from the disk that may be under way, one scope half of them; for more, and while the
     disk hangs, publishers are asked."""

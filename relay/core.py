@@ -71,8 +71,8 @@ class Relay(SessionHandler):
         clock: Clock | None = None,
         on_disk: OnDisk | None = None,
     ) -> None:
-        """`counters`, `clock` and the cache, of which this has a `share`, are given when other
-        scopes have them too; their owner has Objects expire. `on_disk`: what the disk has of it."""
+        """`counters`, `clock` and the cache, of which this has a `share`, are given when others
+        have them too; their owner has Objects expire. `on_disk`: what the disk has of the scope."""
         self.config = config or RelayConfig()
         self.counters = counters or Counters()
         self.refusals = Refusals(self.config, policy or AllowAll(), self.counters)
@@ -406,8 +406,8 @@ class Relay(SessionHandler):
         if not isinstance(request, IncomingSubscribe) or not timeout:
             self._absent(request)
         elif self._may_wait(request):
-            waits = min(timeout / 1000, self.config.max_rendezvous)
-            self.waiting.for_publisher(request, self.clock.now + waits)
+            most = self.clock.now + min(timeout / 1000, self.config.max_rendezvous)
+            self.waiting.for_publisher(request, self.waiting.rendezvous_ends(request, most))
 
     def _absent(
         self, request: TrackRequest, retry: int | None = None, denied: Collection[Session] = ()

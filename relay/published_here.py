@@ -145,7 +145,7 @@ class PublishedHere:
         track, retry = self._tracks.get(name), None
         if self._shelf is None:
             reason = "the relay has no disk tier"
-        elif track is not None and track.filling.kept is not None and track.filling.kept.busy:
+        elif track is not None and track.filling.kept is not None and track.filling.kept.writing:
             reason, retry = "it is being written", WRITTEN_SOON_MS
         elif self._shelf.tier.failing:
             reason = "the relay's disk is full, or fails"

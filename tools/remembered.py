@@ -95,15 +95,20 @@ ROWS = (
         "Keeping._skipped Part._order",
     ),
     _row(
-        "ranges of tracks that are on the disk, or on their way", "all tracks",
-        "`disk_memory_octets`, one scope half", "128 each, and 1,024 a track",
+        "names, properties and ranges of tracks on the disk, or on their way", "all tracks",
+        "`disk_memory_octets`, one scope half",
+        "128 a range; 1,152 a track, its octets, 512 a field of its namespace and 768 a file",
         "`disk_memory_bytes`, `disk_memory_refused_total`",
-        "a track in too many pieces is kept in memory alone; files found at the start go",
+        "the one out of use for longest goes; one in too many pieces is kept in memory alone",
         "Lost._ranges",
     ),
     _row(
         "reads from the disk that have not come back", "all tracks", "`disk_reads`, one scope half",
         "", "`disk_reads`, `disk_reads_refused_total`", "publishers are asked", "Reads._waiting",
+    ),
+    _row(
+        "tracks without a publisher that wait to be read", "all tracks",
+        "`max_tracks`, each for `disk_timeout`", "", "", "", "Reads._queue Shelf.turns",
     ),
     _row(
         "ranges that wait to be read from a file", "track", "256 (`MAX_READS`)", "", "",

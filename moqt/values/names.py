@@ -23,6 +23,7 @@ class Location(NamedTuple):
     object: int
 
 
+START = Location(0, 0)
 MAX_LOCATION = Location(MAX_VI64, MAX_VI64)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 from moqt.session import Session, session_of
 from moqt.values.names import FullTrackName, TrackNamespace
@@ -37,6 +38,8 @@ class Waiting:
         self._named: dict[FullTrackName, dict[TrackRequest, None]] = {}
         """The same by name: others wait in the same namespace."""
         self._of_session: Counter[Session] = Counter()
+        self._until: dict[TrackRequest, float] = {}
+        """When those that wait for a publisher, now or again, will have waited for long enough."""
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -65,6 +68,14 @@ class Waiting:
     ) -> None:
         self._add(Pending(request, downstream, deadline))
         downstream.waiting.add(request)
+
+    def rendezvous_ends(self, request: TrackRequest, until: float) -> float:
+        """Until when `request` waits: `until`, unless it has waited before, as it has been seen
+        anew since who may have the track."""
+        if request not in self._until:
+            self._until[request] = until
+            request.when_ended(partial(self._until.__delitem__, request))
+        return self._until[request]
 
     def for_publisher(self, request: TrackRequest, deadline: float) -> None:
         pending = Pending(request, None, deadline)

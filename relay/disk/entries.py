@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moqt.track.knowledge import INTERVAL_OCTETS
+from moqt.track.knowledge import INTERVAL_OCTETS, properties_price
 from moqt.values.intervals import IntervalSet
-from moqt.values.names import Location
+from moqt.values.names import START
 from relay.disk.files import Sealed
 from relay.disk.records import Summary
 
-START: Final = Location(0, 0)
-ENTRY_OCTETS: Final = 1024
-"""Octets of memory billed for a track on the disk besides what is known of it."""
+ENTRY_OCTETS: Final = 1152
+"""Octets of memory billed for a track on the disk besides its name, its properties, its files and
+what is known of it;"""
+FILE_OCTETS: Final = 768
+"""for each of its files;"""
+FIELD_OCTETS: Final = 512
+"""for each field of its namespace besides the octets of that: with the way to it in the table of
+what is published, which each prefix is in that no other track has."""
 
 
 @dataclass(slots=True)
@@ -54,6 +59,13 @@ class Entry:
         self.properties = summary.properties
         self.largest = summary.largest
         self.end = summary.end
+        self._told_octets = (
+            ENTRY_OCTETS
+            + len(self.name.namespace) * FIELD_OCTETS
+            + sum(map(len, (*self.name.namespace, self.name.name)))
+            + properties_price(summary.properties)
+        )
+        """Octets of memory for what publishers say of it: its name and its properties."""
         self.files: list[Sealed] = []
         self.octets = 0
         """Of the files."""
@@ -79,7 +91,7 @@ class Entry:
     @property
     def price(self) -> int:
         """Octets of memory that it is billed."""
-        return ENTRY_OCTETS + len(self.known) * INTERVAL_OCTETS
+        return self._told_octets + len(self.files) * FILE_OCTETS + len(self.known) * INTERVAL_OCTETS
 
     @property
     def whole(self) -> bool:

@@ -15,7 +15,7 @@ from moqt.track.knowledge import INTERVAL_OCTETS
 from moqt.track.store import TrackStore
 from moqt.track.stored import StoredObject
 from moqt.values.intervals import IntervalSet
-from moqt.values.names import Location, location_after
+from moqt.values.names import START, Location, location_after
 from relay.disk.files import Sealed
 from relay.disk.records import Summary, record_octets
 from relay.disk.tier import Bill, DiskTier, Shelf
@@ -35,7 +35,6 @@ QUIET_SECONDS: Final = 2.0
 """After so long without anything new a file is finished that has not all of its track."""
 MAX_FILES: Final = 16
 """Files of one track; what comes after that is not kept."""
-START: Final = Location(0, 0)
 
 
 class Lost:

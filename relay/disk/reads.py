@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from moqt.values.names import FullTrackName, Location
 from relay.config import Clock, RelayConfig
@@ -56,8 +56,8 @@ class Tier(Protocol):
     def count_bad(self, count: int, what: str) -> None:
         """So many files are of no use."""
 
-    def tell(self, about: str, sentence: str) -> None:
-        """Log it the first time."""
+    def tell(self, about: str, sentence: str, of: Any = None) -> None:
+        """Log it the first time, `of` one scope or of all."""
 
 
 class Holder(Protocol):
@@ -65,6 +65,8 @@ class Holder(Protocol):
 
     reads: int
     """Jobs of it that have not come back."""
+    turns: dict[Callable[[bool], None], float]
+    """Who waits to read, and until when."""
 
     @property
     def scope(self) -> str: ...
@@ -87,6 +89,8 @@ class Reads:
         """Of these, the ones that nobody waits for any more."""
         self._waiting: dict[Reading, None] = {}
         """The first deadline stands first."""
+        self._queue: dict[Holder, None] = {}
+        """Those of which somebody waits for a turn."""
 
     @property
     def hung(self) -> bool:
@@ -105,11 +109,46 @@ class Reads:
             self.tier.tell("hung", "the disk does not answer: it is not asked until it does")
         else:
             self.tier.tell(
-                f"reads {shelf.scope}",
+                "reads",
                 f"{shelf.scope}: as many reads are under way as may be (disk_reads, "
                 f"{self.tier.config.disk_reads}, one scope half): what more is wanted is asked of "
-                "publishers",
+                "publishers, and waits where there is none",
+                shelf,
             )
+
+    def await_turn(self, shelf: Holder, turn: Callable[[bool], None]) -> bool:
+        """Call `turn` when one more may begin (True), or it has taken too long (False); whether
+        that is to be waited for, as the disk answers."""
+        if self.hung:
+            return False
+        tier = self.tier
+        shelf.turns.setdefault(turn, tier.clock.now + tier.config.disk_timeout)
+        self._queue[shelf] = None
+        return True
+
+    def forgo(self, shelf: Holder, turn: Callable[[bool], None]) -> None:
+        """It is not waited for any more."""
+        shelf.turns.pop(turn, None)
+        if not shelf.turns:
+            self._queue.pop(shelf, None)
+
+    def go_on(self) -> None:
+        """There is room for one more: who has waited for longest of a scope, one scope after the
+        other."""
+        while (shelf := next(filter(self.allowed, self._queue), None)) is not None:
+            turn = next(iter(shelf.turns))
+            del self._queue[shelf]
+            self._queue[shelf] = None
+            self.forgo(shelf, turn)
+            turn(True)
+
+    def _give_up_waiting(self, now: float) -> None:
+        for shelf in tuple(self._queue):
+            for turn, until in tuple(shelf.turns.items()):
+                if now < until and not self.hung:
+                    break
+                self.forgo(shelf, turn)
+                turn(False)
 
     def range(
         self, shelf: Holder, entry: Entry, start: Location, end: Location, octets: int,
@@ -173,6 +212,7 @@ class Reads:
             reading.entry.suspended = now + SUSPENDED_SECONDS
             self.tier.tell("slow", "the disk tier does not read in time (disk_timeout)")
             reading.over(None)
+        self._give_up_waiting(now)
 
 
 class Reading:
@@ -199,6 +239,7 @@ class Reading:
         counters.hits += len(read.objects)
         counters.octets_read += sum(len(each.payload) for each in read.objects)
         self.over(read)
+        self._reads.go_on()
 
     def failed(self, error: Exception) -> None:
         self._reads.back(self, self._shelf)
@@ -210,6 +251,7 @@ class Reading:
             self._reads.tier.count_bad(1, f"{name}: {said or error}")
             self._shelf.drop(name)
         self.over(None)
+        self._reads.go_on()
 
     def over(self, read: Read | None) -> None:
         """Tell who waits for it."""

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Final, Protocol
 
 from moqt.track.stored import StoredObject
-from moqt.values.names import FullTrackName, Location, TrackNamespace, is_prefix
+from moqt.values.names import FullTrackName, TrackNamespace, is_prefix
 from relay.config import Clock, RelayConfig, cache_duration
 from relay.disk.entries import DiskCounters, Entry
 from relay.disk.files import Folder, Found, Part, Sealed, remove
@@ -25,7 +25,6 @@ from relay.disk.records import Summary, record_octets
 
 logger = logging.getLogger("relay")
 
-START: Final = Location(0, 0)
 FLUSH_SECONDS: Final = 0.005
 """Objects that come within so long are written together."""
 RETRY_SECONDS: Final = 10.0
@@ -51,6 +50,10 @@ class Shelf:
         """Of all files, and of what is to be written."""
         self.reads = 0
         """Reads that have not come back."""
+        self.turns: dict[Callable[[bool], None], float] = {}
+        """Who waits to read, and until when."""
+        self.told: set[str] = set()
+        """What the log has heard of it."""
         self.remembered = 0
         """Octets of memory that are billed for bookkeeping."""
         self.changed: Callable[[TrackNamespace, Entry, bool], None] = _unheard
@@ -121,8 +124,11 @@ class Bill:
         if self._billed - BILLED_AT_ONCE < octets <= self._billed:
             return True
         wanted = -(-octets // BILLED_AT_ONCE) * BILLED_AT_ONCE
-        if not self._shelf.tier.remember(self._shelf, wanted - self._billed):
-            return False
+        tier = self._shelf.tier
+        while not tier.remember(self._shelf, wanted - self._billed):
+            # what is new displaces what was not used for longest, but no piece of it does
+            if self._billed or not tier.evict_of(self._shelf):
+                return False
         self._billed = wanted
         return True
 
@@ -275,10 +281,11 @@ class DiskTier:
         ):
             self.counters.memory_refused += 1
             self.tell(
-                f"memory {shelf.scope}",
+                "memory",
                 f"{shelf.scope}: the bookkeeping of the disk tier has no room in memory "
                 f"(disk_memory_octets, {most}, one scope half): tracks in many pieces are kept in "
                 "memory alone, or go",
+                shelf,
             )
             return False
         self.remembered += octets
@@ -295,9 +302,10 @@ class DiskTier:
         while shelf.octets + octets > quota:
             if not self.evict_of(shelf):
                 self.tell(
-                    f"quota {shelf.scope}",
+                    "quota",
                     f"{shelf.scope} is at its limit on the disk (disk_octets_per_scope, "
                     f"{quota} octets): what it brings more is kept in memory alone",
+                    shelf,
                 )
                 return False
         while self.octets + octets > self.budget or self.files >= self.config.disk_files:
@@ -469,10 +477,11 @@ class DiskTier:
         self.counters.files_bad += count
         logger.warning("%s: %s; what it held is asked for upstream", self.folder.path, what)
 
-    def tell(self, about: str, sentence: str) -> None:
-        """Log it the first time."""
-        if about not in self._told:
-            self._told.add(about)
+    def tell(self, about: str, sentence: str, of: Shelf | None = None) -> None:
+        """Log it the first time, `of` one scope or of all."""
+        told = self._told if of is None else of.told
+        if about not in told:
+            told.add(about)
             logger.warning("%s", sentence)
 
 

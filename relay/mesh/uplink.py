@@ -81,6 +81,9 @@ class Interests:
         self._tries: dict[TrackNamespace, int] = {}
         self._waiting: dict[TrackNamespace, dict[Answered, None]] = {}
         """Who waits for the answer to what was asked."""
+        self._overlapping: set[TrackNamespace] = set()
+        """Prefixes that are asked for again soon: upstream still had others that overlap, which
+        were given up for them. Who waits does not hear of that, and waits on."""
         self._untold: set[TrackNamespace] = set()
         """Prefixes of which upstream cannot tell for now, and that are asked for again."""
         self._now = 0.0
@@ -90,8 +93,11 @@ class Interests:
         self._session = None
         for table in (self._retry, self._useless, self._unwanted, self._tries, self._untold):
             table.clear()
+        self._overlapping.clear()
         for prefix in list(self._asked):
             self._cancel(prefix)
+        for prefix in list(self._waiting):
+            self._answered(prefix)
         self._session = session
         for prefix in self._wanted.namespaces_under(()):
             self._start(prefix)
@@ -113,6 +119,7 @@ class Interests:
             return
         self._retry.pop(prefix, None)
         self._untold.discard(prefix)
+        self._overlapping.discard(prefix)
         if prefix in self._asked and self._wanted.any_under(prefix):
             self._unwanted[prefix] = self._now + UNWANTED_SECONDS
         else:
@@ -140,6 +147,7 @@ class Interests:
         for prefix in [each for each, at in self._retry.items() if now >= at]:
             del self._retry[prefix]
             self._useless.discard(prefix)
+            self._overlapping.discard(prefix)
             if not self._covered(prefix):
                 self._start_instead(prefix)
 
@@ -148,7 +156,9 @@ class Interests:
         and waits no more; None when nothing was to be waited for, and it was called at once."""
         for length in range(len(prefix) + 1):
             asked = self._asked.get(prefix[:length])
-            if asked is not None and asked.state in (RequestState.QUEUED, RequestState.PENDING):
+            if prefix[:length] in self._overlapping or (
+                asked is not None and asked.state in (RequestState.QUEUED, RequestState.PENDING)
+            ):
                 waiting = self._waiting.setdefault(prefix[:length], {})
                 waiting[then] = None
                 return partial(self._enough, waiting, then)
@@ -240,6 +250,9 @@ class Interests:
         useless = not overlaps and (error is None or isinstance(error, RequestError))
         if useless:
             self._useless.add(prefix)
+        elif overlaps:
+            self._overlapping.add(prefix)
+            return
         # who is told now may want it no more, and then nothing of it stays
         self._answered(prefix, lost=isinstance(error, SessionClosed))
         if useless:

@@ -27,7 +27,6 @@ READ_OCTETS: Final = 4 << 20
 """Octets of one read; whoever needs more asks again when they have come."""
 MAX_READS: Final = 256
 """Ranges of a track that may wait to be read; for more, readers ask again."""
-START: Final = Location(0, 0)
 
 
 class Placing(Protocol):
@@ -62,6 +61,8 @@ class Kept:
         """What came and is in no file."""
         self.placing = False
         """What is stored now comes from the disk."""
+        self.looked_at = False
+        """The disk has answered what `bring` asked it last."""
         self._reading: Reading | None = None
         self._bringing: Reading | None = None
         self._coming: tuple[Location, Location] | None = None
@@ -90,10 +91,21 @@ class Kept:
         return entry.known
 
     @property
+    def answers(self) -> bool:
+        """What is read of it comes, as far as is known."""
+        entry, tier = self.entry, self._shelf.tier
+        return entry is not None and entry.suspended <= tier.clock.now and not tier.reads.hung
+
+    @property
     def busy(self) -> bool:
         """Something is on its way to the disk, or from there."""
-        reads = self._reading is not None or self._bringing is not None
-        return reads or (self._keeping is not None and (self._keeping.busy or self._keeping.waits))
+        reads = self._reading is not None or self._bringing is not None or bool(self._wanted)
+        return reads or self.writing
+
+    @property
+    def writing(self) -> bool:
+        """A file of it is being written, or will be finished when nothing more comes."""
+        return self._keeping is not None and (self._keeping.busy or self._keeping.waits)
 
     @property
     def unwritten(self) -> bool:
@@ -145,6 +157,7 @@ class Kept:
         self._reading = self._bringing = None
         self._coming = None
         self._wanted.clear()
+        self._shelf.tier.reads.forgo(self._shelf, self._turn)
         self._lost.close()
 
     # -- from the disk ---------------------------------------------------------------------
@@ -171,6 +184,31 @@ class Kept:
         if not reads.allowed(self._shelf):
             reads.refuse(self._shelf)
 
+    def await_turn(self, start: Location, end: Location) -> bool:
+        """Have it read when there is room for one read more, as nobody else has it; False when
+        that is not what it lacks."""
+        entry, tier = self.entry, self._shelf.tier
+        if (
+            entry is None
+            or self._reading is not None
+            or max(entry.suspended, self._no_room_until) > tier.clock.now
+        ):
+            return False
+        until = entry.known.end_of(start)
+        if until is None or not tier.reads.await_turn(self._shelf, self._turn):
+            return False
+        wanted = start, min(end, until)
+        if len(self._wanted) < MAX_READS and wanted not in self._wanted:
+            self._wanted.append(wanted)
+        return True
+
+    def _turn(self, mine: bool) -> None:
+        """There is room for one read more, or was not for too long."""
+        if not mine:
+            tier = self._shelf.tier
+            self._no_room_until = tier.clock.now + tier.config.failure_memory
+        self._go_on()
+
     def want_behind(self, start: Location, end: Location) -> bool:
         """`start` is not to be had: read what is behind it, so that only so much is missing."""
         known = self.known
@@ -196,6 +234,10 @@ class Kept:
         if read is not None and not self._place(start, read):
             tier = self._shelf.tier
             self._no_room_until = tier.clock.now + tier.config.failure_memory
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read what is wanted besides, and have those who wait look at what has come."""
         while self._wanted and self._reading is None:
             low, high = self._wanted.popleft()
             missing = self._filling.store.first_unknown(low, high)
@@ -240,8 +282,9 @@ class Kept:
         return stored is not None or self._filling.store.get(kept.header.location) is not None
 
     def bring(self, at: Location, done: Callable[[], None]) -> bool:
-        """Have the last Object at `at` or before it in memory, then call `done`, whatever came of
-        it; False when there is nothing to wait for."""
+        """Have the last Object at `at` or before it in memory, then call `done`; False when that
+        cannot be begun. It is to be tried again while there is an `entry` that is not `looked_at`
+        then."""
         entry, tier = self.entry, self._shelf.tier
         if entry is None or entry.suspended > tier.clock.now:
             return False
@@ -253,9 +296,11 @@ class Kept:
 
         def came(read: Read | None) -> None:
             self._bringing = None
+            self.looked_at = read is not None
             if read is not None and read.objects:
                 self._place(read.objects[0].header.location, read)
             done()
 
+        self.looked_at = False
         self._bringing = tier.reads.last(self._shelf, entry, at, came)
         return True

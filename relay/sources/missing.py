@@ -87,7 +87,12 @@ class Ranges:
         kept = self._track.filling.kept
         if kept is None:
             return self._ask_for(start, end)
-        return kept.want(start, end) or self._ask_for(start, end) or kept.want_behind(start, end)
+        return (
+            kept.want(start, end)
+            or self._ask_for(start, end)
+            or kept.want_behind(start, end)
+            or kept.await_turn(start, end)
+        )
 
     def _ask_for(self, start: Location, end: Location) -> bool:
         """FETCH what of [start, end] is not here nor on its way (MOQT "Relay Fetch Handling")."""

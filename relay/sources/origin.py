@@ -15,9 +15,11 @@ from typing import Protocol
 from weakref import WeakSet
 
 from moqt.session import Session
-from moqt.values.names import Location
+from moqt.track.stored import StoredObject
+from moqt.values.names import START, Location
 from relay.sources.fetches import Unknown, UpstreamFetch
 from relay.sources.filled import Filled
+from relay.sources.kept import Kept
 
 
 class Inherited(Filled, Protocol):
@@ -55,13 +57,16 @@ class Origin:
         self._probe: UpstreamFetch | None = None
         self._brought: object | None = None
         """Of an Object that is being read from the disk, to be compared."""
+        self._unread: tuple[Session, Location, float] | None = None
+        """Who is to be compared with what only the disk has, when it is tried again and again to
+        have it read, and until when."""
         self._offered = False
         """Who is asked for that Object has offered the track, and may take no FETCH."""
 
     @property
     def probing(self) -> bool:
         """An Object is being compared."""
-        return self._probe is not None or self._brought is not None
+        return any(each is not None for each in (self._probe, self._brought, self._unread))
 
     def accepted(self, by: Bringing, largest: Location | None, *, alone: bool) -> None:
         """`by` brings the track, whose Largest Object it says is `largest`; `alone`: nobody else
@@ -83,7 +88,8 @@ class Origin:
             self.contradicted("a track that had ended goes on, or begins anew")
         elif largest is not None and ours is not None:
             self._offered = by.published
-            self._bring(session, min(largest, ours))
+            until = self._track.clock.now + self._track.config.disk_timeout
+            self._bring(session, min(largest, ours), until)
 
     def contradicted(self, reason: str) -> bool:
         """Something says otherwise than what is here: whether that was inherited and is dropped."""
@@ -97,26 +103,43 @@ class Origin:
             self._track.confirmed()
         return True
 
-    def _bring(self, session: Session, at: Location) -> None:
-        """Have in memory what is to be compared, where only the disk has it."""
+    def _bring(self, session: Session, at: Location, until: float) -> None:
+        """Have in memory what is to be compared, where only the disk has it. What the disk does not
+        tell until then is not taken to be what the publisher has."""
         kept, known = self._track.filling.kept, at in self._track.store.known
         reading = self._brought = object()
 
         def brought() -> None:
-            if self._brought is reading:
-                self._brought = None
+            if self._brought is not reading:
+                return
+            self._brought = None
+            if kept is None or kept.looked_at or kept.entry is None or self._held(at) is not None:
                 self._compare(session, at)
-                if not self.probing:
-                    self._track.confirmed()
+            else:
+                again(kept)
+            if not self.probing:
+                self._track.confirmed()
 
-        if known or kept is None or not kept.bring(at, brought):
+        def again(kept: Kept) -> None:
+            self._brought = None
+            if kept.answers and self._track.clock.now < until:
+                self._unread = session, at, until
+            else:
+                self.contradicted("the disk does not say whether it is what the publisher has")
+
+        if known or kept is None or kept.entry is None:
             self._brought = None
             self._compare(session, at)
+        elif not kept.bring(at, brought):
+            again(kept)
+
+    def _held(self, at: Location) -> StoredObject | None:
+        return self._track.store.largest_in(START, at)
 
     def _compare(self, session: Session, at: Location) -> None:
         """Have the Object that is held there, or the last one before, brought by `session`, too:
         what comes twice is compared."""
-        held = self._track.store.largest_in(Location(0, 0), at)
+        held = self._held(at)
         if held is None or not held.complete or self._probe is not None:
             return
         others = [each for each in self._track.sources() if each is not session]
@@ -128,10 +151,16 @@ class Origin:
     def tick(self, now: float) -> None:
         if self._probe is not None:
             self._probe.tick(now)
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._brought = unread  # who waits does so for this
+            self._bring(*unread)
+            if not self.probing:
+                self._track.confirmed()
 
     def stop(self) -> None:
         """Nothing is to be compared any more."""
-        self._brought = None
+        self._brought = self._unread = None
         probe, self._probe = self._probe, None
         if probe is not None:
             probe.cancel()

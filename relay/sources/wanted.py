@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from moqt.track.filters import RangeFilters, either, update_to
 from moqt.values.codes import LocationFilterType
 from moqt.values.messages import LocationFilter, Parameters
-from moqt.values.names import MAX_LOCATION, Location, location_after
+from moqt.values.names import MAX_LOCATION, START, Location, location_after
 
 _RELATIVE = (
     LocationFilterType.NONE,
@@ -19,8 +19,6 @@ _RELATIVE = (
 MOST_RANGES = 64
 """Ranges of all filters together beyond which everything is asked for: otherwise each one's filters
 would cost as much as those of all the others."""
-
-START = Location(0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from moqt.backoff import Backoff
 from moqt.requests import RequestState
 from moqt.values.codes import PublishDoneCode, RequestErrorCode
-from moqt.values.errors import ConnectError, SessionClosed
+from moqt.values.errors import ConnectError, RequestError, SessionClosed
 from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
 from relay.mesh.uplink import UNWANTED_SECONDS, Interests
@@ -371,6 +371,40 @@ def test_an_overlap_that_upstream_still_sees_is_asked_for_again(chain):
     wide = Listing(chain.top, chain.bottom.connect(), (b"demo",))
     chain.pass_time(3)
     assert narrow.request.namespaces == wide.request.namespaces == {NAMESPACE}
+
+
+def test_who_lists_waits_on_where_upstream_still_sees_an_overlap_that_is_not_its_own():
+    asked, told = [], []
+
+    class Pending:
+        state = RequestState.PENDING
+
+        def cancel(self):
+            """Nobody hears of it."""
+
+    def ask(session, prefix, ended):
+        asked.append((prefix, ended))
+        return Pending()
+
+    def wait(*prefix):
+        interests.await_answer(prefix, lambda known: told.append((prefix, known)))
+
+    interests = Interests(ask)
+    interests.attach(object())
+    interests.add((b"a",), 1)
+    wait(b"a")
+    wait(b"a", b"b")
+    asked[-1][1](RequestError(RequestErrorCode.PREFIX_OVERLAP, "another one overlaps"))
+    wait(b"a")
+    assert told == []
+    interests.tick(60)
+    assert told == [] and [prefix for prefix, _ in asked] == [(b"a",), (b"a",)]
+    interests.accepted((b"a",))
+    assert told == [((b"a",), True), ((b"a", b"b"), True), ((b"a",), True)]
+    asked[-1][1](RequestError(RequestErrorCode.PREFIX_OVERLAP, "another one overlaps"))
+    wait(b"a")
+    interests.attach(None)
+    assert told[3:] == [((b"a",), False)]
 
 
 # -- the connection ----------------------------------------------------------------------------

@@ -222,6 +222,17 @@ def test_rendezvous_ends_with_a_timeout_and_is_capped():
     assert collectors[1].failed.code == RequestErrorCode.TIMEOUT
 
 
+def test_rendezvous_does_not_begin_anew_when_it_is_seen_again_who_has_the_track():
+    star = Star()
+    _, collector = star.subscriber(Parameters(rendezvous_timeout=5000))
+    for _ in range(4):
+        star.pass_time(1.5)
+        for request in star.relay.waiting.under(()):
+            star.relay.looked(request)  # as whoever looks for relays that have it
+    assert collector.failed.code == RequestErrorCode.TIMEOUT
+    assert not star.relay.waiting.pending
+
+
 def test_the_upstream_subscription_lingers_and_then_is_cancelled_and_the_cache_stays():
     star, store = Star(), track()
     publisher = star.publisher(store)
