@@ -206,7 +206,7 @@ def command(
         shown = session_config(token_file)
         with inputs():
             scope = Scope.load(scope_key_file, sealing=True)
-            signer = None if sign_key is None else ProducerKey.load(sign_key)
+            signer = None if sign_key is None else ProducerKey.load(sign_key, pipes=True)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = _encodings(codec or [Codec.RAW.label])

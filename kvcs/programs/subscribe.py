@@ -248,7 +248,7 @@ def command(
             raise InputError("--discovery index finds what an index service names: give --kvsp URI")
         with inputs():
             scope = Scope.load(scope_key_file, sealing=True)
-            accepted = None if producers is None else Producers.load(producers)
+            accepted = None if producers is None else Producers.load(producers, pipes=True)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             codecs = _codecs(codec, lossy)
