@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from kvcs import aextend, aput_layer
+from kvcs import aextend, afinish, aput_layer
 from kvcs.names.errors import MisuseError
-from kvcs.names.manifest import check_progress
+from kvcs.names.manifest import Manifest
+from kvcs.names.manifest_progress import check_progress, leaves_out, with_digests_of
 from kvcs.publishing import publication as publications
 from kvcs.publishing import stepwise
 from kvcs.publishing.limits import manifests_octets
@@ -149,7 +150,9 @@ async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) ->
 
 def test_the_octets_of_all_versions_are_known_before_they_are_made() -> None:
     assert manifests_octets(DESCRIPTOR, [3]) == 2 * LAYERS * 3 * 67
-    assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * 6 * 67
+    assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * (1 + 2 + 3) * 67
+    assert manifests_octets(DESCRIPTOR, [1] * 4) == 2 * LAYERS * (1 + 2 + 1 + 4) * 67
+    assert manifests_octets(DESCRIPTOR, [1] * 6) == 2 * LAYERS * (3 + 1 + 4 + 1 + 6) * 67
 
 
 async def test_what_is_left_to_an_extension_that_has_no_block_is_written_in_a_thread(monkeypatch):
@@ -202,23 +205,59 @@ def test_a_version_is_made_of_pieces_that_the_versions_before_it_have(signed) ->
             rows = slice(number * BLOCK, (number + 1) * BLOCK)
             publication.put_layer(layer, k[rows], v[rows])
     publication.finish()
-    *_, before, last = (each.parts for each in publication.tracks[0].objects())
-    shared = {id(part) for part in before} & {id(part) for part in last}
+    *before, last = (each.parts for each in publication.tracks[0].objects())
+    shared = {id(part) for parts in before for part in parts} & {id(part) for part in last}
     digests = 3 * 2 * LAYERS * 66
     assert sum(len(part) for part in last if id(part) in shared) >= digests
     # of a whole segment one for each track, and what stands between them
     assert len(last) <= 4 * 2 * 2 + 3
 
 
-def test_all_versions_of_equal_segments_have_half_as_many_times_the_octets_of_the_last() -> None:
-    """64 chunks of a long context: 32.5 times, where two versions for each would have 64 times."""
+def test_all_versions_have_four_times_the_octets_of_the_last_at_most_however_many_segments() -> (
+    None
+):
+    """A long context in chunks of 256 tokens: 2.9 times, where versions that list all would have
+    256.5 times, 22.5 GB."""
     described = descriptor(layers=80, block_tokens=16)
-    blocks = 131_072 // 16 // 64
-    last = manifests_octets(described, [64 * blocks])
+    last = manifests_octets(described, [8192])
     assert last == 1_310_720 * 67
-    assert manifests_octets(described, [blocks] * 64) == 32.5 * last
-    begun_and_ended = sum((2 * n - 1) * last // 64 for n in range(1, 65))
-    assert begun_and_ended == 64 * last
+    of_every_version = sum(n * last // 512 for n in range(1, 513))
+    assert of_every_version == 256.5 * last > 22.5e9
+    assert manifests_octets(described, [16] * 512) < 3 * last
+    for segments in range(1, 200):
+        assert manifests_octets(described, [1] * segments) <= 4 * segments * 160 * 67
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_versions_in_between_list_what_is_new_and_the_last_one_lists_all(more) -> None:
+    described = descriptor(layers=LAYERS)
+    tokens, cache = list(range(48 * BLOCK)), kv(described, 48 * BLOCK)
+    publication = Publication(SCOPE, described, tokens[:BLOCK], growing=True)
+    for at in range(48):
+        if at:
+            await aextend(publication, tokens[at * BLOCK : (at + 1) * BLOCK])
+        for layer, (k, v) in enumerate(cache):
+            first = publication.first_token
+            await aput_layer(publication, layer, k[first:], v[first:], more=more)
+    await afinish(publication)
+    versions = [Manifest.parse(b"".join(v.parts)) for v in publication.tracks[0].objects()]
+    listed = [
+        sum(
+            entry.blocks * entry.listed_groups(track)
+            for entry in m.segments
+            for track in entry.tracks
+        )
+        for m in versions
+    ]
+    every = 48 * 2 * LAYERS
+    assert listed[-1] == every and sum(listed) <= 4 * every
+    assert len(versions) == (49 if more else 97)
+    whole = versions[0]
+    for version in versions[1:]:
+        check_progress(whole, version)
+        whole = with_digests_of(whole, version)
+        assert not any(leaves_out(entry, LAYERS) for entry in whole.segments)
+    assert whole == versions[-1]
 
 
 async def test_the_octets_of_all_versions_are_counted_and_are_those_that_were_told_before() -> None:
@@ -231,8 +270,8 @@ async def test_the_octets_of_all_versions_are_counted_and_are_those_that_were_to
             await aextend(publication, tokens[at * BLOCK : (at + 4) * BLOCK])
         first = publication.first_token
         for layer, (k, v) in enumerate(cache):
-            await aput_layer(publication, layer, k[first:], v[first:], more=at < 28)
-    publication.finish()
+            await aput_layer(publication, layer, k[first:], v[first:], more=True)
+    await afinish(publication)
     versions = [each.length for each in publication.tracks[0].objects()]
     assert publication.manifest_octets == sum(versions) and len(versions) == 9
     told = manifests_octets(described, [4] * 8)
