@@ -291,13 +291,22 @@ class Publication:
             self.publish_version()
         return 0
 
-    def segment_step(self, tokens: Tokens) -> SegmentStep | None:
-        """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
-        no new segment. `kvcs.aextend` does so beside others on an event loop. Raises as `extend`.
-        """
+    def following(self, tokens: Tokens) -> tuple[list[int], list[bytes]]:
+        """For `segment_step`, in whatever thread: the tokens of the next segment with those that
+        filled no block so far, and its Block Keys. Changes nothing. Raises as `extend`."""
         self._check_between("extended")
         following = [*self._rest, *token_list(tokens)]
-        keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
+        return following, block_keys(self._scope, self.descriptor, following, after=self._last_key)
+
+    def segment_step(
+        self, tokens: Tokens, made: tuple[list[int], list[bytes]] | None = None
+    ) -> SegmentStep | None:
+        """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
+        no new segment. `made` is what `following` gave of the tokens. `kvcs.aextend` does so beside
+        others on an event loop. Raises as `extend`.
+        """
+        self._check_between("extended")
+        following, keys = made or self.following(tokens)
         if not keys:
             self._rest = following
             return None

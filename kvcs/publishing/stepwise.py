@@ -43,9 +43,11 @@ async def aput_layer(
 
 
 async def aextend(publication: Publication, tokens: Tokens) -> int:
-    """`publication.extend(tokens)`, with the manifest written, and signed, in a thread. Nothing may
-    be put meanwhile. Raises as `extend`, also when the publication was abandoned in between."""
-    step = publication.segment_step(tokens)
+    """`publication.extend(tokens)`, with the Block Keys made and the manifest written, and signed,
+    in a thread. Nothing may be put meanwhile. Raises as `extend`, also when the publication was
+    abandoned in between."""
+    made = await asyncio.to_thread(publication.following, tokens)
+    step = publication.segment_step(tokens, made)
     if step is None:
         if publication.version_due:
             publication.publish_version(await asyncio.to_thread(publication.version_payload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 
 import pytest
 
@@ -22,6 +23,7 @@ from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from tests.kvcs.support import (
     BLOCK,
+    BLOCKS,
     DESCRIPTOR,
     LAYERS,
     SCOPE,
@@ -133,6 +135,38 @@ async def test_manifests_are_signed_in_a_thread_and_a_failure_changes_nothing(mo
     monkeypatch.setattr(publications, "sign", noted)
     assert await aextend(publication, TOKENS[3 * BLOCK :]) == 2
     assert len(threads) == 2 and threading.get_ident() not in threads
+
+
+async def test_no_key_digest_or_manifest_of_a_chunk_is_made_in_the_thread_of_the_loop(monkeypatch):
+    """However long the chunk is: 8,192 keys of one of 131,072 tokens would hold it for long."""
+    monkeypatch.setattr(stepwise, "LEAST_IN_THREAD", 0)
+    here, made = threading.get_ident(), Counter()
+
+    def noted(name):
+        real = getattr(publications, name)
+
+        def call(*arguments, **named):
+            made[name, threading.get_ident() == here] += 1
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(publications, name, call)
+
+    first = TOKENS[: 2 * BLOCK]
+    publication = Publication(SCOPE, DESCRIPTOR, first, growing=True, signer=ProducerKey.generate())
+    for name in ("block_keys", "data_digest", "sign"):
+        noted(name)
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k, v, more=True)
+    assert await aextend(publication, TOKENS[2 * BLOCK :]) == BLOCKS - 2
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k[2 * BLOCK :], v[2 * BLOCK :], more=True)
+    await afinish(publication)
+    assert publication.complete
+    assert made == {
+        ("block_keys", False): 1,
+        ("data_digest", False): 2 * LAYERS * BLOCKS,
+        ("sign", False): 2,
+    }
 
 
 async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) -> None:
