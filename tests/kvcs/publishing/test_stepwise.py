@@ -273,7 +273,10 @@ async def test_versions_in_between_list_what_is_new_and_the_last_one_lists_all(m
         for layer, (k, v) in enumerate(cache):
             first = publication.first_token
             await aput_layer(publication, layer, k[first:], v[first:], more=more)
-    await afinish(publication)
+    if more:
+        await afinish(publication)
+    else:
+        publication.finish()
     versions = [Manifest.parse(b"".join(v.parts)) for v in publication.tracks[0].objects()]
     listed = [
         sum(
