@@ -315,7 +315,8 @@ def command(
                         if isinstance(destination, ResumeFile)
                         else "",
                     )
-                consumer = Consumer(
+                consumer = await asyncio.to_thread(  # it makes a key for each of our blocks
+                    Consumer,
                     None,
                     scope,
                     descriptor,
