@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvcs.names.namespace import PublicationNamespace
     from kvcs.publishing.announcing import publish
     from kvcs.publishing.publication import Publication
-    from kvcs.publishing.stepwise import aextend, aput_layer
+    from kvcs.publishing.stepwise import aextend, afinish, aput_layer
     from kvcs.retrieving.consumer import Consumer
     from kvcs.retrieving.destinations import (
         ArrayDestination,
@@ -104,6 +104,7 @@ _WHERE = {
     "Unsupported": "kvcs.names.errors",
     "VerificationFailed": "kvcs.names.errors",
     "aextend": "kvcs.publishing.stepwise",
+    "afinish": "kvcs.publishing.stepwise",
     "aput_layer": "kvcs.publishing.stepwise",
     "block_keys": "kvsp.names.identity",
     "load_descriptor": "kvsp.blocks.kv_files",
@@ -165,6 +166,7 @@ __all__ = [
     "Unsupported",
     "VerificationFailed",
     "aextend",
+    "afinish",
     "aput_layer",
     "block_keys",
     "load_descriptor",

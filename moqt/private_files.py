@@ -18,13 +18,15 @@ class PrivateFileError(MoqtError):
     """Such a file cannot be used; the message names it and what to do, never its content."""
 
 
-def read_private(path: str | Path, limit: int) -> bytes:
-    """The first octets of a regular file, at most `limit`, that nobody but its owner has access
-    to. Raises PrivateFileError, and OSError as `open` does."""
-    # a pipe must not hold the caller up, so it is looked at before it is read
-    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+def read_private(path: str | Path, limit: int, *, pipes: bool = False) -> bytes:
+    """The first octets of a regular file, or with `pipes` of a pipe, at most `limit`, that nobody
+    but its owner has access to. Raises PrivateFileError, and OSError as `open` does."""
+    # a pipe must not hold a server up, so it is looked at before it is read
+    waits = pipes and stat.S_ISFIFO(os.stat(path).st_mode)
+    how_else = 0 if waits else os.O_NONBLOCK
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | how_else)) as file:
         mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(mode) and not (waits and stat.S_ISFIFO(mode)):
             raise PrivateFileError(f"{path}: not a regular file")
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise PrivateFileError(

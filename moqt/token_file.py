@@ -21,10 +21,11 @@ class TokenFileError(MoqtError):
     """A token file cannot be used; the message names the file and never its content."""
 
 
-def read_token_file(path: Path) -> bytes:
-    """The token in `path`: one line of visible ASCII. Raises TokenFileError."""
+def read_token_file(path: Path, *, pipes: bool = False) -> bytes:
+    """The token in `path`, a file or with `pipes` a pipe: one line of visible ASCII. Raises
+    TokenFileError."""
     try:
-        token = read_private(path, MAX_TOKEN + 3).rstrip(b"\r\n")
+        token = read_private(path, MAX_TOKEN + 3, pipes=pipes).rstrip(b"\r\n")
     except PrivateFileError as error:
         raise TokenFileError(str(error)) from None
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from kvcs.client.counters import Dropped
 from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.publishing.publication import Publication
-from kvcs.publishing.stepwise import aextend, aput_layer
+from kvcs.publishing.stepwise import aextend, afinish, aput_layer
 from kvsp.blocks.layout import Tensor, check_tensor
 from kvsp.blocks.tensors import as_array
 from kvsp.names.errors import KvspError
@@ -178,7 +178,7 @@ class Save:
         whole = chunk.first_block + chunk.blocks == self.blocks
         if whole and chunk.layer + 1 == self._descriptor.layers:
             if self._first_blocks < self.blocks:
-                publication.finish()
+                await afinish(publication)
             self.complete = True
         self._host.progressed(self)
 

@@ -325,42 +325,6 @@ def keys_digest(block_keys: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"".join(block_keys)).digest()
 
 
-def check_progress(previous: Manifest, following: Manifest) -> None:
-    """Check a later version against an earlier one of the same publication.
-
-    A version may add; what was listed is never removed or changed, and "complete" never
-    goes back. Raises DecodeError `bad-manifest`: keep `previous` and count the fault.
-    """
-    if following.compat != previous.compat:
-        raise _bad_manifest("a later version changes 'compat'")
-    if following.deterministic != previous.deterministic:
-        raise _bad_manifest("a later version changes 'deterministic'")
-    for member in ("publication", "scope_id"):
-        before = getattr(previous, member)
-        if before is not None and getattr(following, member) != before:
-            raise _bad_manifest(f"a later version changes {member!r}")
-    if len(following.segments) < len(previous.segments):
-        raise _bad_manifest("a later version removes a segment")
-    for old, new in zip(previous.segments, following.segments, strict=False):
-        where = f"segment {old.segment}"
-        if (old.first_block, old.blocks, old.block_keys_sha256) != (
-            new.first_block,
-            new.blocks,
-            new.block_keys_sha256,
-        ):
-            raise _bad_manifest(f"a later version changes the blocks of {where}")
-        if not set(old.tracks) <= set(new.tracks):
-            raise _bad_manifest(f"a later version removes a track of {where}")
-        if old.complete and not new.complete:
-            raise _bad_manifest(f"a later version takes back that {where} is complete")
-        if old.object_digests is None:
-            continue
-        for track, groups in old.object_digests.items():
-            later = (new.object_digests or {}).get(track, ())
-            if later[: len(groups)] != groups:
-                raise _bad_manifest(f"a later version changes the digests of {track}")
-
-
 # --- the checks of `Manifest.parse`, in their order ----------------------------------
 
 

@@ -46,7 +46,9 @@ class ManifestBuilder:
         self._max_octets = max_octets
         self._segments: list[_OpenSegment] = []
         self._listed_before = 0
-        """Digests that all versions so far have listed together."""
+        """Digests that the versions so far which list all have listed together."""
+        self.lists_all = True
+        """Whether the last version, or the one that was made last, lists all digests there are."""
 
     def add_segment(
         self, block_keys: Sequence[bytes], tracks: Iterable[tuple[Component, Codec]]
@@ -121,15 +123,19 @@ class ManifestBuilder:
 
     @property
     def worth_a_version(self) -> bool:
-        """Whether it lists as much as all versions before it together: a manifest grows with every
-        layer, and its versions become rarer. With the last one, which is published in any case,
-        all together then list at most three times what the last one does."""
+        """Whether it lists as much as all versions before it that list everything: a manifest
+        grows with every layer, and such versions become rarer. With the last one, which is
+        published in any case, all of them list together at most three times what that does."""
         return self.listed >= self._listed_before
 
-    def version(self) -> list[bytes]:
+    def version(self, *, last: bool = False) -> list[bytes]:
         """The octets of the next version: the manifest as it stands, in pieces. Those of Groups
         are the ones of the versions before, so that a version costs what is new in it. Call
         `published` when it is.
+
+        Unless it is the `last`, or lists more than all those before it together that list all, it
+        leaves out the digests of segments of which a version before has listed all. So all
+        versions have at most four times the octets of the last, however many segments there are.
 
         Takes the time that the new ones need, in whatever thread while nothing is added. Raises
         KvcsError for one that is larger than what consumers take, DecodeError `bad-manifest`
@@ -138,14 +144,20 @@ class ManifestBuilder:
         for segment in self._segments:
             segment.write()
         texts = {track: each for segment in self._segments for track, each in segment.texts.items()}
-        return self.build().pieces(texts, self._max_segments, self._max_octets)
+        every = last or self.listed > self._listed_before
+        self.lists_all = every or not any(segment.told for segment in self._segments)
+        return self.build(every=every).pieces(texts, self._max_segments, self._max_octets)
 
     def published(self) -> None:
-        """There is a version that lists what is listed now."""
-        self._listed_before += self.listed
+        """There is a version as it was made last, and nothing has been added since."""
+        if self.lists_all:
+            self._listed_before += self.listed
+        for segment in self._segments:
+            segment.told = segment.complete
 
-    def build(self) -> Manifest:
-        """The manifest as it stands. Raises DecodeError `bad-manifest` without a segment."""
+    def build(self, *, every: bool = True) -> Manifest:
+        """The manifest as it stands; with `every` digest, or without those of segments of which
+        all were published. Raises DecodeError `bad-manifest` without a segment."""
         manifest = Manifest(
             compat=self._compat,
             deterministic=self._deterministic,
@@ -159,7 +171,9 @@ class ManifestBuilder:
                     complete=segment.complete,
                     object_digests={
                         track: tuple(groups) for track, groups in segment.digests.items()
-                    },
+                    }
+                    if every or not segment.told
+                    else None,
                 )
                 for number, segment in enumerate(self._segments)
             ),
@@ -182,6 +196,8 @@ class _OpenSegment:
     complete: bool = False
     written: bool = False
     """All of them are written."""
+    told: bool = False
+    """A version that was published lists all of them."""
 
     def write(self) -> None:
         """Bring `texts` up to date."""

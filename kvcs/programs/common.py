@@ -198,7 +198,7 @@ def session_config(token_file: Path | None) -> SessionConfig:
     if token_file is None:
         return SessionConfig()
     try:
-        return SessionConfig(setup_tokens=(bearer(read_token_file(token_file)),))
+        return SessionConfig(setup_tokens=(bearer(read_token_file(token_file, pipes=True)),))
     except TokenFileError as error:
         raise InputError(str(error)) from None
 

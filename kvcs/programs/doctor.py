@@ -212,7 +212,7 @@ def command(
                 descriptor = readable_descriptor(compat)
                 ids = load_tokens(tokens)
                 keys = block_keys(scope, descriptor, ids)
-                accepted = None if producers is None else Producers.load(producers)
+                accepted = None if producers is None else Producers.load(producers, pipes=True)
             prompt = _Prompt(scope, descriptor, len(ids), keys, accepted)
         elif _called() == EXPLAIN:
             raise InputError(

@@ -103,7 +103,7 @@ def command(
     try:
         with inputs():
             descriptor = None if compat is None else load_descriptor(compat)
-            accepted = None if producers is None else Producers.load(producers)
+            accepted = None if producers is None else Producers.load(producers, pipes=True)
         data = _read(file)
         result = describe(data, descriptor, accepted)
     except InputError as error:

@@ -50,7 +50,7 @@ from kvcs.publishing.limits import check_manifest_size, manifests_octets
 from kvcs.publishing.limits import max_segments as most_segments
 from kvcs.publishing.publication import Publication
 from kvcs.publishing.pushing import Push, StoredIn
-from kvcs.publishing.stepwise import aextend, aput_layer
+from kvcs.publishing.stepwise import aextend, afinish, aput_layer
 from kvcs.trust.producers import ProducerKey
 from kvsp.blocks.kv_files import KvFile, load_tokens
 from kvsp.cli.common import (
@@ -206,7 +206,7 @@ def command(
         shown = session_config(token_file)
         with inputs():
             scope = Scope.load(scope_key_file, sealing=True)
-            signer = None if sign_key is None else ProducerKey.load(sign_key)
+            signer = None if sign_key is None else ProducerKey.load(sign_key, pipes=True)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             encodings = _encodings(codec or [Codec.RAW.label])
@@ -365,15 +365,14 @@ class _Program(Serving):
 
     async def _put(self) -> None:
         publication = self._produced
-        last = len(self._chunks) - 1
         for number, chunk in enumerate(self._chunks):
             if number and not await aextend(publication, chunk):
                 continue
             if number:
                 await self._pause()
-            await self._produce_segment(more=number < last)
+            await self._produce_segment(more=len(self._chunks) > 1)
         if len(self._chunks) > 1:
-            publication.finish()
+            await afinish(publication)
 
     async def _produce_segment(self, *, more: bool) -> None:
         publication, cache = self._produced, self._cache

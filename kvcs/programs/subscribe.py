@@ -248,7 +248,7 @@ def command(
             raise InputError("--discovery index finds what an index service names: give --kvsp URI")
         with inputs():
             scope = Scope.load(scope_key_file, sealing=True)
-            accepted = None if producers is None else Producers.load(producers)
+            accepted = None if producers is None else Producers.load(producers, pipes=True)
             descriptor = readable_descriptor(compat)
             ids = load_tokens(tokens)
             codecs = _codecs(codec, lossy)
@@ -315,7 +315,8 @@ def command(
                         if isinstance(destination, ResumeFile)
                         else "",
                     )
-                consumer = Consumer(
+                consumer = await asyncio.to_thread(  # it makes a key for each of our blocks
+                    Consumer,
                     None,
                     scope,
                     descriptor,

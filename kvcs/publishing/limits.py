@@ -47,12 +47,16 @@ def manifests_octets(
     descriptor: Descriptor, segments: Sequence[int], encodings: Sequence[Encoding] = _RAW
 ) -> int:
     """About how many octets all versions of the manifest have of a publication in segments of so
-    many blocks, each begun as soon as the one before is whole: a version lists all of them."""
-    octets = blocks = 0
-    for each in segments:
-        blocks += each
-        octets += _digests(descriptor, blocks, encodings) * _DIGEST_TEXT
-    return octets
+    many blocks, each begun as soon as the one before is whole, and ended with the last: a version
+    lists the segment that is whole, or all (`ManifestBuilder.version`), as the last one does."""
+    listed = of_those_with_all = told = 0
+    for number, each in enumerate(segments, start=1):
+        new = _digests(descriptor, each, encodings)
+        listed += new
+        every = number == len(segments) or listed > of_those_with_all
+        told += listed if every else new
+        of_those_with_all += listed if every else 0
+    return told * _DIGEST_TEXT
 
 
 def _digests(descriptor: Descriptor, blocks: int, encodings: Sequence[Encoding]) -> int:

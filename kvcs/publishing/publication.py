@@ -197,6 +197,11 @@ class Publication:
         return self._manifest.octets
 
     @property
+    def told_all(self) -> bool:
+        """Whether the last version of the manifest tells and lists all there is."""
+        return not self.version_due and self._builder.lists_all
+
+    @property
     def segment(self) -> int:
         """The number of the segment begun last."""
         return self._segment.number
@@ -286,13 +291,22 @@ class Publication:
             self.publish_version()
         return 0
 
-    def segment_step(self, tokens: Tokens) -> SegmentStep | None:
-        """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
-        no new segment. `kvcs.aextend` does so beside others on an event loop. Raises as `extend`.
-        """
+    def following(self, tokens: Tokens) -> tuple[list[int], list[bytes]]:
+        """For `segment_step`, in whatever thread: the tokens of the next segment with those that
+        filled no block so far, and its Block Keys. Changes nothing. Raises as `extend`."""
         self._check_between("extended")
         following = [*self._rest, *token_list(tokens)]
-        keys = block_keys(self._scope, self.descriptor, following, after=self._last_key)
+        return following, block_keys(self._scope, self.descriptor, following, after=self._last_key)
+
+    def segment_step(
+        self, tokens: Tokens, made: tuple[list[int], list[bytes]] | None = None
+    ) -> SegmentStep | None:
+        """`extend` in steps: to be prepared, in whatever thread, and then put. None when there is
+        no new segment. `made` is what `following` gave of the tokens. `kvcs.aextend` does so beside
+        others on an event loop. Raises as `extend`.
+        """
+        self._check_between("extended")
+        following, keys = made or self.following(tokens)
         if not keys:
             self._rest = following
             return None
@@ -305,13 +319,14 @@ class Publication:
         return SegmentStep(self, keys, following)
 
     def finish(self) -> None:
-        """End a `growing` publication: no further segment comes.
+        """End a `growing` publication: no further segment comes. `kvcs.afinish` writes the last
+        version of its manifest beside others on an event loop.
 
         Tokens that fill no block are not published. Raises MisuseError as `extend`.
         """
         self._check_between("finished")
-        if self.version_due:
-            self.publish_version()
+        if not self.told_all:
+            self.publish_version(self.version_payload(last=True))
         self._end()
 
     def abandon(self, reason: str = "the publication was stopped") -> None:
@@ -511,10 +526,11 @@ class Publication:
         payload = sealer.seal(group, object_id, priority, parts)
         store.append(group, object_id, payload, priority=priority, properties=sealer.properties)
 
-    def version_payload(self) -> Payload:
+    def version_payload(self, *, last: bool = False) -> Payload:
         """The next version of the manifest, signed and sealed where that is due, for
-        `publish_version`; in whatever thread, while nothing else is put."""
-        text: Sequence[Octets] = self._builder.version()
+        `publish_version`; in whatever thread, while nothing else is put. The `last` of a growing
+        publication lists every digest, also those that versions before have listed."""
+        text: Sequence[Octets] = self._builder.version(last=last)
         if self._signer is not None:
             text = sign(text, self._signer)
         sealer = self._sealers.get(self._manifest)

@@ -24,10 +24,9 @@ async def aput_layer(
 
     They can go out before the next are encoded and hashed, which is done in a thread where that
     is worth it, and the event loop is held for some milliseconds at most. Nothing else may be put
-    meanwhile. `more`: after the last layer of a segment the publication is extended at once; one
-    version of the manifest then says both, and all versions together have half the octets. Who
-    puts hundreds of thousands of Objects should call `gc.freeze()` from time to time meanwhile: a
-    full garbage collection looks at each of them.
+    meanwhile. `more`: after the last layer of a segment the publication is extended, or finished,
+    at once; one version of the manifest then says both. Who puts hundreds of thousands of Objects
+    should call `gc.freeze()` from time to time meanwhile: a full garbage collection looks at each.
     Raises MisuseError as `put_block`, also when the publication was abandoned in between: then
     the blocks before are published.
     """
@@ -44,9 +43,11 @@ async def aput_layer(
 
 
 async def aextend(publication: Publication, tokens: Tokens) -> int:
-    """`publication.extend(tokens)`, with the manifest written, and signed, in a thread. Nothing may
-    be put meanwhile. Raises as `extend`, also when the publication was abandoned in between."""
-    step = publication.segment_step(tokens)
+    """`publication.extend(tokens)`, with the Block Keys made and the manifest written, and signed,
+    in a thread. Nothing may be put meanwhile. Raises as `extend`, also when the publication was
+    abandoned in between."""
+    made = await asyncio.to_thread(publication.following, tokens)
+    step = publication.segment_step(tokens, made)
     if step is None:
         if publication.version_due:
             publication.publish_version(await asyncio.to_thread(publication.version_payload))
@@ -57,3 +58,13 @@ async def aextend(publication: Publication, tokens: Tokens) -> int:
         step.cancel()
         raise
     return step.put()
+
+
+async def afinish(publication: Publication) -> None:
+    """`publication.finish()`, with the last version of the manifest, which lists every Object,
+    written, and signed, in a thread. Nothing may be put meanwhile. Raises as `finish`, also when
+    the publication was abandoned in between."""
+    if publication.next_object is None and not publication.told_all:
+        payload = await asyncio.to_thread(publication.version_payload, last=True)
+        publication.publish_version(payload)
+    publication.finish()

@@ -15,7 +15,8 @@ from kvcs.names.codes import Component
 from kvcs.names.digests import TrackDigests, differing
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
-from kvcs.names.manifest import Manifest, SegmentEntry, check_progress
+from kvcs.names.manifest import Manifest, SegmentEntry
+from kvcs.names.manifest_progress import check_progress, is_final, leaves_out, with_digests_of
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack
@@ -147,8 +148,7 @@ class Assembly(LayerBuffer):
         return all(map(self._final, self._facts))
 
     def _final(self, track: DataTrack) -> bool:
-        entry = self.entry(track)
-        return entry.complete or entry.object_digests is None
+        return self.manifest is not None and is_final(self.manifest, track.segment)
 
     @property
     def confirmed(self) -> bool:
@@ -163,6 +163,13 @@ class Assembly(LayerBuffer):
             if any(self._facts[t].came and not self._final(t) for t in self.segments[segment]):
                 return span.start
         return self._spans[whole - 1].stop if whole else 0
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """The segments taken of which the manifest leaves digests out that an earlier version may
+        list."""
+        taken = () if self.manifest is None else self.manifest.segments[: len(self.segments)]
+        return frozenset(each.segment for each in taken if leaves_out(each, self.descriptor.layers))
 
     @property
     def manifest_refused(self) -> bool:
@@ -265,15 +272,19 @@ class Assembly(LayerBuffer):
         """Whether a version of the manifest is to be read; its number is the Group ID."""
         if location.group == self.version:
             self._stats.duplicates += 1
-        # one that was overtaken says nothing more; one that was refused is as bad as before
-        return location.group > self.version and location not in self._refused
+        if location in self._refused:  # it is as bad as before
+            return False
+        # one that was overtaken says nothing more, unless the later one leaves something out
+        return location.group > self.version or bool(
+            location.group < self.version and self.left_out
+        )
 
     def manifest_read(
         self, location: Location, read: Manifest | DecodeError, after: Manifest | None = None
     ) -> None:
         """A version that was read, and compared with `after`, or what is wrong with it."""
         version, object_id = location
-        if version <= self.version or location in self._refused:
+        if location in self._refused or (version <= self.version and not self.left_out):
             return  # overtaken while it was read
         try:
             if object_id:
@@ -282,8 +293,12 @@ class Assembly(LayerBuffer):
             if isinstance(read, DecodeError):
                 raise read
             manifest = read
-            if self.manifest is not None and self.manifest is not after:
-                check_progress(self.manifest, manifest)
+            if self.manifest is not None:
+                overtaken = version < self.version
+                both = (manifest, self.manifest) if overtaken else (self.manifest, manifest)
+                if self.manifest is not after:
+                    check_progress(*both)
+                manifest, version = with_digests_of(*both), max(version, self.version)
             if not self.total:
                 self._judge(manifest)
         except DecodeError as error:

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.limits import reached
-from kvcs.names.manifest import Manifest, check_progress
+from kvcs.names.manifest import Manifest
+from kvcs.names.manifest_progress import check_progress
 from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly
@@ -64,8 +65,12 @@ BESIDE_OCTETS: Final = 256 << 10
 read as it came."""
 
 MOST_UNREAD: Final = 2
-"""Long versions that wait while one is read; of more, that come faster, the earliest version goes,
-whenever it came: those after it say all that it does."""
+"""Times `max_octets` that long versions have which wait while one is read; of more, that come
+faster, the earliest version goes, whenever it came: a later one says all that it does, or has it
+asked for again."""
+
+LOOK_BACK_SECONDS: Final = 0.1
+"""For which what a version leaves out may come by itself, as versions overtake each other."""
 
 Read = Manifest | DecodeError
 """A version of the manifest, or what is wrong with it."""
@@ -135,6 +140,14 @@ class ManifestVersions:
         self._fetched_from = -1
         self.said_to_end = False
         """The peer has said that the track has ended."""
+        self.looks_back = False
+        """Whether earlier versions are asked for, for what the last one leaves out."""
+        self._back: EarlierReceiver | None = None
+        self._backs = 0
+        self._back_to = 0
+        """The first version that may list what is left out."""
+        self._nowhere: frozenset[int] = frozenset()
+        """Segments of which no version lists what is left out."""
         self._latest = -1
         """The latest version that is known to have been published, when not all of it came."""
         self.arrivals = 0
@@ -151,6 +164,7 @@ class ManifestVersions:
                 request.cancel()
         self._requests.clear()
         self._unread.clear()
+        self.looks_back, self._back = False, None
 
     # -- what the requests bring ---------------------------------------------------------
 
@@ -190,27 +204,31 @@ class ManifestVersions:
         assembly = self._assembly
         if (self._again and location.group == assembly.version) or not assembly.expects(location):
             return
-        octets = text.octets if isinstance(text, ManifestReader) else sum(map(len, text))
+        octets = _octets(text)
         if self._beside is None or octets < BESIDE_OCTETS:
             after = assembly.manifest
-            self._retrieval.version_received(
-                location, self._read(location, text, came, after), after
-            )
+            read = self._read(location, text, came, after, assembly.version)
+            self._retrieval.version_received(location, read, after)
+            self._look_back()
         else:
             self._unread.append((location, text, came))
-            if len(self._unread) > MOST_UNREAD:  # the newest may have come first
+            waiting = sum(_octets(each[1]) for each in self._unread)
+            if len(self._unread) > 1 and waiting > MOST_UNREAD * self.max_octets:
+                # the newest may have come first
                 self._unread.remove(min(self._unread, key=lambda each: each[0]))
             if not self.reading:
                 self._read_next(self._beside)
 
-    def _read(self, location: Location, text: Unread, came: Came, after: Manifest | None) -> Read:
-        """A version, compared with the one before it; in whatever thread."""
+    def _read(
+        self, location: Location, text: Unread, came: Came, known: Manifest | None, version: int
+    ) -> Read:
+        """A version, compared with the `version` that is known; in whatever thread."""
         terms, namespace = self._assembly.terms, self._assembly.namespace
         whole = text if isinstance(text, ManifestReader) else in_one(text)
         read = terms.read(location, whole, came, namespace)
         try:
-            if after is not None and isinstance(read, Manifest):
-                check_progress(after, read)
+            if known is not None and isinstance(read, Manifest):
+                check_progress(*((known, read) if version < location.group else (read, known)))
         except DecodeError as error:
             return error
         return read
@@ -218,9 +236,9 @@ class ManifestVersions:
     def _read_next(self, beside: Beside) -> None:
         self.reading = bool(self._unread)
         if self._unread:
-            version, after = self._unread.popleft(), self._assembly.manifest
-            told = partial(self._was_read, beside, version[0], after)
-            beside(partial(self._read, *version, after), told)
+            unread, known = self._unread.popleft(), self._assembly.manifest
+            told = partial(self._was_read, beside, unread[0], known)
+            beside(partial(self._read, *unread, known, self._assembly.version), told)
 
     def _was_read(
         self, beside: Beside, location: Location, after: Manifest | None, read: Read
@@ -229,9 +247,8 @@ class ManifestVersions:
         if self._retrieval.over:
             self._unread.clear()
         self._read_next(beside)
-        if self._missed is not None and not self.reading:
-            missed, self._missed = self._missed, None
-            self._miss(missed)
+        self._look_back()
+        self._settle()
 
     def too_large(self, octets: int) -> None:
         """A manifest of more than `max_octets` has begun, and is thrown away."""
@@ -318,7 +335,7 @@ class ManifestVersions:
 
     def _miss(self, why: str) -> None:
         """Ask for versions that are missing and that nobody is going to bring."""
-        if self.reading:
+        if self.reading or self.looks_back:
             self._missed = why
             return
         manifest, version = self._assembly.manifest, self._assembly.version
@@ -339,6 +356,62 @@ class ManifestVersions:
                 self._retrieval.fail(
                     PublisherLost(f"{self._publication}: no manifest to be had: {why}")
                 )
+
+    def _settle(self) -> None:
+        """Do what was put off until versions were read."""
+        if self.reading:
+            return
+        if self._back is not None and self._back.over:
+            self._looked_back(came=self._back.came)
+        if self._missed is not None and not self.looks_back:
+            missed, self._missed = self._missed, None
+            self._miss(missed)
+
+    def _look_back(self) -> None:
+        """Ask for earlier versions when the last one leaves out what they list."""
+        left_out = self._assembly.left_out
+        if not left_out:
+            self._back_to = self._assembly.version + 1
+            if self._back is not None and not self._back.over:
+                assert self._back.request is not None
+                self._back.request.cancel()
+                self._looked_back(came=True)
+        elif left_out - self._nowhere and not self.looks_back and not self._retrieval.over:
+            self.looks_back = True
+            self._retrieval.later(LOOK_BACK_SECONDS if self._back_to else 0.0, self._fetch_earlier)
+
+    def _fetch_earlier(self) -> None:
+        last = self._assembly.version - 1
+        if not self.looks_back:
+            return
+        if not self._assembly.left_out or last < self._back_to:
+            self._looked_back(came=True)
+            return
+        receiver = EarlierReceiver(self, self.track, fetched=True)
+        receiver.request = self._session.fetch(
+            self._name,
+            receiver,
+            Parameters(
+                location_filter=LocationFilter.groups(self._back_to, last),
+                group_order=GroupOrder.DESCENDING,
+            ),
+        )
+        self._back = receiver
+        self._requests = [r for r in self._requests if r.state is not RequestState.CLOSED]
+        self._requests.append(receiver.request)
+
+    def earlier_over(self, receiver: EarlierReceiver) -> None:
+        """The FETCH of earlier versions brings no more."""
+        if receiver is self._back:
+            self._settle()
+
+    def _looked_back(self, *, came: bool) -> None:
+        self.looks_back, self._back = False, None
+        self._backs += 1
+        if came or self._backs >= MANIFEST_FETCHES:
+            self._backs, self._nowhere = 0, self._nowhere | self._assembly.left_out
+        self._look_back()
+        self._settle()
 
     def _subscribe(self) -> None:
         self._live = True
@@ -374,6 +447,10 @@ class ManifestVersions:
     @property
     def _publication(self) -> str:
         return f"publication {self._assembly.namespace.publication_id.hex()}"
+
+
+def _octets(text: Unread) -> int:
+    return text.octets if isinstance(text, ManifestReader) else sum(map(len, text))
 
 
 class ManifestReceiver(ObjectReceiver):
@@ -484,3 +561,24 @@ class ManifestReceiver(ObjectReceiver):
     def request_failed(self, error: MoqtError) -> None:
         if self._in_use:
             self.versions.failed(error, fetched=self.fetched)
+
+
+class EarlierReceiver(ManifestReceiver):
+    """Earlier versions, for what the last one leaves out. What is wrong with the FETCH is no
+    failure of the track."""
+
+    request: OutgoingFetch | None = None
+    over = False
+    """Whether nothing more will come by it."""
+    came = False
+    """Whether all came that there is."""
+
+    def stream_ended(self, stream: IncomingStream, error: int | None) -> None:
+        self._end(came=error is None and not self._gaps)
+
+    def request_failed(self, error: MoqtError) -> None:
+        self._end(came=False)
+
+    def _end(self, *, came: bool) -> None:
+        self.over, self.came = True, came
+        self.versions.earlier_over(self)

@@ -86,12 +86,12 @@ class ProducerKey:
         return cls(ec.generate_private_key(ec.SECP256R1()), kid)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ProducerKey:
-        """Read a key file, which only its owner may be able to read.
+    def load(cls, path: str | os.PathLike[str], *, pipes: bool = False) -> ProducerKey:
+        """Read a key file, or with `pipes` a pipe, which only its owner may be able to read.
 
         Raises FileError, which names the file and never shows what is in it.
         """
-        tree = _read(path, read_private(path, MAX_FILE_OCTETS))
+        tree = _read(path, read_private(path, MAX_FILE_OCTETS, pipes=pipes))
         try:
             kid, public = _public(tree, private=True)
             secret = _octets(tree, "d", _COORDINATE)
@@ -143,12 +143,13 @@ class Producers:
             raise ValueError(f"'keys' lists 1 to {MAX_PRODUCERS} producers")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Producers:
-        """Read a producers file, which nobody but its owner may be able to write.
+    def load(cls, path: str | os.PathLike[str], *, pipes: bool = False) -> Producers:
+        """Read a producers file, or with `pipes` a pipe, which nobody but its owner may be able to
+        write.
 
         Raises FileError, which names the file and what is wrong in it.
         """
-        listed = _listed(path)
+        listed = _listed(path, pipes=pipes)
         try:
             return cls(listed)
         except ValueError as error:
@@ -208,9 +209,10 @@ def _read(path: str | os.PathLike[str], data: bytes) -> Any:
         raise FileError(f"{os.fspath(path)}: not one strict JSON object") from None
 
 
-def _listed(path: str | os.PathLike[str]) -> list[Any]:
+def _listed(path: str | os.PathLike[str], *, pipes: bool = False) -> list[Any]:
     """What a producers file lists, not looked at. Raises FileError."""
-    tree = _read(path, read_private(path, MAX_FILE_OCTETS, others_may_read=True))
+    data = read_private(path, MAX_FILE_OCTETS, others_may_read=True, pipes=pipes)
+    tree = _read(path, data)
     if not isinstance(tree, dict) or set(tree) != {"keys"} or not isinstance(tree["keys"], list):
         raise FileError(
             f"{os.fspath(path)}: not a file of producers: it is an object with the array 'keys'"

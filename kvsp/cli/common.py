@@ -52,6 +52,8 @@ def check_cafile(path: Path | None) -> None:
         return
     from cryptography import x509  # it takes long, and most uses have no such file
 
+    if path.is_fifo():
+        raise InputError(f"{path}: a pipe, but it is read more than once: name a file")
     try:
         x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:

@@ -41,6 +41,8 @@ class Failure(Exception):
 
 
 def check_pair(cert: Path, key: Path) -> None:
+    _check_no_pipe(cert, "--cert")
+    _check_no_pipe(key, "--key")
     try:
         check_key_pair(cert, key)
         read_private(key, 1)  # who can read it can be this relay
@@ -144,11 +146,18 @@ def _dialled(
 
 
 def _check_readable(path: Path | None, option: str) -> None:
+    if path is None:
+        return
+    _check_no_pipe(path, option)
     try:
-        if path is not None:
-            path.read_bytes()
+        path.read_bytes()
     except OSError as error:
         raise Usage(f"{option}: {path}: {error.strerror or error}") from None
+
+
+def _check_no_pipe(path: Path, option: str) -> None:
+    if path.is_fifo():
+        raise Usage(f"{option}: {path}: a pipe, but it is read more than once: name a file")
 
 
 def _password_in(path: Path) -> str:

@@ -18,11 +18,11 @@ from kvcs.names.errors import KvcsError
 from kvcs.names.manifest import (
     Manifest,
     SegmentEntry,
-    check_progress,
     keys_digest,
     selections,
 )
 from kvcs.names.manifest_builder import ManifestBuilder
+from kvcs.names.manifest_progress import check_progress, leaves_out, with_digests_of
 from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack, parse_track_name
@@ -402,7 +402,7 @@ def test_a_later_version_may_add() -> None:
         ("segments/0/complete", False),
         ("segments/1/blocks", 2),
         ("segments/1/block_keys_sha256", "00" * 32),
-        ("segments/0/object_digests", ...),
+        ("segments/1/object_digests", ...),
         ("segments/0/object_digests/k.raw.s0/0/0", "00" * 32),
         ("segments/1/object_digests/k.raw.s1", []),
         ("deterministic", True),
@@ -414,6 +414,25 @@ def test_a_later_version_removes_and_changes_nothing(path: str, value: Any) -> N
     if path == "segments/1/blocks":
         del tree["segments"][1]["object_digests"]
     assert name_of(check_progress, parse(TREE), parse(tree, None)) == "bad-manifest"
+
+
+def test_a_later_version_may_leave_out_the_digests_of_a_segment_that_is_complete() -> None:
+    before, after = parse(TREE), parse(changed("segments/0/object_digests", ...))
+    assert before.segments[0].complete and after.segments[0].object_digests is None
+    check_progress(before, after)
+    assert leaves_out(after.segments[0], COMPAT.layers)
+    assert not leaves_out(before.segments[0], COMPAT.layers)
+    assert not leaves_out(before.segments[1], COMPAT.layers), "what is not complete is not known"
+    assert with_digests_of(before, after) == before
+    assert with_digests_of(after, before) == before
+    some = changed("segments/0/complete", False)
+    some["segments"][0]["object_digests"]["k.raw.s0"].pop()
+    partly = with_digests_of(parse(some), after)
+    assert leaves_out(partly.segments[0], COMPAT.layers)
+    check_progress(before, partly)
+    assert with_digests_of(before, partly) == before
+    wrong = changed("segments/0/object_digests/k.raw.s0/0/0", "00" * 32)
+    assert name_of(check_progress, parse(wrong), partly) == "bad-manifest"
 
 
 def test_a_later_version_removes_no_track_and_no_publication() -> None:

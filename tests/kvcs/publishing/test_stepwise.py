@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 
 import pytest
 
-from kvcs import aextend, aput_layer
+from kvcs import aextend, afinish, aput_layer
 from kvcs.names.errors import MisuseError
-from kvcs.names.manifest import check_progress
+from kvcs.names.manifest import Manifest
+from kvcs.names.manifest_progress import check_progress, leaves_out, with_digests_of
 from kvcs.publishing import publication as publications
 from kvcs.publishing import stepwise
 from kvcs.publishing.limits import manifests_octets
@@ -21,6 +23,7 @@ from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from tests.kvcs.support import (
     BLOCK,
+    BLOCKS,
     DESCRIPTOR,
     LAYERS,
     SCOPE,
@@ -134,6 +137,38 @@ async def test_manifests_are_signed_in_a_thread_and_a_failure_changes_nothing(mo
     assert len(threads) == 2 and threading.get_ident() not in threads
 
 
+async def test_no_key_digest_or_manifest_of_a_chunk_is_made_in_the_thread_of_the_loop(monkeypatch):
+    """However long the chunk is: 8,192 keys of one of 131,072 tokens would hold it for long."""
+    monkeypatch.setattr(stepwise, "LEAST_IN_THREAD", 0)
+    here, made = threading.get_ident(), Counter()
+
+    def noted(name):
+        real = getattr(publications, name)
+
+        def call(*arguments, **named):
+            made[name, threading.get_ident() == here] += 1
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(publications, name, call)
+
+    first = TOKENS[: 2 * BLOCK]
+    publication = Publication(SCOPE, DESCRIPTOR, first, growing=True, signer=ProducerKey.generate())
+    for name in ("block_keys", "data_digest", "sign"):
+        noted(name)
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k, v, more=True)
+    assert await aextend(publication, TOKENS[2 * BLOCK :]) == BLOCKS - 2
+    for layer, (k, v) in enumerate(kv()):
+        await aput_layer(publication, layer, k[2 * BLOCK :], v[2 * BLOCK :], more=True)
+    await afinish(publication)
+    assert publication.complete
+    assert made == {
+        ("block_keys", False): 1,
+        ("data_digest", False): 2 * LAYERS * BLOCKS,
+        ("sign", False): 2,
+    }
+
+
 async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) -> None:
     publication = Publication(SCOPE, DESCRIPTOR, TOKENS[: 3 * BLOCK], growing=True)
     for layer, (k, v) in enumerate(kv()):
@@ -149,7 +184,9 @@ async def test_one_that_is_abandoned_while_it_is_extended_is_not(monkeypatch) ->
 
 def test_the_octets_of_all_versions_are_known_before_they_are_made() -> None:
     assert manifests_octets(DESCRIPTOR, [3]) == 2 * LAYERS * 3 * 67
-    assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * 6 * 67
+    assert manifests_octets(DESCRIPTOR, [1, 1, 1]) == 2 * LAYERS * (1 + 2 + 3) * 67
+    assert manifests_octets(DESCRIPTOR, [1] * 4) == 2 * LAYERS * (1 + 2 + 1 + 4) * 67
+    assert manifests_octets(DESCRIPTOR, [1] * 6) == 2 * LAYERS * (3 + 1 + 4 + 1 + 6) * 67
 
 
 async def test_what_is_left_to_an_extension_that_has_no_block_is_written_in_a_thread(monkeypatch):
@@ -202,23 +239,62 @@ def test_a_version_is_made_of_pieces_that_the_versions_before_it_have(signed) ->
             rows = slice(number * BLOCK, (number + 1) * BLOCK)
             publication.put_layer(layer, k[rows], v[rows])
     publication.finish()
-    *_, before, last = (each.parts for each in publication.tracks[0].objects())
-    shared = {id(part) for part in before} & {id(part) for part in last}
+    *before, last = (each.parts for each in publication.tracks[0].objects())
+    shared = {id(part) for parts in before for part in parts} & {id(part) for part in last}
     digests = 3 * 2 * LAYERS * 66
     assert sum(len(part) for part in last if id(part) in shared) >= digests
     # of a whole segment one for each track, and what stands between them
     assert len(last) <= 4 * 2 * 2 + 3
 
 
-def test_all_versions_of_equal_segments_have_half_as_many_times_the_octets_of_the_last() -> None:
-    """64 chunks of a long context: 32.5 times, where two versions for each would have 64 times."""
+def test_all_versions_have_four_times_the_octets_of_the_last_at_most_however_many_segments() -> (
+    None
+):
+    """A long context in chunks of 256 tokens: 2.9 times, where versions that list all would have
+    256.5 times, 22.5 GB."""
     described = descriptor(layers=80, block_tokens=16)
-    blocks = 131_072 // 16 // 64
-    last = manifests_octets(described, [64 * blocks])
+    last = manifests_octets(described, [8192])
     assert last == 1_310_720 * 67
-    assert manifests_octets(described, [blocks] * 64) == 32.5 * last
-    begun_and_ended = sum((2 * n - 1) * last // 64 for n in range(1, 65))
-    assert begun_and_ended == 64 * last
+    of_every_version = sum(n * last // 512 for n in range(1, 513))
+    assert of_every_version == 256.5 * last > 22.5e9
+    assert manifests_octets(described, [16] * 512) < 3 * last
+    for segments in range(1, 200):
+        assert manifests_octets(described, [1] * segments) <= 4 * segments * 160 * 67
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_versions_in_between_list_what_is_new_and_the_last_one_lists_all(more) -> None:
+    described = descriptor(layers=LAYERS)
+    tokens, cache = list(range(48 * BLOCK)), kv(described, 48 * BLOCK)
+    publication = Publication(SCOPE, described, tokens[:BLOCK], growing=True)
+    for at in range(48):
+        if at:
+            await aextend(publication, tokens[at * BLOCK : (at + 1) * BLOCK])
+        for layer, (k, v) in enumerate(cache):
+            first = publication.first_token
+            await aput_layer(publication, layer, k[first:], v[first:], more=more)
+    if more:
+        await afinish(publication)
+    else:
+        publication.finish()
+    versions = [Manifest.parse(b"".join(v.parts)) for v in publication.tracks[0].objects()]
+    listed = [
+        sum(
+            entry.blocks * entry.listed_groups(track)
+            for entry in m.segments
+            for track in entry.tracks
+        )
+        for m in versions
+    ]
+    every = 48 * 2 * LAYERS
+    assert listed[-1] == every and sum(listed) <= 4 * every
+    assert len(versions) == (49 if more else 97)
+    whole = versions[0]
+    for version in versions[1:]:
+        check_progress(whole, version)
+        whole = with_digests_of(whole, version)
+        assert not any(leaves_out(entry, LAYERS) for entry in whole.segments)
+    assert whole == versions[-1]
 
 
 async def test_the_octets_of_all_versions_are_counted_and_are_those_that_were_told_before() -> None:
@@ -231,8 +307,8 @@ async def test_the_octets_of_all_versions_are_counted_and_are_those_that_were_to
             await aextend(publication, tokens[at * BLOCK : (at + 4) * BLOCK])
         first = publication.first_token
         for layer, (k, v) in enumerate(cache):
-            await aput_layer(publication, layer, k[first:], v[first:], more=at < 28)
-    publication.finish()
+            await aput_layer(publication, layer, k[first:], v[first:], more=True)
+    await afinish(publication)
     versions = [each.length for each in publication.tracks[0].objects()]
     assert publication.manifest_octets == sum(versions) and len(versions) == 9
     told = manifests_octets(described, [4] * 8)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcs.names.errors import PublisherLost
-from kvcs.names.manifest import check_progress
+from kvcs.names.manifest_progress import check_progress
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving import assembly as assemblies
 from kvcs.retrieving import manifest_track
@@ -23,7 +23,7 @@ from kvsp.blocks.layout import allocate
 from kvsp.names.content_keys import ContentKey
 from kvsp.names.identity import Scope
 from moqt.publisher import Publisher
-from moqt.values.codes import PublishDoneCode
+from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from tests.kvcs.support import (
     BLOCK,
     BLOCKS,
@@ -404,3 +404,70 @@ def test_whatever_the_segments_the_join_and_the_losses_what_comes_is_the_whole_o
             await link.assert_clean()
 
     asyncio.run(story())
+
+
+class Noting(Publisher):
+    """Takes note of what is fetched of the manifest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list = []
+
+    def fetch_received(self, request) -> None:
+        if request.name.name.startswith(b"manifest"):
+            self.fetched.append(request.parameters)
+        super().fetch_received(request)
+
+
+@pytest.mark.parametrize("segments", [5, 7, 8, 11])
+@pytest.mark.parametrize("signed", [False, True])
+async def test_who_joins_late_asks_for_what_the_last_manifest_leaves_out_and_has_all_listed(
+    segments, signed
+):
+    tokens = list(range(BLOCK * 12))
+    cache, key = kv(tokens=len(tokens)), ProducerKey.generate() if signed else None
+    production = Production((1,) * 12, cache, tokens=tokens, handler=Noting(), signer=key)
+    production.put(segments * LAYERS)
+    handler, asked = production.handler, int(not production.publication.told_all)
+    async with Link(handler) as link:
+        terms = {"producers": Producers([key.public])} if signed else {}
+        consumer = link.consumer(follow=True, require_listed=True, tokens=tokens, **terms)
+        async with consumer:
+            layers = consumer.layers()
+            for number in range(segments * LAYERS):
+                layer = await anext(layers)
+                assert (layer.segment, layer.index) == divmod(number, LAYERS)
+            assert not production.publication.complete
+            assert len(handler.fetched) == asked
+            production.put(STEPS * 12)
+            rest = [layer async for layer in layers]
+        assert len(rest) == (12 - segments) * LAYERS
+        assert len(handler.fetched) == asked, "who follows is told of each segment"
+        stats = consumer.stats
+        assert stats.objects_confirmed == stats.objects_verified == 2 * LAYERS * 12
+        assert not stats.duplicates and not stats.discarded
+        await link.assert_clean()
+
+
+async def test_versions_that_are_not_to_be_had_any_more_are_not_asked_for_for_ever():
+    tokens = list(range(BLOCK * 12))
+    cache = kv(tokens=len(tokens))
+
+    class Forgetting(Noting):
+        def fetch_received(self, request) -> None:
+            if request.name.name.startswith(b"manifest"):
+                self.fetched.append(request.parameters)
+                request.reject(RequestErrorCode.DOES_NOT_EXIST, "it is gone")
+            else:
+                super().fetch_received(request)
+
+    production = Production((1,) * 12, cache, tokens=tokens, handler=Forgetting())
+    production.put(7 * LAYERS)
+    async with Link(production.handler) as link:
+        consumer = link.consumer(follow=True, tokens=tokens)
+        _, layers = await asyncio.gather(production.put_all(), collect(consumer))
+        assert whole(layers, cache, 12) == 12
+        # as often for those that come to be left out later; not for ever
+        assert 1 <= len(production.handler.fetched) <= 12 * manifest_track.MANIFEST_FETCHES
+        assert consumer.stats.objects_confirmed == 2 * LAYERS * 12, "the last one lists all"
+        await link.assert_clean()

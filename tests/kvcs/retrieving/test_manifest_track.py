@@ -61,6 +61,7 @@ class Asked:
             descriptor=DESCRIPTOR,
             terms=NotingTerms(producers=producers),
             expects=lambda location: True,
+            left_out=frozenset(),
         )
         self.names: list[bytes] = []
         self.came = self.assembly.terms.came
@@ -355,7 +356,9 @@ def test_of_long_versions_that_come_faster_than_they_are_read_only_the_last_ones
     asked = Asked(signed=True, beside=lambda read, told: jobs.append((read, told)))
     for group in groups:
         asked.receivers[0].object_received(
-            version(bytes(BESIDE_OCTETS))._replace(location=Location(group, 0))
+            version(bytes(max(BESIDE_OCTETS, asked.versions.max_octets)))._replace(
+                location=Location(group, 0)
+            )
         )
     asked.end(asked.receivers[0], Via.FILL)
     asked.receivers[0].subscription_done(PublishDoneCode.TRACK_ENDED, "")

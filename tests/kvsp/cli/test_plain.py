@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from typing import Annotated
 
@@ -12,21 +13,12 @@ import typer
 
 from kvsp.cli.plain import PlainCommand, PlainGroup, Version, run_app
 from moqt.quic.backend import Backend, chosen
+from tests.paths import ROOT
 
-PROGRAMS = {
-    "kvcs-relay": "relay.service.entry import main",
-    "kvcs-publish": "kvcs.programs.entry import publish as main",
-    "kvcs-subscribe": "kvcs.programs.entry import subscribe as main",
-    "kvcs-keygen": "kvcs.programs.entry import keygen as main",
-    "kvcs-describe": "kvcs.programs.entry import describe as main",
-    "kvcs-inspect": "kvcs.programs.entry import inspect as main",
-    "kvcs-doctor": "kvcs.programs.entry import doctor as main",
-    "kvcs-explain": "kvcs.programs.entry import explain as main",
-    "kvsp": "kvsp.cli.entry import main",
-    "kvsp-server": "kvsp.cli.entry import server as main",
-}
-OVER_QUIC = ("kvcs-relay", "kvcs-publish", "kvcs-subscribe", "kvcs-doctor", "kvcs-explain")
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+PROGRAMS = {name: "{} import {} as main".format(*at.split(":")) for name, at in SCRIPTS.items()}
 """As pyproject.toml has them."""
+OVER_QUIC = ("kvcs-relay", "kvcs-publish", "kvcs-subscribe", "kvcs-doctor", "kvcs-explain")
 
 one = typer.Typer()
 
