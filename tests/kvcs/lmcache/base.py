@@ -98,10 +98,16 @@ class ConnectorAdapter:
         raise NotImplementedError
 
 
+class ChunkedTokenDatabase:
+    def _get_vllm_hash_func(self, hash_algorithm):
+        return hash if hash_algorithm == "sha256_of_nobody" else repr
+
+
 MODULES = {
     "lmcache.v1.exceptions": [IrrecoverableException],
     "lmcache.v1.storage_backend.connector": [ConnectorAdapter, ConnectorContext],
     "lmcache.v1.storage_backend.connector.base_connector": [RemoteConnector],
+    "lmcache.v1.token_database": [ChunkedTokenDatabase],
 }
 PACKAGES = ("lmcache", "lmcache.v1", "lmcache.v1.storage_backend")
 

@@ -5,11 +5,13 @@ Everything else of it is tested without LMCache, with stand-ins that are held ag
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,6 +23,24 @@ pytestmark = pytest.mark.skipif(
     find_spec("lmcache") is None or find_spec("torch") is None,
     reason="LMCache is not installed here: make test-engines",
 )
+
+
+class Hashing(ModuleType):
+    """The module of vLLM's in which LMCache looks for its hash: no vLLM is here."""
+
+    NAME = "vllm.utils.hashing"
+
+    @staticmethod
+    def get_hash_fn_by_name(name: str):
+        if name != "sha256_cbor":
+            raise ValueError(name)
+        return lambda each: hashlib.sha256(repr(each).encode()).digest()
+
+
+@pytest.fixture
+def hashing(monkeypatch) -> None:
+    for name in ("vllm", "vllm.utils", Hashing.NAME):
+        monkeypatch.setitem(sys.modules, name, Hashing(name))
 
 
 def parameters(owner: type, name: str) -> list[str]:
@@ -101,6 +121,35 @@ def test_a_key_of_lmcache_is_named_by_all_of_it() -> None:
     assert len({each.to_string() for each in keys}) == 4
 
 
+def test_without_the_hash_that_is_configured_lmcache_takes_pythons_and_is_not_started() -> None:
+    from lmcache.v1.exceptions import IrrecoverableException
+
+    from kvcs.lmcache.connector import KvcsAdapter
+
+    context = base.context({})
+    with pytest.raises(IrrecoverableException, match="does not find sha256_cbor"):
+        KvcsAdapter().create_connector(context)
+
+
+@pytest.mark.usefixtures("hashing")
+def test_a_chunk_is_named_by_64_bits_of_a_hash_of_all_tokens_up_to_its_end() -> None:
+    """What docs/integration.md says of names: who relies on more would be wrong."""
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.token_database import ChunkedTokenDatabase
+
+    config = LMCacheEngineConfig.from_defaults(
+        chunk_size=4, pre_caching_hash_algorithm="sha256_cbor"
+    )
+    names = [
+        [name for _, _, name in ChunkedTokenDatabase(config).process_tokens(tokens, make_key=False)]
+        for tokens in (list(range(8)), [*range(4), 9, 9, 9, 9], [9, *range(1, 8)])
+    ]
+    assert all(0 <= name < 1 << 64 for each in names for name in each)
+    assert names[0][0] == names[1][0]
+    assert len({name for each in names for name in each}) == 5
+
+
+@pytest.mark.usefixtures("hashing")
 def test_chunks_of_lmcache_are_put_and_got_by_a_real_holder(tmp_path) -> None:
     import torch
     from lmcache.v1.config import LMCacheEngineConfig
