@@ -121,12 +121,15 @@ def test_a_key_of_lmcache_is_named_by_all_of_it() -> None:
     assert len({each.to_string() for each in keys}) == 4
 
 
-def test_without_the_hash_that_is_configured_lmcache_takes_pythons_and_is_not_started() -> None:
+def test_without_the_hash_that_is_configured_lmcache_takes_pythons_and_is_not_started(
+    tmp_path,
+) -> None:
     from lmcache.v1.exceptions import IrrecoverableException
 
-    from kvcs.lmcache.connector import KvcsAdapter
+    from kvcs.lmcache import KvcsAdapter
+    from tests.kvcs.pages.services import settings
 
-    context = base.context({})
+    context = base.context(settings(tmp_path, "http://127.0.0.1:9/kvsp/", kv_dtype="bf16"))
     with pytest.raises(IrrecoverableException, match="does not find sha256_cbor"):
         KvcsAdapter().create_connector(context)
 
