@@ -93,12 +93,15 @@ native: $(STAMP)  ## build the C extension for packets into the checkout, with w
 fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
 
+# NIXL and a client of Redis, which are measured beside us
+STORES_ENV ?= .venv-stores
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
 	$(BIN)/python -m tools.bench_index --kept 2000000 --layers 2
 	$(BIN)/python -m tools.bench_eviction
 	$(BIN)/python -m tools.bench_discovery
+	$(BIN)/python -m tools.bench_stores --environment $(STORES_ENV)
 
 bench-peers: $(STAMP)  ## the same beside another MOQT stack, which it installs; leaves bench/results
 	-$(BIN)/python -m interop.peers
@@ -151,4 +154,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(STORES_ENV) $(DOCS_ENV) .pythons .interop build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -57,8 +57,8 @@ def test_everything_that_is_asked_for_has_a_tested_version_that_it_allows(name, 
 def test_every_environment_is_made_by_a_target_and_removed_by_clean(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     folders = re.findall(r"^(\w+_ENV) \?= (\.venv-[\w-]+)$", makefile, re.M)
-    used = [each for each in folders if f"tools.environments.{name} $({each[0]})" in makefile]
-    ((variable, folder),) = used or [("DOCS_ENV", ".venv-docs")]
+    ((variable, folder),) = (each for each in folders if each[1] == f".venv-{name}")
+    assert f" $({variable})\n" in makefile, "a program is given it"
     assert f"$({variable})" in makefile.partition("\nclean:")[2]
     assert f"{folder}/" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
 
