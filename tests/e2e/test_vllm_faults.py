@@ -67,9 +67,8 @@ def when_it_uses_a_layer(engine, call) -> None:
     worker.wait_for_layer_load, worker.get_finished = wait_one, get_finished
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("layers", [0, LAYERS // 2, LAYERS - 1])
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load, number", [("layerwise", signal.SIGSTOP), ("async", signal.SIGKILL)])
 def test_a_producer_that_is_frozen_or_killed_costs_no_wrong_token(
     engines, produced, load, layers, number
 ) -> None:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.kvcs.lmcache import base
+from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -43,37 +42,19 @@ def hashing(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, name, Hashing(name))
 
 
-def parameters(owner: type, name: str) -> list[str]:
-    return list(inspect.signature(getattr(owner, name)).parameters)
-
-
-@pytest.mark.parametrize(
-    "path, stand_in",
-    [(path, each) for path, classes in base.MODULES.items() for each in classes],
-    ids=lambda each: getattr(each, "__name__", None),
-)
+@each_of(base.MODULES)
 def test_the_stand_ins_have_the_methods_and_parameters_of_lmcache(path: str, stand_in: type):
-    real = getattr(import_module(path), stand_in.__name__)
-    for name, each in vars(stand_in).items():
-        if inspect.isfunction(each):
-            assert parameters(stand_in, name) == parameters(real, name), name
-            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(
-                getattr(real, name)
-            ), name
+    is_like(path, stand_in)
 
 
 def test_the_connector_takes_every_call_as_lmcache_makes_it() -> None:
+    from lmcache.v1.storage_backend.connector import ConnectorAdapter
     from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
     from kvcs.lmcache import KvcsAdapter, KvcsConnector
 
-    assert not inspect.isabstract(KvcsConnector)
-    assert not inspect.isabstract(KvcsAdapter)
-    for name, each in vars(KvcsConnector).items():
-        if not name.startswith("_") and hasattr(RemoteConnector, name):
-            assert parameters(KvcsConnector, name) == parameters(RemoteConnector, name), name
-            real = getattr(RemoteConnector, name)
-            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(real), name
+    takes_every_call(KvcsConnector, RemoteConnector)
+    takes_every_call(KvcsAdapter, ConnectorAdapter)
 
 
 def test_lmcache_finds_the_adapter_by_its_plugins_name_and_refuses_with_its_reason() -> None:
