@@ -54,22 +54,22 @@ test-torch: $(STAMP)  ## the tests with a real model; installs the extra `torch`
 # an environment of its own beside .venv: vLLM, torch and a small real model
 VLLM_ENV ?= .venv-vllm
 test-vllm:       ## the connector in vLLM itself, on the CPU; makes .venv-vllm
-	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(PYTHON) -m tools.environments.vllm $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/vllm/test_vllm.py
 
 # another one, with LMCache and SGLang as far as their interfaces go without a GPU
 ENGINES_ENV ?= .venv-engines
 test-engines:    ## the storage for LMCache and SGLang against their own classes; makes .venv-engines
-	$(PYTHON) -m tools.engines_env $(ENGINES_ENV)
+	$(PYTHON) -m tools.environments.engines $(ENGINES_ENV)
 	$(ENGINES_ENV)/bin/python -m pytest -p no:cacheprovider -rs tests/kvcs/lmcache/test_lmcache.py tests/kvcs/sglang/test_sglang.py
 
 demo-llm:        ## two vLLM engines and a relay: first tokens, faults, a picture; makes .venv-vllm
-	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(PYTHON) -m tools.environments.vllm $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m tools.demo_llm
 
 # QUICK="--rounds 1" for an impression, --keep leaves the figures in bench/results
 bench-llm:       ## first tokens of two vLLM engines, as ratios inside one run; makes .venv-vllm
-	$(PYTHON) -m tools.vllm_env $(VLLM_ENV)
+	$(PYTHON) -m tools.environments.vllm $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m tools.bench_llm $(QUICK)
 
 test: lint unit e2e  ## lint and every test
@@ -101,12 +101,15 @@ wheel:           ## a wheel for this platform, the C extension and an OpenSSL in
 fuzz-native: $(STAMP)  ## the C extension under sanitizers against Python, MINUTES=1 long
 	$(BIN)/python -m tools.fuzz_native --minutes $(MINUTES)
 
+# NIXL and a client of Redis, which are measured beside us
+STORES_ENV ?= .venv-stores
 bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench
 	$(BIN)/python -m tools.bench_index --records 1000000
 	$(BIN)/python -m tools.bench_index --kept 2000000 --layers 2
 	$(BIN)/python -m tools.bench_eviction
 	$(BIN)/python -m tools.bench_discovery
+	$(BIN)/python -m tools.bench_stores --environment $(STORES_ENV)
 
 bench-peers: $(STAMP)  ## the same beside another MOQT stack, which it installs; leaves bench/results
 	-$(BIN)/python -m interop.peers
@@ -163,4 +166,4 @@ interop: $(STAMP)  ## our client and relay against other implementations; writes
 	$(BIN)/python -m interop.run
 
 clean:           ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(DOCS_ENV) $(WHEEL_ENV) .pythons .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_ENV) $(ENGINES_ENV) $(STORES_ENV) $(DOCS_ENV) $(WHEEL_ENV) .pythons .interop build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -6,7 +6,7 @@ small real model goes on from it: live, from the relay's cache, when the produce
 middle, and when the relay is. Each row tells the time to the first token, whether the tokens are
 those that the decode engine computes by itself, and how many octets came. The picture has two lanes
 on one time line: the layers computed here, and used there. It runs in the environment of
-`tools.vllm_env`.
+`tools.environments.vllm`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """One vLLM engine with the connector, driven by JSON lines: what `make test-vllm` and
-`make demo-llm` start. It runs in the environment of `tools.vllm_env`.
+`make demo-llm` start. It runs in the environment of `tools.environments.vllm`.
 
     {"tokens": [...], "count": 8, "salt": null}   generate; a salt keeps the request to itself
     {"forget": true}                              forget all pages of earlier requests

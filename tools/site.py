@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-GENERATOR = ("mkdocs==1.6.1",)
+from tools.environments import docs
+from tools.environments.own import ROOT, Environment
+
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 OTHERS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
 OTHERS += ("interop/results/README.md", "LICENSE")
@@ -102,17 +102,15 @@ def main() -> int:
     """Make the site; 1 when a link leads nowhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environment", type=Path, help="the generator's own folder")
-    folder = parser.parse_args().environment.absolute()
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    if not (folder / "bin" / "mkdocs").exists():
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *GENERATOR], check=True)
+    environment = Environment("docs", parser.parse_args().environment)
+    environment.make(docs.install)
     work = ROOT / "build" / "docs"
     shutil.rmtree(work, ignore_errors=True)
     gather(work / "pages")
     (work / "mkdocs.yml").write_text(SETTINGS, "utf-8")
-    built = subprocess.run([python, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=work)
+    built = subprocess.run(
+        [environment.python, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=work
+    )
     if not built.returncode:
         sys.stdout.write(f"{ROOT / 'build' / 'site' / 'index.html'}\n")
     return built.returncode

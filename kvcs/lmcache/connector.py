@@ -14,6 +14,7 @@ import numpy as np
 from lmcache.v1.exceptions import IrrecoverableException
 from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+from lmcache.v1.token_database import ChunkedTokenDatabase
 
 from kvcs.lmcache.form import form_of, settings_of
 from kvcs.pages.counters import Doing, Outcome
@@ -35,10 +36,24 @@ class KvcsAdapter(ConnectorAdapter):
         if config is None or metadata is None:
             raise IrrecoverableException("kvcs: LMCache gives neither its configuration nor shapes")
         try:
-            store = PageStore(settings_of(config), form_of(config, metadata))
+            settings, form = settings_of(config), form_of(config, metadata)
+            _check_hash(config.pre_caching_hash_algorithm)
+            store = PageStore(settings, form)
         except PagesError as error:
             raise IrrecoverableException(f"kvcs: {error}") from None
         return KvcsConnector(config, metadata, context.local_cpu_backend, store)
+
+
+def _check_hash(algorithm: str) -> None:
+    """Raises PagesError when LMCache does not find the algorithm, which vLLM has: then it takes
+    Python's own, and says so in its log alone."""
+    looked_up = ChunkedTokenDatabase.__new__(ChunkedTokenDatabase)  # its `__init__` does more
+    if looked_up._get_vllm_hash_func(algorithm) is hash:
+        raise PagesError(
+            f"LMCache does not find {algorithm} (pre_caching_hash_algorithm) in vLLM, and would "
+            "name chunks by Python's own hash, by which anybody can make two prompts of one name: "
+            "install a vLLM that has it"
+        )
 
 
 class KvcsConnector(RemoteConnector):

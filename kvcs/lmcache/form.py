@@ -32,9 +32,9 @@ def form_of(config: Any, metadata: Any) -> PageForm:
             'set it to "naive"',
         ),
         (
-            config.pre_caching_hash_algorithm == "builtin",
-            "pre_caching_hash_algorithm is 'builtin', Python's hash of 64 bits, by which two "
-            'prompts can have one name: set it to "sha256_cbor"',
+            not str(config.pre_caching_hash_algorithm).startswith("sha256"),
+            f"pre_caching_hash_algorithm is {config.pre_caching_hash_algorithm!r}, by which "
+            'anybody can make two prompts of one name: set it to "sha256_cbor"',
         ),
         (
             len(metadata.get_shapes()) != 1,

@@ -23,17 +23,25 @@ from kvcs.pages.settings import PagesError, PageSettings
 from kvsp.blocks.container import Container
 from kvsp.blocks.kv_files import load_descriptor
 from kvsp.client.client import Client
-from kvsp.client.errors import ClientError, RequestRefusedError, RequestTimeoutError
+from kvsp.client.errors import (
+    ClientError,
+    NotAuthorizedError,
+    RequestRefusedError,
+    RequestTimeoutError,
+)
 from kvsp.client.limits import ClientLimits
 from kvsp.client.retrieving.receiving import Layer
 from kvsp.names.errors import DecodeError, FileError, KvspError
 from kvsp.names.identity import Scope
 from kvsp.names.uris import BlockId, check_base_uri
 from kvsp.principals import load_token
+from kvsp.records.records import ReplicaRecord
 
 logger = logging.getLogger("kvcs.pages")
 
 Answer = TypeVar("Answer")
+Replicas = Sequence[Sequence[ReplicaRecord]]
+"""Of each page, those that give it."""
 
 CLOSE_SECONDS: Final = 2.0
 """Seconds that `close` may take."""
@@ -74,7 +82,8 @@ class PageStore:
         except (KvspError, FileError, DecodeError, OSError) as error:
             raise PagesError(str(error)) from None
         self._index = _Circuit(settings.kvsp, settings.failed_seconds)
-        self._giving = _Circuit("the holders", settings.failed_seconds)
+        self._giving: dict[str, _Circuit] = {}
+        """Holders that gave nothing, or refused, for as long as they are not asked."""
         self._taking = _Circuit(settings.holder, settings.failed_seconds)
         self._lock = threading.Lock()
         self._pending = 0
@@ -167,73 +176,88 @@ class PageStore:
         return 0 if found is None else len(found)
 
     async def _get(self, names: list[str], pages: list[Any]) -> int:
-        found = await self._look_up(Doing.GET, names)
+        found = self._to_ask(await self._look_up(Doing.GET, names) or [])
         if not found:
             return 0
-        if not self._giving.passes(self._now):
-            self.counters.add(Doing.GET, Outcome.OPEN, len(found))
-            return 0
-        destination = _Into(self.place, pages)
         client = await self._open()
         result = await client.get_blocks(
             found,
-            destination,
+            _Into(self.place, pages),
             descriptor=self.place.descriptor,
             by_block=True,
             deadline_s=self.settings.timeout,
         )
         whole = result.complete_blocks
-        octets = whole * self.place.octets
-        self.counters.add(Doing.GET, Outcome.DONE, whole, octets)
+        self.counters.add(Doing.GET, Outcome.DONE, whole, whole * self.place.octets)
         if bad := sum(result.bad_sources.values()):
             self.counters.add(Doing.GET, Outcome.VERIFICATION, bad)
             logger.warning("what holders gave was not what their records say: %s", result.details)
         if lost := len(found) - whole:
             self.counters.add(Doing.GET, Outcome.LOST, lost)
-        if whole or not lost:
-            self._giving.worked()
-        else:
-            self._giving.failed(self._now, ", ".join(result.details.values()) or "nothing came")
+        refusing = {
+            error.source
+            for error in result.failures.values()
+            if isinstance(error, NotAuthorizedError)
+        }
+        for holder in result.late | refusing:
+            circuit = self._giving[holder] = _Circuit(holder, self.settings.failed_seconds)
+            circuit.failed(self._now, "; ".join(result.details.values()) or "it gave nothing")
         return whole
+
+    def _to_ask(self, found: Replicas) -> Replicas:
+        """The leading pages that some holder may give, with these: one that failed is not asked,
+        and hides nothing of what others have."""
+        now = self._now
+        self._giving = {each: gate for each, gate in self._giving.items() if not gate.passes(now)}
+        asked = [[each for each in page if each.holder not in self._giving] for page in found]
+        count = next((place for place, page in enumerate(asked) if not page), len(asked))
+        if count < len(found):
+            self.counters.add(Doing.GET, Outcome.OPEN, len(found) - count)
+        return asked[:count]
 
     async def _put(self, names: list[str], pages: list[Any]) -> int:
         keys = [self.place.key(name) for name in names]
+        until = self._now + self.settings.timeout
         gate = asyncio.Semaphore(self.settings.uploads)
 
-        async def one(client: Client, place: int) -> bool:
-            async with gate:
-                block = BlockId(self.place.descriptor.compat_id, self.place.scope_id, keys[place])
-                container = Container.build(
-                    self.place.descriptor, self.place.sections(pages[place])
-                )
-                prior = keys[place - 1] if place else None
-                await client.put(self.settings.holder, block, container, prior=prior)
-                return True
-
-        async def every() -> list[bool | BaseException]:
+        async def store(place: int) -> bool:
+            block = BlockId(self.place.descriptor.compat_id, self.place.scope_id, keys[place])
+            container = Container.build(self.place.descriptor, self.place.sections(pages[place]))
+            prior = keys[place - 1] if place else None
             client = await self._open()
-            if not self._described:
-                await client.put_descriptor(self.place.descriptor)
-                self._described = True
-            puts = [one(client, place) for place in range(len(keys))]
-            return await asyncio.gather(*puts, return_exceptions=True)
+            await client.put(self.settings.holder, block, container, prior=prior)
+            return True
 
-        done = await self._tried(Doing.PUT, self._taking, len(keys), self.settings.timeout, every)
-        if done is None:
+        async def one(place: int) -> bool:
+            async with gate:
+                work = partial(store, place)
+                left = until - self._now
+                stored = await self._tried(Doing.PUT, self._taking, 1, left, work) is not None
+            if stored:
+                self.counters.add(Doing.PUT, Outcome.DONE, 1, self.place.octets)
+            return stored
+
+        within = self.settings.timeout
+        if not self._described and not await self._tried(
+            Doing.PUT, self._index, len(keys), within, self._describe
+        ):
             return 0
-        stored = sum(each is True for each in done)
-        self.counters.add(Doing.PUT, Outcome.DONE, stored, stored * self.place.octets)
-        for error in (each for each in done if isinstance(each, BaseException)):
-            if not isinstance(error, ClientError):
-                raise error
-            self._count(Doing.PUT, self._taking, 1, error)
-        return next((place for place, each in enumerate(done) if each is not True), len(done))
+        async with asyncio.TaskGroup() as group:
+            puts = [group.create_task(one(place)) for place in range(len(keys))]
+        return next((place for place, put in enumerate(puts) if not put.result()), len(puts))
 
-    async def _look_up(self, doing: Doing, names: list[str]) -> list[Any] | None:
+    async def _describe(self) -> bool:
+        """Tell the index what the pages are, once."""
+        client = await self._open()
+        await client.put_descriptor(self.place.descriptor)
+        self._described = True
+        return True
+
+    async def _look_up(self, doing: Doing, names: list[str]) -> Replicas | None:
         """The replicas of each leading page; None when that could not be asked."""
         keys = [self.place.key(name) for name in names]
 
-        async def ask() -> list[Any]:
+        async def ask() -> Replicas:
             client = await self._open()
             descriptor = self.place.descriptor
             answer = await client.lookup(

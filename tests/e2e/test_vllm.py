@@ -1,12 +1,10 @@
 """The vLLM connector over real relays: engines that call it as vLLM does, each with its own client.
 
-`make test-vllm` does the same with vLLM itself.
+`make test-vllm` does the same with vLLM itself; `test_vllm_faults.py` has what fails.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import threading
 from pathlib import Path
 
@@ -14,66 +12,14 @@ import pytest
 
 from kvcs import Scope
 from tests.e2e.support import eventually
-from tests.kvcs.vllm import base
-from tests.kvcs.vllm.engine import Engine, own_token
-from tests.kvcs.vllm.stories import DIM, HEADS, LAYERS, descriptor_of
-
-BLOCK = 16
-TOKENS = [(n * n + 3 * n) % 1000 for n in range(150)]
+from tests.e2e.vllm_support import TOKENS, answer, engines_at, is_offered
+from tests.kvcs.vllm.stories import LAYERS
 
 
 @pytest.fixture
 def engines(monkeypatch, tmp_path, hub):
-    """Makes engines at the relay `hub`, and shuts them down."""
-    connector = base.install(monkeypatch)
-    Scope.generate().save(tmp_path / "scope.json")
-    compat = tmp_path / "compat.json"
-    compat.write_text(json.dumps(descriptor_of(BLOCK).to_dict()))
-    made = []
-
-    def make(role: str, budget: int = 10_000, **settings) -> Engine:
-        extra = {
-            "relay": hub.url,
-            "cafile": str(hub.cafile),
-            "scope_key_file": str(tmp_path / "scope.json"),
-            "descriptor": str(compat),
-            "block_tokens": BLOCK,
-            "min_tokens": BLOCK,
-            "lookup_timeout": 5.0,
-            "stall": 5.0,
-            **settings,
-        }
-        config = base.vllm_config(
-            extra=extra, layers=LAYERS, heads=HEADS, dim=DIM, role=role, budget=budget
-        )
-        engine = Engine(
-            connector,
-            config,
-            roles=base.KVConnectorRole,
-            layers=LAYERS,
-            heads=HEADS,
-            dim=DIM,
-        )
-        made.append(engine)
-        return engine
-
-    yield make
-    for engine in made:
-        with contextlib.suppress(AssertionError):
-            engine.close()
-
-
-def answer(engine: Engine, name: str, tokens=TOKENS):
-    """The engine's answer, which is the one it would have computed; its request."""
-    request = engine.add(name, tokens)
-    engine.run(steps=20_000)
-    assert request.token == own_token(tokens)
-    return request
-
-
-def is_offered(engine: Engine, tokens=TOKENS) -> bool:
-    found = engine.scheduler.shared.client.directory.longest(tokens)
-    return found is not None
+    with engines_at(hub, monkeypatch, tmp_path) as make:
+        yield make
 
 
 @pytest.mark.parametrize("load", ["layerwise", "async", "auto"])

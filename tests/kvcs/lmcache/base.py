@@ -4,12 +4,13 @@ and order; `make test-engines` holds them against the LMCache that is installed.
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from tests.kvcs import stand_ins
 
 SHAPE = (3, 2, 8, 2, 4)
 """Of a chunk: layers, K and V, tokens, heads, dim."""
@@ -98,23 +99,22 @@ class ConnectorAdapter:
         raise NotImplementedError
 
 
+class ChunkedTokenDatabase:
+    def _get_vllm_hash_func(self, hash_algorithm):
+        return hash if hash_algorithm == "sha256_of_nobody" else repr
+
+
 MODULES = {
     "lmcache.v1.exceptions": [IrrecoverableException],
     "lmcache.v1.storage_backend.connector": [ConnectorAdapter, ConnectorContext],
     "lmcache.v1.storage_backend.connector.base_connector": [RemoteConnector],
+    "lmcache.v1.token_database": [ChunkedTokenDatabase],
 }
-PACKAGES = ("lmcache", "lmcache.v1", "lmcache.v1.storage_backend")
 
 
 def install(monkeypatch: Any) -> None:
     """Let them be imported by LMCache's names, in this test alone."""
-    for path in (*PACKAGES, *MODULES):
-        module = ModuleType(path)
-        module.__path__ = []
-        for each in MODULES.get(path, ()):
-            setattr(module, each.__name__, each)
-        monkeypatch.setitem(sys.modules, path, module)
-    monkeypatch.delitem(sys.modules, "kvcs.lmcache.connector", raising=False)
+    stand_ins.install(monkeypatch, MODULES, "kvcs.lmcache.connector")
 
 
 # --- what LMCache hands in ---------------------------------------------------------------

@@ -67,6 +67,8 @@ async def test_it_says_that_it_takes_batches(create) -> None:
         ({"use_layerwise": True}, "use_layerwise makes keys of single layers"),
         ({"remote_serde": "cachegen"}, "remote_serde is 'cachegen'"),
         ({"pre_caching_hash_algorithm": "builtin"}, 'set it to "sha256_cbor"'),
+        ({"pre_caching_hash_algorithm": "xxhash_cbor"}, "anybody can make two prompts of one name"),
+        ({"pre_caching_hash_algorithm": "sha256_of_nobody"}, "install a vLLM that has it"),
         ({"groups": 2}, "groups of layers of several shapes"),
         ({"kv_dtype": "torch.float16"}, "kv_dtype is fp16 in the engine and bf16"),
         ({"kv_shape": (4, 2, 8, 2, 4)}, "layers is 4 in the engine and 3 in the descriptor"),

@@ -5,16 +5,17 @@ Everything else of it is tested without LMCache, with stand-ins that are held ag
 from __future__ import annotations
 
 import asyncio
-import inspect
+import hashlib
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from tests.kvcs.lmcache import base
+from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -23,37 +24,37 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def parameters(owner: type, name: str) -> list[str]:
-    return list(inspect.signature(getattr(owner, name)).parameters)
+class Hashing(ModuleType):
+    """The module of vLLM's in which LMCache looks for its hash: no vLLM is here."""
+
+    NAME = "vllm.utils.hashing"
+
+    @staticmethod
+    def get_hash_fn_by_name(name: str):
+        if name != "sha256_cbor":
+            raise ValueError(name)
+        return lambda each: hashlib.sha256(repr(each).encode()).digest()
 
 
-@pytest.mark.parametrize(
-    "path, stand_in",
-    [(path, each) for path, classes in base.MODULES.items() for each in classes],
-    ids=lambda each: getattr(each, "__name__", None),
-)
+@pytest.fixture
+def hashing(monkeypatch) -> None:
+    for name in ("vllm", "vllm.utils", Hashing.NAME):
+        monkeypatch.setitem(sys.modules, name, Hashing(name))
+
+
+@each_of(base.MODULES)
 def test_the_stand_ins_have_the_methods_and_parameters_of_lmcache(path: str, stand_in: type):
-    real = getattr(import_module(path), stand_in.__name__)
-    for name, each in vars(stand_in).items():
-        if inspect.isfunction(each):
-            assert parameters(stand_in, name) == parameters(real, name), name
-            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(
-                getattr(real, name)
-            ), name
+    is_like(path, stand_in)
 
 
 def test_the_connector_takes_every_call_as_lmcache_makes_it() -> None:
+    from lmcache.v1.storage_backend.connector import ConnectorAdapter
     from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
     from kvcs.lmcache import KvcsAdapter, KvcsConnector
 
-    assert not inspect.isabstract(KvcsConnector)
-    assert not inspect.isabstract(KvcsAdapter)
-    for name, each in vars(KvcsConnector).items():
-        if not name.startswith("_") and hasattr(RemoteConnector, name):
-            assert parameters(KvcsConnector, name) == parameters(RemoteConnector, name), name
-            real = getattr(RemoteConnector, name)
-            assert inspect.iscoroutinefunction(each) == inspect.iscoroutinefunction(real), name
+    takes_every_call(KvcsConnector, RemoteConnector)
+    takes_every_call(KvcsAdapter, ConnectorAdapter)
 
 
 def test_lmcache_finds_the_adapter_by_its_plugins_name_and_refuses_with_its_reason() -> None:
@@ -101,6 +102,38 @@ def test_a_key_of_lmcache_is_named_by_all_of_it() -> None:
     assert len({each.to_string() for each in keys}) == 4
 
 
+def test_without_the_hash_that_is_configured_lmcache_takes_pythons_and_is_not_started(
+    tmp_path,
+) -> None:
+    from lmcache.v1.exceptions import IrrecoverableException
+
+    from kvcs.lmcache import KvcsAdapter
+    from tests.kvcs.pages.services import settings
+
+    context = base.context(settings(tmp_path, "http://127.0.0.1:9/kvsp/", kv_dtype="bf16"))
+    with pytest.raises(IrrecoverableException, match="does not find sha256_cbor"):
+        KvcsAdapter().create_connector(context)
+
+
+@pytest.mark.usefixtures("hashing")
+def test_a_chunk_is_named_by_64_bits_of_a_hash_of_all_tokens_up_to_its_end() -> None:
+    """What docs/integration.md says of names: who relies on more would be wrong."""
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.token_database import ChunkedTokenDatabase
+
+    config = LMCacheEngineConfig.from_defaults(
+        chunk_size=4, pre_caching_hash_algorithm="sha256_cbor"
+    )
+    names = [
+        [name for _, _, name in ChunkedTokenDatabase(config).process_tokens(tokens, make_key=False)]
+        for tokens in (list(range(8)), [*range(4), 9, 9, 9, 9], [9, *range(1, 8)])
+    ]
+    assert all(0 <= name < 1 << 64 for each in names for name in each)
+    assert names[0][0] == names[1][0]
+    assert len({name for each in names for name in each}) == 5
+
+
+@pytest.mark.usefixtures("hashing")
 def test_chunks_of_lmcache_are_put_and_got_by_a_real_holder(tmp_path) -> None:
     import torch
     from lmcache.v1.config import LMCacheEngineConfig

@@ -4,12 +4,12 @@ and order; `make test-engines` holds them against the SGLang that is installed."
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from tests.kvcs import stand_ins
 
 
 class HiCacheStorage:
@@ -45,18 +45,11 @@ class HiCacheStorage:
 
 
 MODULES = {"sglang.srt.mem_cache.hicache_storage": [HiCacheStorage]}
-PACKAGES = ("sglang", "sglang.srt", "sglang.srt.mem_cache")
 
 
 def install(monkeypatch: Any) -> None:
     """Let them be imported by SGLang's names, in this test alone."""
-    for path in (*PACKAGES, *MODULES):
-        module = ModuleType(path)
-        module.__path__ = []
-        for each in MODULES.get(path, ()):
-            setattr(module, each.__name__, each)
-        monkeypatch.setitem(sys.modules, path, module)
-    monkeypatch.delitem(sys.modules, "kvcs.sglang.storage", raising=False)
+    stand_ins.install(monkeypatch, MODULES, "kvcs.sglang.storage")
 
 
 # --- what SGLang hands in ----------------------------------------------------------------

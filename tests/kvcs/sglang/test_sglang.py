@@ -4,14 +4,13 @@ Everything else of it is tested without SGLang, with stand-ins that are held aga
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 
 from tests.kvcs.sglang import base
+from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 
 pytestmark = pytest.mark.skipif(
     find_spec("sglang") is None or find_spec("torch") is None,
@@ -19,20 +18,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def parameters(owner: type, name: str) -> list[str]:
-    return list(inspect.signature(getattr(owner, name)).parameters)
-
-
-@pytest.mark.parametrize(
-    "path, stand_in",
-    [(path, each) for path, classes in base.MODULES.items() for each in classes],
-    ids=lambda each: getattr(each, "__name__", None),
-)
+@each_of(base.MODULES)
 def test_the_stand_ins_have_the_methods_and_parameters_of_sglang(path: str, stand_in: type):
-    real = getattr(import_module(path), stand_in.__name__)
-    for name, each in vars(stand_in).items():
-        if inspect.isfunction(each):
-            assert parameters(stand_in, name) == parameters(real, name), name
+    is_like(path, stand_in)
 
 
 def test_the_members_of_the_configuration_that_are_read_are_there() -> None:
@@ -48,10 +36,7 @@ def test_the_storage_takes_every_call_as_sglang_makes_it() -> None:
 
     from kvcs.sglang import KvcsStorage
 
-    assert not inspect.isabstract(KvcsStorage)
-    for name in vars(KvcsStorage):
-        if not name.startswith("_") and hasattr(HiCacheStorage, name):
-            assert parameters(KvcsStorage, name) == parameters(HiCacheStorage, name), name
+    takes_every_call(KvcsStorage, HiCacheStorage)
 
 
 def test_sglang_makes_it_by_its_name_and_gets_back_the_tensors_that_it_has_set(tmp_path) -> None:

@@ -7,10 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import Counter, Gauge
+
+from tests.kvcs import stand_ins
 
 
 class KVConnectorRole(Enum):
@@ -156,15 +158,7 @@ MODULES = {
 
 def install(monkeypatch) -> type:
     """Put the stand-ins in vLLM's place for a test; the connector, made of them."""
-    for path, classes in MODULES.items():
-        parts = path.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            if name not in sys.modules or depth == len(parts):
-                monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        for each in classes:
-            setattr(sys.modules[path], each.__name__, each)
-    monkeypatch.delitem(sys.modules, "kvcs.vllm.connector", raising=False)
+    stand_ins.install(monkeypatch, MODULES, "kvcs.vllm.connector")
     import kvcs.vllm
 
     connector = kvcs.vllm.KvcsConnector

@@ -4,14 +4,13 @@ Everything else of it is tested without vLLM, with stand-ins that are held again
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 
 from kvcs import Scope
 from tests.e2e import support
+from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 from tests.kvcs.vllm import base
 from tools.demo_llm import MODEL, Engine
 
@@ -27,26 +26,9 @@ STORY = (
 )
 
 
-@pytest.mark.parametrize(
-    "path, stand_in",
-    [(path, each) for path, classes in base.MODULES.items() for each in classes],
-    ids=lambda each: getattr(each, "__name__", None),
-)
+@each_of(base.MODULES)
 def test_the_stand_ins_have_the_methods_and_parameters_of_vllm(path: str, stand_in: type) -> None:
-    real = getattr(import_module(path), stand_in.__name__)
-    ours = {
-        name: each
-        for name, each in vars(stand_in).items()
-        if inspect.isfunction(each) or isinstance(each, classmethod | property)
-    }
-    for name, each in ours.items():
-        if name.startswith("__") and name != "__init__":
-            continue
-        theirs = inspect.getattr_static(real, name)
-        assert type(theirs) is type(each), name
-        if not isinstance(each, property):
-            wanted = list(inspect.signature(getattr(real, name)).parameters)
-            assert list(inspect.signature(getattr(stand_in, name)).parameters) == wanted, name
+    is_like(path, stand_in)
 
 
 def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
@@ -54,12 +36,7 @@ def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
 
     from kvcs.vllm import KvcsConnector
 
-    assert not inspect.isabstract(KvcsConnector)
-    for name in vars(KvcsConnector):
-        theirs = inspect.getattr_static(KVConnectorBase_V1, name, None)
-        if not name.startswith("_") and inspect.isfunction(theirs):
-            ours = list(inspect.signature(getattr(KvcsConnector, name)).parameters)
-            assert ours == list(inspect.signature(theirs).parameters), name
+    takes_every_call(KvcsConnector, KVConnectorBase_V1)
 
 
 @pytest.fixture

