@@ -286,7 +286,9 @@ def test_what_all_workers_hold_is_told_and_purged_as_one(workers, cache, tmp_pat
     assert rest["tracks"] == told["tracks"][1:3] and rest["of"] == told["of"]
     assert len(workers.asked("/publications.json")["publications"]) == 1
     purged = workers.asked("/purge?namespace=", b"")
-    assert purged["tracks"] == len(of_home) and purged["in_use"] == 0
+    # an edge may know of one more, that it was asked for and is not there
+    assert purged["tracks"] >= len(of_home) and purged["in_use"] == 0
+    assert purged["octets"] >= 2 * sum(each["octets"] for each in of_home)
     hub.subscribe(cache, tmp_path / "gone", name="gone").finish(3)
 
 
