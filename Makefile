@@ -108,6 +108,7 @@ bench: $(STAMP)  ## throughput, CPU and memory, as ratios inside one run
 	$(BIN)/python -m tools.bench_index --records 1000000
 	$(BIN)/python -m tools.bench_index --kept 2000000 --layers 2
 	$(BIN)/python -m tools.bench_eviction
+	$(BIN)/python -m tools.bench_put
 	$(BIN)/python -m tools.bench_discovery
 	$(BIN)/python -m tools.bench_stores --environment $(STORES_ENV)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 from kvsp.http.service import Operation
@@ -11,25 +12,6 @@ from kvsp.records.members import Record, schema_of
 from kvsp.records.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, ProblemName
 
 _PARAMETER = re.compile(r"\{([a-z_]+)\}")
-_STATUSES: Final = {
-    200: "Done",
-    201: "Created",
-    202: "Accepted",
-    204: "Done, nothing to show",
-    304: "Not modified",
-    400: "Malformed request",
-    401: "No acceptable credential",
-    403: "Not allowed",
-    404: "Not there",
-    405: "Method not allowed",
-    408: "The request stopped coming",
-    413: "Over a limit",
-    415: "Unsupported media type",
-    429: "Too many requests",
-    431: "Header section over its limit",
-    500: "The server failed",
-    503: "Not now",
-}
 _COMMON: Final = (400, 401, 403, 404, 408, 413, 429, 431, 500, 503)
 
 
@@ -129,11 +111,11 @@ def _responses(operation: Operation, components: dict[str, Any]) -> dict[str, An
         statuses.add(415)
     problem = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     responses: dict[str, Any] = {
-        str(status): {"description": _STATUSES.get(status, "Refused"), "content": problem}
+        str(status): {"description": HTTPStatus(status).phrase, "content": problem}
         for status in sorted(statuses)
     }
     for status in operation.success:
-        responses[str(status)] = {"description": _STATUSES[status]}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase}
         if operation.response is not None and status not in (204, 304):
             responses[str(status)]["content"] = {
                 operation.response_media_type: {"schema": _schema(operation.response, components)}

@@ -172,7 +172,6 @@ async def test_nothing_is_written_any_more_when_an_upload_has_ended() -> None:
         await Upload(LARGE, into(writer)).receive(broken())
     await writer.abort()
     assert go_on.is_set()
-    await asyncio.sleep(0)
 
 
 async def test_more_octets_than_the_header_says_are_refused_and_not_written() -> None:
