@@ -350,7 +350,7 @@ class Relay(SessionHandler):
             self.waiting.for_track(request, track.downstream)
             return
         if isinstance(request, IncomingSubscribe):
-            request.updates.gate = partial(track.demand.update_received, request)
+            request.updates.gate = track.demand.update_received
         request.accept(track.store)
         if request.state is not RequestState.ESTABLISHED:
             return

@@ -8,7 +8,6 @@ was published before or has been evicted, with FETCHes (`relay.sources.missing`)
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import partial
 from typing import Protocol
 
 from moqt.requests import IncomingFetch, OutgoingPublish
@@ -525,7 +524,7 @@ class UpstreamTrack:
         """A PUBLISH of it went downstream (SUBSCRIBE_TRACKS)."""
         self.offers.add(publication)
         self.read_above |= publication.session in self.home.upstreams
-        publication.updates.gate = partial(self.demand.update_received, publication)
+        publication.updates.gate = self.demand.update_received
         self.idle_since = None
         self.home.track_busy(self)
         self.adjust()

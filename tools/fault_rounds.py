@@ -1,10 +1,10 @@
 """`python -m tools.fault_rounds`: rounds of real processes to which faults happen, drawn by lot.
 
 Each round has a publisher, which serves or pushes, an origin relay with a disk tier, an edge relay
-below it, in some with a directory as well (where `redis-server` is installed), a network with up to
-10 % loss, and consumers. Meanwhile publishers, relays and the directory are killed or stopped
-and come back, and the disk is full, hangs, tears what is written or cannot be read, or its files
-are damaged. Whatever happens,
+below it, in some with a directory as well (where `redis-server` is installed), networks with up to
+10 % loss between these and before consumers. Meanwhile publishers, relays and the directory are
+killed or stopped and come back, and the disk is full, hangs, tears what is written or cannot be
+read, or its files are damaged or gone. Whatever happens,
 
 - a consumer that ends with 0 has every octet as it was published, and any other has left no file;
 - nobody takes longer than its time-out, and nobody says what nobody may say here (wrong usage, not
@@ -50,7 +50,7 @@ NEVER: Final = {2: "wrong usage", 4: "not authorized", 5: "verification failed"}
 LOSSES: Final = (0.0, 0.01, 0.05, 0.1)
 LOST: Final = ("publisher", "origin", "edge", "directory")
 """What is killed or stopped."""
-BAD: Final = ("damage", "foreign", *STATES)
+BAD: Final = ("damage", "foreign", "emptied", *STATES)
 """What the disk does. It takes no process away: what is published is found at all times."""
 
 
@@ -156,14 +156,12 @@ class Round:
         faulty = ("env", f"{VARIABLE}={self.disk_said}", sys.executable, "-m", "tools.faulty_disk")
         self.origin = Place(self, "origin", faulty, "--cache-dir", self.disk, *found)
         # of a directory alone nothing can be listed
-        found += ("--upstream", self.origin.running.url, "--upstream-cafile", self.cafile)
+        found += ("--upstream", self._lossy(self.origin, "above").url)
+        found += ("--upstream-cafile", self.cafile)
         program = (str(BIN / "kvcs-relay"),)
         self.edge = Place(self, "edge", program, *found)
         self.near = self._near(self.origin)
-        self.far = self._near(self.edge)
-        self.stack.enter_context(
-            path_to(self.far, self.folder, "--loss", f"{self.loss}", "--delay", "5ms")
-        )
+        self.far = self._lossy(self.edge, "far")
         options = ("--push", "--json") if self.pushes else ()
         self.publisher = self.near.publish(self.cache, *options)
         if not self.pushes:
@@ -175,6 +173,13 @@ class Round:
         """It, for clients: they start in one folder, whatever becomes of the relay."""
         seen = Relay(place.running.process, self.folder)
         seen.url, seen.cafile = place.running.url, self.cafile
+        return seen
+
+    def _lossy(self, place: Place, name: str) -> Relay:
+        """It, for who is behind a network."""
+        seen, folder = self._near(place), self.folder / name
+        folder.mkdir()
+        self.stack.enter_context(path_to(seen, folder, "--loss", f"{self.loss}", "--delay", "5ms"))
         return seen
 
     def _start_directory(self) -> None:
@@ -224,6 +229,10 @@ class Round:
         elif what == "foreign":
             for name in ("notes.txt", "0.track", f"{'0' * 40}.1.track", f"{'1' * 40}.2.part"):
                 (self.disk / name).write_bytes(self.lot.randbytes(300))
+        elif what == "emptied":
+            self.damaged = True
+            for file in self.disk.glob("*.track"):
+                file.unlink(missing_ok=True)  # it may be evicted at this moment
         elif what == "well" or what in STATES:
             self.damaged |= what in ("unreadable", "hung")
             self.disk_said.write_text(what)

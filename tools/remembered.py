@@ -212,7 +212,7 @@ ROWS = (
     ),
     _row(
         "requests that wait for a publisher", "scope", "`max_pending`", "", "`pending_requests`",
-        REFUSED, "Waiting.pending Readers._requests",
+        REFUSED, "Waiting.pending Waiting._until Readers._requests",
     ),
     _row(
         "malformed tracks", "session, scope", "1,024 (`MAX_MALFORMED`)", "", "`malformed_tracks`",

@@ -303,11 +303,13 @@ class FetchDelivery(StreamDelivery):
 
     def _close(self, code: StreamErrorCode | None) -> None:
         if not self.over:
+            on_done = self._on_done
             self._forget()
-            self._on_done(self, code)
+            on_done(self, code)
 
     def _forget(self) -> None:
         self.over = True
+        self._on_done = _done  # who waited for it may refer to it
         self.outlet.scheduler.deadlines.cancel(self._deadline)
         self.store.remove_listener(self)
 
@@ -319,3 +321,7 @@ class FetchDelivery(StreamDelivery):
         """Stop without telling `on_done`."""
         self.reset(code)
         self._forget()
+
+
+def _done(delivery: FetchDelivery, code: StreamErrorCode | None) -> None:
+    """Nobody waits for it any more."""

@@ -128,8 +128,8 @@ class SubscriptionDelivery:
             self._resume.pop(key, None)
             if len(self._subgroups) >= self.outlet.scheduler.limits.pending_subgroups:
                 self.outlet.scheduler.counters.too_far_behind += 1
-                self.cancel(StreamErrorCode.TOO_FAR_BEHIND)
-                self._end(PublishDoneCode.TOO_FAR_BEHIND, "too many groups are waiting to be sent")
+                reason = "too many groups are waiting to be sent"
+                self._end(PublishDoneCode.TOO_FAR_BEHIND, reason, StreamErrorCode.TOO_FAR_BEHIND)
                 return
             delivery = self._subgroups[key] = SubgroupDelivery(self, selection, log, position)
             if selection.owes(log, low, position):
@@ -288,15 +288,19 @@ class SubscriptionDelivery:
             code = self.store.end_code
             self._end(PublishDoneCode.TRACK_ENDED if code is None else code, self.store.end_reason)
 
-    def _end(self, code: int, reason: str) -> None:
-        self.cancel()
-        self._on_done(code, reason)
+    def _end(
+        self, code: int, reason: str, streams: StreamErrorCode = StreamErrorCode.CANCELLED
+    ) -> None:
+        on_done = self._on_done
+        self.cancel(streams)
+        on_done(code, reason)
 
     def cancel(self, code: StreamErrorCode = StreamErrorCode.CANCELLED) -> None:
         """Stop: reset every stream that is still open and forget the cursors."""
         if self.over:
             return
         self.over = True
+        self._on_done = _done  # who waited for it may refer to it
         self.expire_at(None)
         self.store.remove_listener(self)
         for delivery in self._subgroups.values():
@@ -309,3 +313,7 @@ class SubscriptionDelivery:
         self._subgroups.clear()
         self._fills.clear()
         self.outlet.scheduler.forget(self.flow)
+
+
+def _done(code: int, reason: str) -> None:
+    """Nobody waits for it any more."""

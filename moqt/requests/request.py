@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 from moqt.requests.host import RequestHost
 from moqt.requests.stream import RequestState, RequestStream
@@ -46,7 +45,7 @@ class OpenRequest:
         """When the peer says it will end the request (EXPIRES), on the session's clock."""
         self.on_goaway: Callable[[Goaway], None] | None = None
         """Called with a GOAWAY on this request's stream, before the session's handler."""
-        self.updates = Updates(self, message.parameters.range_filters)
+        self.updates = Updates(session, self.stream, message.parameters.range_filters)
 
     @property
     def state(self) -> RequestState:
@@ -65,7 +64,7 @@ class OpenRequest:
                     self.on_goaway(message)
                 self.session.handler.request_goaway_received(self, message)
             case RequestUpdate():
-                if self.updates.received(message):
+                if self.updates.received(message, self):
                     self._apply(message)
             case RequestOk():
                 self.session.codec.check_request_ok(message, RequestUpdate.TYPE)
@@ -80,15 +79,6 @@ class OpenRequest:
                 self.update_refused(error)
             case _:
                 self.answered(message)
-
-    def message_after_end(self, message: Message) -> None:
-        """A REQUEST_UPDATE that crossed the end of its request is settled by that end. It has
-        used its Request ID, and what it registers is registered, all the same."""
-        if isinstance(message, RequestUpdate):
-            self.session.rules.use_request_id(message.request_id)
-            self.session.codec.check_request_update(message.parameters, self.stream.opening)
-            with suppress(RequestError):  # nobody is told any more
-                self.session.rules.resolve_tokens(message.parameters)
 
     def first_answer(self, message: Message) -> None:
         """The answer to the opening message; only requests of ours get one."""
@@ -149,7 +139,7 @@ class OpenRequest:
         sent PUBLISH_DONE: nothing could be answered. RequestError INVALID_FILTER when the
         range filters would be more than the peer's MAX_FILTER_RANGES.
         """
-        self.updates.ask(parameters, on_answer)
+        self.updates.ask(self, parameters, on_answer)
 
     def update_sent(self, message: RequestUpdate) -> None:
         """It goes out now, under its Request ID."""
@@ -170,7 +160,7 @@ class OpenRequest:
         for at, update in enumerate(held):
             if self.state is not RequestState.ESTABLISHED:
                 break
-            if at >= asked and not self.updates.admits(update):
+            if at >= asked and not self.updates.admits(update, self):
                 self.updates.hold(held[at:])
                 break
             self._apply(update)

@@ -7,14 +7,15 @@ no message is illegal because it crossed another one on its way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from moqt.requests.host import RequestHost
 from moqt.values.codes import MessageType, StreamErrorCode
 from moqt.values.deadlines import Deadline
-from moqt.values.errors import MisuseError, protocol_violation
-from moqt.values.messages import Goaway, Message
+from moqt.values.errors import MisuseError, RequestError, protocol_violation
+from moqt.values.messages import Goaway, Message, RequestUpdate
 
 
 class Stage(IntEnum):
@@ -141,9 +142,6 @@ class StreamOwner(Protocol):
     def message(self, message: Message) -> None:
         """What the peer says, but for the first answer."""
 
-    def message_after_end(self, message: Message) -> None:
-        """It crossed the end of the request: nothing is answered, and nothing kept of it."""
-
     def first_answer(self, message: Message) -> None:
         """The answer to the message that opened the stream."""
 
@@ -178,7 +176,8 @@ class RequestStream:
         self._we_say, self._they_say = sides if requester else (sides.answering, sides.requester)
         self.over = False
         """The request has ended, whatever may still come on the stream."""
-        self.owner: StreamOwner
+        self.owner: StreamOwner | None = None
+        """The request, until it is over: then nothing here refers to it."""
         self._goaway_timer: Deadline | None = None
 
     @property
@@ -195,11 +194,15 @@ class RequestStream:
         """Whether REQUEST_UPDATE is ours to send, at some time."""
         return MessageType.REQUEST_UPDATE in self._we_say[Stage.TALKING]
 
-    def end(self) -> None:
-        """The request is over; the directions that are open are ended by the caller."""
+    def end(self) -> StreamOwner | None:
+        """The request, which this returns, is over; the directions that are open are ended by the
+        caller."""
         self.over = True
         self.session.clock.cancel(self._goaway_timer)
-        self.owner.settle_tokens()
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.settle_tokens()
+        return owner
 
     def open(self, stream_id: int, message: Message) -> None:
         """The peer grants a stream: the opening message goes out on it now."""
@@ -220,13 +223,22 @@ class RequestStream:
             theirs.goaway = True
             self.session.rules.check_goaway(message)
         before, theirs.stage = theirs.stage, stage
-        if self.over:
-            self.owner.message_after_end(message)
-            return
-        if before is Stage.SILENT and stage is not before:
+        if self.owner is None:
+            self._received_after_end(message)
+        elif before is Stage.SILENT and stage is not before:
             self.owner.first_answer(message)
         else:
             self.owner.message(message)
+
+    def _received_after_end(self, message: Message) -> None:
+        """It crossed the end of the request: nothing is answered, and nothing kept of it. A
+        REQUEST_UPDATE has used its Request ID, and what it registers is registered, all the
+        same."""
+        if isinstance(message, RequestUpdate):
+            self.session.rules.use_request_id(message.request_id)
+            self.session.codec.check_request_update(message.parameters, self.opening)
+            with suppress(RequestError):  # nobody is told any more
+                self.session.rules.resolve_tokens(message.parameters)
 
     def send(self, message: Message, *, fin: bool = False) -> None:
         """Say it, unless our direction is over. Raises MisuseError for what is not ours to say."""
@@ -256,9 +268,10 @@ class RequestStream:
             self._goaway_timer = self.session.clock.after(timeout_ms / 1000, self._goaway_timeout)
 
     def _goaway_timeout(self) -> None:
-        if not self.over:
+        owner = self.owner
+        if owner is not None:
             self.cancel(StreamErrorCode.GOING_AWAY)
-            self.owner.peer_overstayed()
+            owner.peer_overstayed()
 
     def finish(self) -> None:
         """FIN our direction: nothing more from us."""
@@ -272,9 +285,10 @@ class RequestStream:
         """End both directions abruptly: RESET_STREAM and STOP_SENDING."""
         if self.over:
             return
-        self.end()
+        owner = self.end()
         if self.stream_id < 0:
-            self.session.requests.take_back(self.owner)
+            if owner is not None:
+                self.session.requests.take_back(owner)
             return
         if not self.ours.fin:
             self.ours.fin = True
@@ -300,7 +314,7 @@ class RequestStream:
 
     def peer_finished(self) -> None:
         self.theirs.fin = True
-        if self.over:
+        if self.owner is None:
             self.session.forget_stream(self.stream_id)
         else:
             self.owner.peer_finished()
@@ -312,8 +326,10 @@ class RequestStream:
             return
         if self.ours.fin and self.theirs.fin:
             return  # it crossed our FIN: there is nothing left to cancel
+        owner = self.owner
         self.cancel()
-        self.owner.peer_cancelled(code)
+        if owner is not None:
+            owner.peer_cancelled(code)
 
 
 _WHEN = {

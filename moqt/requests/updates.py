@@ -7,7 +7,8 @@ and which of the peer's have to wait; what an update means is the request's affa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from moqt.requests.host import RequestHost
 from moqt.requests.stream import RequestStream
@@ -50,6 +51,12 @@ class Updated(Protocol):
     def give_up(self, error: RequestError) -> None: ...
 
 
+def _unanswered(request: Updated) -> None:
+    request.give_up(
+        RequestError(RequestErrorCode.TIMEOUT, "the peer did not answer a REQUEST_UPDATE")
+    )
+
+
 class Updates:
     """What both sides ask to change of one request, and what is still to be answered."""
 
@@ -65,10 +72,12 @@ class Updates:
         "gate",
     )
 
-    def __init__(self, request: Updated, filters: RangeFilters) -> None:
-        self._request = request
-        self._session = request.session
-        self._stream = request.stream
+    def __init__(self, session: RequestHost, stream: RequestStream, filters: RangeFilters) -> None:
+        self._request: Updated | None = None
+        """While some of ours may still be answered: else it and this would refer to each other,
+        and be left to the cyclic collector."""
+        self._session = session
+        self._stream = stream
         self.asked_filters = filters
         """The range filters we have asked for, updates included."""
         self._sent: list[SentUpdate] = []
@@ -80,9 +89,9 @@ class Updates:
         self._held: list[RequestUpdate] = []
         """The peer's that came before our answer, or that `gate` holds."""
         self._unread_answers = 0
-        self.gate: Callable[[RequestUpdate], bool] | None = None
-        """Asked about each update of the peer before it is applied; False holds it, and those
-        after it, until `release`."""
+        self.gate: Callable[[Any, RequestUpdate], bool] | None = None
+        """Asked about a request and each update of it that comes before that is applied; False
+        holds it, and those after it, until `release`."""
 
     def __len__(self) -> int:
         """How many of either side are remembered."""
@@ -90,7 +99,7 @@ class Updates:
 
     # -- ours ------------------------------------------------------------------------------
 
-    def ask(self, parameters: Parameters, on_answer: UpdateAnswer) -> None:
+    def ask(self, request: Updated, parameters: Parameters, on_answer: UpdateAnswer) -> None:
         """Send it, or hold it back. Raises as the request's `update` says."""
         stream, rules = self._stream, self._session.rules
         if stream.over or stream.ours.fin or stream.theirs.fin:
@@ -104,6 +113,7 @@ class Updates:
         rules.check_tokens_to_peer(parameters)
         self._session.codec.encode_message(RequestUpdate(0, parameters))
         self.asked_filters = filters
+        self._request = request
         self._unsent.append(SentUpdate(parameters, on_answer))
         self.flush()
 
@@ -112,7 +122,8 @@ class Updates:
         stream, session = self._stream, self._session
         if not self._unsent or stream.over or not stream.ours.stage:
             return
-        limit = session.peer_update_limit
+        request, limit = self._request, session.peer_update_limit
+        assert request is not None, "who asks is known until all is answered"
         while self._unsent and not (limit and len(self._sent) >= limit):
             update = self._unsent.pop(0)
             self._sent.append(update)
@@ -120,16 +131,11 @@ class Updates:
                 update.parameters, register=False
             )
             message = RequestUpdate(session.requests.next_id(), parameters)
-            self._request.update_sent(message)
+            request.update_sent(message)
             timeout = session.config.request_timeout
             if timeout is not None:
-                update.timer = session.clock.after(timeout, self._unanswered)
+                update.timer = session.clock.after(timeout, partial(_unanswered, request))
             stream.send(message)
-
-    def _unanswered(self) -> None:
-        self._request.give_up(
-            RequestError(RequestErrorCode.TIMEOUT, "the peer did not answer a REQUEST_UPDATE")
-        )
 
     def answered(self, answer: Message) -> SentUpdate:
         """The one of ours that `answer` is to; it makes room for more."""
@@ -144,6 +150,7 @@ class Updates:
     def settle_all(self) -> None:
         """None of ours will be answered any more: the request is over, or the peer has said all
         it has to say. An update that crosses such an end is no fault of either side."""
+        self._request = None
         while waiting := self._sent or self._unsent:
             update = waiting.pop(0)
             self._session.clock.cancel(update.timer)
@@ -152,7 +159,7 @@ class Updates:
 
     # -- the peer's ------------------------------------------------------------------------
 
-    def received(self, message: RequestUpdate) -> bool:
+    def received(self, message: RequestUpdate, request: Updated) -> bool:
         """Whether to apply it now. Raises SessionError for one that may not be, and for more
         than our MAX_REQUEST_UPDATES without an answer."""
         session, stream = self._session, self._stream
@@ -170,7 +177,7 @@ class Updates:
                     SessionErrorCode.TOO_MANY_REQUEST_UPDATES,
                     f"{self._unread_answers} REQUEST_UPDATEs, and their answers are not read",
                 )
-        if stream.ours.stage and not self._held and (self.gate is None or self.gate(message)):
+        if stream.ours.stage and not self._held and self.admits(message, request):
             return True
         self._held.append(message)
         if len(self._held) > limit:
@@ -180,9 +187,9 @@ class Updates:
             )
         return False
 
-    def admits(self, message: RequestUpdate) -> bool:
+    def admits(self, message: RequestUpdate, request: Updated) -> bool:
         """Whether nothing but our answer holds it back."""
-        return self.gate is None or self.gate(message)
+        return self.gate is None or self.gate(request, message)
 
     def hold(self, messages: list[RequestUpdate]) -> None:
         """They have to wait, before any that has come meanwhile."""

@@ -16,7 +16,7 @@ from relay.audience.downstream import TrackRequest
 from relay.core import Relay
 from relay.disk.entries import DiskCounters
 from relay.scopes import Scopes
-from relay.service.told.names import exported
+from relay.service.told.names import exported, labelled
 
 GAUGES = {
     "scopes": "Paths in use, or with something cached.",
@@ -230,26 +230,25 @@ class RelayMetrics(Collector):
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + exported(name), GAUGES[name], value=value)
         for name, octets in self._shares.items():
-            shares = GaugeMetricFamily(PREFIX + exported(name), SHARES[name], labels=["scope"])
-            for scope, held in octets.items():
-                shares.add_metric([scope], held)
-            yield shares
-        remembered = GaugeMetricFamily(
-            PREFIX + REMEMBERED, "What sessions keep of their peers' doing.", labels=["table"]
+            yield labelled(
+                GaugeMetricFamily, PREFIX + exported(name), SHARES[name], "scope", octets
+            )
+        yield labelled(
+            GaugeMetricFamily,
+            PREFIX + REMEMBERED,
+            "What sessions keep of their peers' doing.",
+            "table",
+            asdict(self._remembered),
         )
-        for table, value in asdict(self._remembered).items():
-            remembered.add_metric([table], value)
-        yield remembered
         for name, count in self._counters.items():
             yield CounterMetricFamily(PREFIX + exported(name), EVERY_COUNTER[name], value=count)
-        refused = CounterMetricFamily(
+        yield labelled(
+            CounterMetricFamily,
             PREFIX + REFUSED,
             "Requests answered with REQUEST_ERROR by the relay, by its code.",
-            labels=["reason"],
+            "reason",
+            self._refused,
         )
-        for reason, count in self._refused.items():
-            refused.add_metric([reason], count)
-        yield refused
         yield CounterMetricFamily(
             PREFIX + UPDATES, "Times that these numbers were taken.", value=self._updates
         )

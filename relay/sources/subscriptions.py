@@ -251,8 +251,9 @@ class UpstreamSubscription(UpstreamReceiver):
 
     def cancel(self) -> None:
         """Unsubscribe."""
-        if self.request is not None:
-            self.request.cancel()
+        request, self.request = self.request, None
+        if request is not None:
+            request.cancel()
         self._end_streams()
 
     def tick(self, now: float) -> None:
@@ -289,7 +290,7 @@ class UpstreamSubscription(UpstreamReceiver):
     def request_failed(self, error: MoqtError) -> None:
         self._end_streams()
         self.track.upstream_failed(self, error)
-        self._end_fill()
+        self._over()
 
     def subscription_done(self, code: int, reason: str) -> None:
         request = self.request
@@ -302,10 +303,12 @@ class UpstreamSubscription(UpstreamReceiver):
             self.lost |= came < request.done.stream_count
         self._end_streams()
         self.track.upstream_done(self, code, reason)
-        self._end_fill()
+        self._over()
 
-    def _end_fill(self) -> None:
-        """What of a fill has not come does not come any more."""
+    def _over(self) -> None:
+        """Nothing of it, nor of its fill, comes any more; it and its request, which refer to each
+        other, are not left to the cyclic collector."""
+        self.request = None
         if self._fill is not None and not self._fill.is_over:
             self._fill.request_failed(timed_out("the subscription has ended"))
 
@@ -482,14 +485,16 @@ class UpstreamPublish(UpstreamSubscription):
 
     def __init__(self, track: Subscribed, request: IncomingPublish) -> None:
         super().__init__(track, session_of(request))
-        self.request: IncomingPublish = request
+        self.request: IncomingPublish | None = request
         self.paused = request.paused
         self.whole = not request.paused
 
     def accept(self) -> None:
         """PUBLISH_OK; Objects that waited for it come at once."""
+        request = self.request
         self.track.upstream_accepted(self)
-        self.request.accept(self)
+        if request is not None:
+            request.accept(self)
         self.track.adjust()
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
 _OCTETS: Final = re.compile(r"_?octets_?")
 
@@ -22,3 +27,11 @@ def exported(name: str) -> str:
         return name
     rest = "_".join(part for part in (name[: found.start()], name[found.end() :]) if part)
     return f"{rest}_bytes" + ("_per_second" if name in PER_SECOND else "")
+
+
+def labelled(family: type[F], name: str, told: str, label: str, values: Mapping[str, float]) -> F:
+    """One number for each value of `label`; `told` is what they are."""
+    metric = family(name, told, labels=[label])
+    for value, number in values.items():
+        metric.add_metric([value], number)
+    return metric

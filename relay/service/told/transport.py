@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from moqt.quic.config import MAX_DATAGRAM_SIZE
 from moqt.quic.counters import Wait
 from moqt.quic.udp.endpoint import Endpoint
-from relay.service.told.names import exported
+from relay.service.told.names import exported, labelled
 
 GAUGES = {
     "connections": "QUIC connections, closing ones included.",
@@ -108,44 +108,45 @@ class TransportMetrics(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        packets = GaugeMetricFamily(
+        yield labelled(
+            GaugeMetricFamily,
             PREFIX + "connections_by_packet_size",
             "Connections by the UDP payload of their largest packets, up to so many octets.",
-            labels=["up_to"],
+            "up_to",
+            {str(octets): self._packets[octets] for octets in PACKET_OCTETS},
         )
-        for octets in PACKET_OCTETS:
-            packets.add_metric([str(octets)], self._packets[octets])
-        yield packets
-        backend = GaugeMetricFamily(
-            PREFIX + BACKEND, "1 for what protects packets: python or native.", labels=["backend"]
+        yield labelled(
+            GaugeMetricFamily,
+            PREFIX + BACKEND,
+            "1 for what protects packets: python or native.",
+            "backend",
+            {self._endpoint.backend: 1},
         )
-        backend.add_metric([self._endpoint.backend], 1)
-        yield backend
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(PREFIX + exported(name), GAUGES[name], value=value)
-        phases = GaugeMetricFamily(
+        yield labelled(
+            GaugeMetricFamily,
             PREFIX + PHASES,
             "Connections by what their congestion control does.",
-            labels=["phase"],
+            "phase",
+            self._phases,
         )
-        for phase, count in self._phases.items():
-            phases.add_metric([phase], count)
-        yield phases
-        trips = GaugeMetricFamily(
-            PREFIX + RTT, "Shortest round trips of connections.", labels=["of"]
-        )
+        trips = {}
         if self._trips:
-            trips.add_metric(["shortest"], min(self._trips))
-            trips.add_metric(["median"], median(self._trips))
-            trips.add_metric(["longest"], max(self._trips))
-        yield trips
-        waits = CounterMetricFamily(
+            trips = {
+                "shortest": min(self._trips),
+                "median": median(self._trips),
+                "longest": max(self._trips),
+            }
+        yield labelled(
+            GaugeMetricFamily, PREFIX + RTT, "Shortest round trips of connections.", "of", trips
+        )
+        yield labelled(
+            CounterMetricFamily,
             PREFIX + WAITS,
             "Seconds that connections have sent nothing, by what they waited for.",
-            labels=["waits_for"],
+            "waits_for",
+            {wait.value: seconds for wait, seconds in self._waits.items()},
         )
-        for wait, seconds in self._waits.items():
-            waits.add_metric([wait.value], seconds)
-        yield waits
         for name, value in self._counters.items():
             yield CounterMetricFamily(PREFIX + exported(name), COUNTERS[name], value=value)

@@ -119,7 +119,7 @@ class World:
 
     def hold_an_update(self, sender, receiver) -> None:
         """One that `receiver` is to answer while something else is on its way."""
-        receiver.updates.gate = lambda update: False
+        receiver.updates.gate = lambda request, update: False
         self.update(sender)
         self.pair.run()
         receiver.updates.gate = None

@@ -26,7 +26,7 @@ class End:
     """One end of a request stream: what it sent, and what its owner heard."""
 
     def __init__(self, opening, *, requester):
-        self.sent, self.heard, self.answers, self.late = [], [], [], []
+        self.sent, self.heard, self.answers = [], [], []
         session = SimpleNamespace(
             clock=Deadlines(),
             send_message=lambda stream_id, message, fin: self.sent.append(message),
@@ -35,7 +35,6 @@ class End:
         self.stream = RequestStream(session, opening, requester=requester, stream_id=4)
         self.stream.owner = SimpleNamespace(
             message=self.heard.append,
-            message_after_end=self.late.append,
             first_answer=self.answers.append,
             settle_tokens=lambda: None,
         )
@@ -114,4 +113,5 @@ def test_a_request_that_is_over_stays_so_and_its_owner_hears_nothing_more():
     end = End(MessageType.FETCH, requester=True).at(Stage.TALKING, Stage.TALKING)
     end.stream.end()
     end.stream.receive(Said(MessageType.REQUEST_OK))
-    assert end.stream.state is RequestState.CLOSED and not end.heard and len(end.late) == 1
+    assert end.stream.state is RequestState.CLOSED and end.stream.owner is None
+    assert not end.heard and not end.answers

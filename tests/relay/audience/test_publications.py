@@ -201,7 +201,7 @@ def test_updates_behind_one_that_waits_for_upstream_are_applied_in_order():
 def test_a_publisher_that_never_answers_the_resumption_holds_nobody_up_for_ever():
     star, store = Star(upstream_timeout=2.0), track(1)
     publisher = offering(star, store)
-    publisher.publication.updates.gate = lambda update: False
+    publisher.publication.updates.gate = lambda request, update: False
     _, collector = star.subscriber(LIVE)
     assert collector.accepted is None
     star.pass_time(3)
@@ -252,7 +252,7 @@ def test_a_publisher_lost_without_a_word_ends_its_subscribers():
 def test_a_subscriber_that_waits_for_a_publication_that_ends_is_answered():
     star, store = Star(), track(1)
     publisher = offering(star, store)
-    publisher.publication.updates.gate = lambda update: False
+    publisher.publication.updates.gate = lambda request, update: False
     _, collector = star.subscriber(LIVE)
     star.kill(publisher)
     assert collector.failed.code == RequestErrorCode.DOES_NOT_EXIST
