@@ -16,7 +16,7 @@ from kvcs.names.digests import TrackDigests, differing
 from kvcs.names.encoding import LOSSLESS, Choice, digest_as_data
 from kvcs.names.errors import VerificationFailed
 from kvcs.names.manifest import Manifest, SegmentEntry
-from kvcs.names.manifest_progress import check_progress, is_final, leaves_out, with_digests_of
+from kvcs.names.manifest_builder import check_progress, is_final, leaves_out, with_digests_of
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.payload import data_digest
 from kvcs.names.tracks import DataTrack

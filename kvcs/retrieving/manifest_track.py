@@ -16,7 +16,7 @@ from kvcs.names.codes import ManifestTrack
 from kvcs.names.errors import NotAuthorized, PublisherLost, VerificationFailed
 from kvcs.names.limits import reached
 from kvcs.names.manifest import Manifest
-from kvcs.names.manifest_progress import check_progress
+from kvcs.names.manifest_builder import check_progress
 from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.refusals import not_authorized, retry_delay
 from kvcs.retrieving.assembly import Assembly

@@ -21,8 +21,7 @@ from kvcs.names.manifest import (
     keys_digest,
     selections,
 )
-from kvcs.names.manifest_builder import ManifestBuilder
-from kvcs.names.manifest_progress import check_progress, leaves_out, with_digests_of
+from kvcs.names.manifest_builder import ManifestBuilder, check_progress, leaves_out, with_digests_of
 from kvcs.names.manifest_text import ManifestReader, max_octets
 from kvcs.names.namespace import PublicationNamespace
 from kvcs.names.tracks import DataTrack, parse_track_name

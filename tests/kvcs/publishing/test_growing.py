@@ -14,7 +14,7 @@ from kvcs.names.encoding import Encoding
 from kvcs.names.errors import KvcsError, MisuseError
 from kvcs.names.limits import REACHED
 from kvcs.names.manifest import Manifest, keys_digest
-from kvcs.names.manifest_progress import check_progress
+from kvcs.names.manifest_builder import check_progress
 from kvcs.publishing import publication as publications
 from kvcs.publishing.announcing import publish, unpublish
 from kvcs.publishing.publication import Publication

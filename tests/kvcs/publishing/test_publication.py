@@ -10,7 +10,7 @@ import pytest
 import kvcs
 from kvcs.names.codes import Component
 from kvcs.names.errors import KvcsError, MisuseError, NothingToPublish
-from kvcs.names.manifest_progress import check_progress
+from kvcs.names.manifest_builder import check_progress
 from kvcs.names.payload import check_payload
 from kvcs.publishing.announcing import publish, unpublish
 from kvcs.publishing.publication import Publication

@@ -12,7 +12,7 @@ import pytest
 from kvcs import aextend, afinish, aput_layer
 from kvcs.names.errors import MisuseError
 from kvcs.names.manifest import Manifest
-from kvcs.names.manifest_progress import check_progress, leaves_out, with_digests_of
+from kvcs.names.manifest_builder import check_progress, leaves_out, with_digests_of
 from kvcs.publishing import publication as publications
 from kvcs.publishing import stepwise
 from kvcs.publishing.limits import manifests_octets

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcs.names.errors import PublisherLost
-from kvcs.names.manifest_progress import check_progress
+from kvcs.names.manifest_builder import check_progress
 from kvcs.publishing.publication import Publication
 from kvcs.retrieving import assembly as assemblies
 from kvcs.retrieving import manifest_track
