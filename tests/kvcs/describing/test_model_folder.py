@@ -253,5 +253,5 @@ def test_a_config_that_cannot_be_read_is_said_in_words(folder, tmp_path):
     )
     made = folder()
     (made / "config.json").write_text("{")
-    with pytest.raises(FileError, match="config.json is not JSON: "):
+    with pytest.raises(FileError, match=r"config\.json is not JSON: "):
         describe(made, block_tokens=16)
