@@ -100,8 +100,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model's folder. Raises FileError when there is none."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise FileError(f"{folder}: no folder with a model: config.json: {error}") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise FileError(f"{folder}: no folder with a model: config.json: {why}") from None
+    except ValueError as error:
+        raise FileError(f"{folder}: config.json is not JSON: {error}") from None
     except RecursionError:
         raise FileError(f"{folder}: config.json nests too deeply") from None
     if not isinstance(config, dict):

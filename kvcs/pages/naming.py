@@ -73,6 +73,10 @@ class PageForm:
         if element is None:
             known = ", ".join(_ELEMENT_TYPES)
             raise PagesError(f"the engine's cache has elements of {name}; known are {known}")
+        if model.kv_heads % self.ranks and self.ranks % model.kv_heads:
+            raise PagesError(
+                f"{model.kv_heads} KV heads are not shared out evenly among {self.ranks} ranks"
+            )
         pairs = (
             ("layers", self.layers, model.layers),
             ("kv_heads", self.kv_heads, max(1, model.kv_heads // self.ranks)),

@@ -91,7 +91,7 @@ def test_sglang_takes_from_holders_what_another_one_has_stored_in_whatever_layou
     first, second = filled("layer_first", 4), sglang.Pool(here)
     storing = engines(first)
     assert backed_up(storing, first, names)
-    assert storing.exists(names[0])
+    eventually(lambda: storing.exists(names[0]), "the first record")
     loading = engines(second)
     eventually(lambda: loading.batch_exists(names) == 4, "the records")
     assert loading.batch_exists([*names, "ff" * 32]) == 4

@@ -243,3 +243,15 @@ def test_a_folder_that_lacks_a_part_is_named_with_it(name, folder):
         path.unlink()
     with pytest.raises(FileError, match=name.split(".")[0].strip("*") or "weights"):
         describe(made, block_tokens=16)
+
+
+def test_a_config_that_cannot_be_read_is_said_in_words(folder, tmp_path):
+    with pytest.raises(FileError) as error:
+        describe(tmp_path / "nowhere", block_tokens=16)
+    assert str(error.value).endswith(
+        "no folder with a model: config.json: No such file or directory"
+    )
+    made = folder()
+    (made / "config.json").write_text("{")
+    with pytest.raises(FileError, match=r"config\.json is not JSON: "):
+        describe(made, block_tokens=16)

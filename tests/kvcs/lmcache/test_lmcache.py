@@ -18,10 +18,13 @@ from tests.kvcs.lmcache import base
 from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.skipif(
-    find_spec("lmcache") is None or find_spec("torch") is None,
-    reason="LMCache is not installed here: make test-engines",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("lmcache") is None or find_spec("torch") is None,
+        reason="LMCache is not installed here: make test-engines",
+    ),
+    pytest.mark.timeout(600),  # importing it takes minutes on a busy machine
+]
 
 
 class Hashing(ModuleType):
@@ -100,6 +103,17 @@ def test_a_key_of_lmcache_is_named_by_all_of_it() -> None:
         for tags in ({}, {"lmcache.tag.user": "a"})
     ]
     assert len({each.to_string() for each in keys}) == 4
+
+
+def test_the_example_is_a_configuration_that_lmcache_reads() -> None:
+    from lmcache.v1.config import LMCacheEngineConfig
+
+    from kvcs.lmcache.form import settings_of
+
+    config = LMCacheEngineConfig.from_file(str(ROOT / "examples" / "engines" / "lmcache.yaml"))
+    assert config.remote_storage_plugins == ["kvcs"] and config.remote_serde == "naive"
+    assert config.pre_caching_hash_algorithm == "sha256_cbor" and config.chunk_size == 256
+    assert settings_of(config).holder == "https://kvsp.example:8443/kvsp/"
 
 
 def test_without_the_hash_that_is_configured_lmcache_takes_pythons_and_is_not_started(

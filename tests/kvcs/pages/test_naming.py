@@ -94,6 +94,8 @@ def test_the_layout_in_the_engines_memory_is_no_part_of_the_name() -> None:
         ({"head_dim": 8}, "head_dim is 8 in the engine and 4 in the descriptor"),
         ({"dtype": "torch.bfloat16"}, "kv_dtype is bf16 in the engine and fp16 in the descriptor"),
         ({"dtype": "torch.uint8"}, "elements of uint8; known are float16"),
+        ({"kv_heads": 1, "ranks": 4, "head_dim": 8}, "head_dim is 8"),
+        ({"kv_heads": 1, "ranks": 3}, "2 KV heads are not shared out evenly among 3 ranks"),
     ],
 )
 def test_an_engine_that_is_not_of_the_described_model_is_refused(members, said: str) -> None:

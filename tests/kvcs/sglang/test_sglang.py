@@ -12,10 +12,13 @@ import pytest
 from tests.kvcs.sglang import base
 from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 
-pytestmark = pytest.mark.skipif(
-    find_spec("sglang") is None or find_spec("torch") is None,
-    reason="SGLang is not installed here: make test-engines",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("sglang") is None or find_spec("torch") is None,
+        reason="SGLang is not installed here: make test-engines",
+    ),
+    pytest.mark.timeout(600),  # importing it takes minutes on a busy machine
+]
 
 
 @each_of(base.MODULES)

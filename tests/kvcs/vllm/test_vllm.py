@@ -4,20 +4,26 @@ Everything else of it is tested without vLLM, with stand-ins that are held again
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 
 import pytest
 
 from kvcs import Scope
+from kvcs.vllm.settings import Settings
 from tests.e2e import support
 from tests.kvcs.stand_ins import each_of, is_like, takes_every_call
 from tests.kvcs.vllm import base
+from tests.paths import ROOT
 from tools.demo_llm import MODEL, Engine
 
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None or not MODEL.exists(),
-    reason="vLLM is not installed here: make test-vllm",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("vllm") is None or not MODEL.exists(),
+        reason="vLLM is not installed here: make test-vllm",
+    ),
+    pytest.mark.timeout(600),  # importing it takes minutes on a busy machine
+]
 
 STORY = (
     "A cache that was computed once can be used many times. In the harbour of a small town there "
@@ -37,6 +43,15 @@ def test_the_connector_takes_every_call_as_vllm_makes_it() -> None:
     from kvcs.vllm import KvcsConnector
 
     takes_every_call(KvcsConnector, KVConnectorBase_V1)
+
+
+def test_the_example_is_a_configuration_that_vllm_reads() -> None:
+    from vllm.config import KVTransferConfig
+
+    told = json.loads((ROOT / "examples" / "engines" / "vllm.json").read_text())
+    config = KVTransferConfig(**told)
+    assert config.is_kv_producer and config.is_kv_consumer
+    assert Settings.parse(config.kv_connector_extra_config).relays == ("moqt://relay.example:4443",)
 
 
 @pytest.fixture
