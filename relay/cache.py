@@ -30,6 +30,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from moqt.delivery.fetch import FetchDelivery
@@ -67,6 +68,7 @@ READERS_LOOKED_AT: Final = 256
 """Readers that may be asked for every eviction."""
 SHARES_PER_EVICTION: Final = 8
 """Scopes of which it is seen who has most, for each eviction: of more, all after several."""
+_octets_of = attrgetter("octets")
 
 
 def _is_near(location: Location, reader: Location) -> bool:
@@ -118,6 +120,8 @@ class Share:
         """Billed for whole Objects and for what is known of tracks."""
         self.known = 0
         """Of these, for what is known."""
+        self.growing = 0
+        """Billed for Objects that are not whole."""
         self.told = False
         """The log has heard that it is at `cache_octets_per_scope`."""
         self.uses: OrderedDict[TrackStore, _Use] = OrderedDict()
@@ -149,10 +153,6 @@ class Share:
 
     def count_refused(self, limit: int) -> None:
         self.cache.count_refused(limit)
-
-
-def _octets_of(share: Share) -> int:
-    return share.octets
 
 
 class Cache:
@@ -228,24 +228,26 @@ class Cache:
         """Whether so much of one track, be it a single Object, can ever be here."""
         return octets <= self.budget + self.transit // 2
 
-    def reserve(self, payload: int, overhead: int = 0, store: TrackStore | None = None) -> bool:
+    def reserve(self, store: TrackStore, payload: int, overhead: int = 0) -> bool:
         """Make room for so many octets more, of an Object of `store`; False when what is under
         way leaves none."""
         octets = payload + overhead
         if (
             (self.billed + octets > self.budget or self.per_scope < self.budget)
-            and not self._make_room(octets, None if store is None else self.owners.get(store))
-            and not self.carries(octets, store)
+            and not self._make_room(octets, self.owners.get(store))
+            and not self.carries(store, octets)
         ):
             return False
         self.billed += octets
         self.octets += payload
+        self._owner(store).growing += octets
         return True
 
-    def give_back(self, payload: int, overhead: int) -> None:
+    def give_back(self, store: TrackStore, payload: int, overhead: int) -> None:
         """What was reserved is not needed."""
         self.billed -= payload + overhead
         self.octets -= payload
+        self._owner(store).growing -= payload + overhead
 
     def _make_room(self, octets: int, asking: Share | None = None) -> bool:
         if octets > self.budget:
@@ -255,10 +257,11 @@ class Cache:
             while asking.octets + octets > self.per_scope and self._evict_of(asking):
                 pass
         while self.billed + octets > self.budget:
-            if not self._evict_of(self._giver(asking)) and not any(
-                map(self._evict_of, self._holding())
-            ):
-                break
+            if not self._evict_of(self._giver(asking)):
+                # who has most may have nothing that can go
+                all_of_them = (self._unowned, *self.shares.values())
+                if not any(map(self._evict_of, sorted(all_of_them, key=_octets_of, reverse=True))):
+                    break
         # Objects that cannot go yet take no room from what is known
         within = asking is None or asking.known + octets <= self.per_scope
         return within and self.billed + octets <= self.budget
@@ -276,10 +279,6 @@ class Cache:
             giver = max((giver, *self.shares.values()), key=_octets_of)
         self._largest = giver
         return giver
-
-    def _holding(self) -> list[Share]:
-        """All, who has most first: some may have nothing that can go."""
-        return sorted((self._unowned, *self.shares.values()), key=_octets_of, reverse=True)
 
     def _evict_of(self, share: Share) -> bool:
         victim = self._victim(share)
@@ -299,10 +298,12 @@ class Cache:
                 self.per_scope,
             )
 
-    def carries(self, octets: int, store: TrackStore | None) -> bool:
-        """Whether so many more of `store` may be under way beyond the budget."""
+    def carries(self, store: TrackStore, octets: int) -> bool:
+        """Whether so many more of `store` may be under way beyond the budget. What of one scope
+        grows leaves half of that to others, where there are any."""
         most = self.budget + self.transit
-        if store is None or not self.fits(store.octets + octets):
+        growing = self._owner(store).growing if len(self.shares) > 1 else 0
+        if not self.fits(max(store.octets, growing) + octets):
             return False
         for waiting in (self._awaited, self._fresh):
             while self.billed + octets > most and waiting:
@@ -453,10 +454,9 @@ class Cache:
                 limit,
             )
 
-    def release(self, stored: StoredObject) -> None:
+    def release(self, store: TrackStore, stored: StoredObject) -> None:
         """A growing Object was aborted."""
-        self.billed -= bill(stored)
-        self.octets -= stored.received
+        self.give_back(store, stored.received, bill(stored) - stored.received)
 
     def use(self, store: TrackStore, stored: StoredObject) -> None:
         """A delivery begins to send `stored`: its track is the most recently used now."""
@@ -550,8 +550,9 @@ class Cache:
         self.objects += 1
         if store.listeners:
             self._fresh[stored] = store
-        share = self._owner(store)
-        share.octets += stored.received + len(stored.properties) + OBJECT_OVERHEAD
+        share, price = self._owner(store), bill(stored)
+        share.octets += price
+        share.growing -= price
         uses = share.uses
         use = uses.get(store)
         if use is None:

@@ -148,14 +148,14 @@ class Filling:
         else:
             overhead = len(header.properties) + OBJECT_OVERHEAD
             fits = cache.fits(header.length + overhead)
-            if not fits or not cache.reserve(0, overhead, store):
+            if not fits or not cache.reserve(store, 0, overhead):
                 cache.stores_rejected += 1
                 return None
             try:
                 stored = self._place(header, follows, live=live)
             finally:
                 if stored is None:
-                    cache.give_back(0, overhead)
+                    cache.give_back(store, 0, overhead)
             assert stored is not None
             if not live:
                 self._fetched(header)
@@ -186,14 +186,14 @@ class Filling:
         if header.status or at in store.known or (self.bringing and store.get(at) is not None):
             return None
         overhead = len(header.properties) + OBJECT_OVERHEAD
-        if not cache.reserve(header.length, overhead, store):
+        if not cache.reserve(store, header.length, overhead):
             return None
         stored = None
         try:
             stored = self._place(header, follows, live=live, payload=payload, arrived=arrived)
         finally:
             if stored is None:
-                cache.give_back(header.length, overhead)
+                cache.give_back(store, header.length, overhead)
         if stored is None:  # it is growing
             return None
         if not live:
@@ -251,7 +251,7 @@ class Filling:
             part = view[known:]
         arrival.offset += size
         if size > known:
-            if not self.cache.reserve(size - known, 0, store):
+            if not self.cache.reserve(store, size - known):
                 self.cache.stores_rejected += 1
                 self._abort(stored)
                 return False
@@ -263,7 +263,7 @@ class Filling:
 
     def _finish(self, stored: StoredObject) -> None:
         if stored.retired:
-            self.cache.release(stored)
+            self.cache.release(self.store, stored)
             self.store.evict(stored)
         else:
             self.store.complete(stored)
@@ -281,14 +281,14 @@ class Filling:
 
     def _abort(self, stored: StoredObject) -> None:
         self.bringing.pop(stored, None)
-        self.cache.release(stored)
+        self.cache.release(self.store, stored)
         self.store.abort(stored)
         self.store.forget_group(stored.location.group)
 
     def status(self, header: ObjectHeader, follows: int | None) -> None:
         """An End of Group or End of Track Object (MOQT "Object Status")."""
         location = Location(header.group, header.object)
-        if self.share.room(OBJECT_OVERHEAD) or self.cache.carries(OBJECT_OVERHEAD, self.store):
+        if self.share.room(OBJECT_OVERHEAD) or self.cache.carries(self.store, OBJECT_OVERHEAD):
             self.store.mark_end(
                 location,
                 header.status,

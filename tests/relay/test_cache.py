@@ -397,7 +397,7 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
         cache.expire(now)
         for stored in store.objects():
             assert following - stored.arrived <= 3.0  # it may still be read until then
-        cache.reserve(0, OBJECT_OVERHEAD)
+        cache.reserve(store, 0, OBJECT_OVERHEAD)
         store.complete(
             store.begin(
                 Location(int(now / step), 0),
@@ -414,7 +414,7 @@ def test_no_object_is_served_later_than_max_cache_duration_allows(step):
 def test_an_object_that_still_grows_after_max_cache_duration_is_not_begun_any_more():
     cache, store = Cache(1 << 20), TrackStore(NAME, (KeyValue(0x04, 3000),), authoritative=False)
     stored = grow(store, 0, 0)
-    cache.reserve(0, bill(stored))
+    cache.reserve(store, 0, bill(stored))
     cache.age(store, stored)
     for now in (1.0, 2.0, 3.0):
         cache.expire(now)
@@ -449,12 +449,12 @@ def test_an_evicted_object_is_let_go_even_while_an_older_one_stays_in_use():
     watched = []
     hot = None
     for number in range(200):
-        assert cache.reserve(0, OBJECT_OVERHEAD)
+        assert cache.reserve(store, 0, OBJECT_OVERHEAD)
         stored = store.begin(
             Location(0, number), subgroup=0, priority=0, properties=b"", length=65536, now=number
         )
         cache.age(store, stored)
-        assert cache.reserve(65536)
+        assert cache.reserve(store, 65536)
         payload = Watched(65536)
         watched.append(weakref.ref(payload))
         store.grow(stored, payload)
@@ -579,7 +579,7 @@ def one_large_group(cache, objects):
     store = TrackStore(NAME, authoritative=False)
     store.on_stored = cache.add
     for number in range(objects):
-        assert cache.reserve(OBJECT_OVERHEAD + 1)
+        assert cache.reserve(store, OBJECT_OVERHEAD + 1)
         stored = grow(store, 0, number)
         store.grow(stored, b"x")
         store.complete(stored)
@@ -591,7 +591,7 @@ def test_an_eviction_from_a_large_group_does_not_look_through_the_group():
     store = one_large_group(cache, 1000)
     store.groups[0].objects = Counted(store.groups[0].objects)
     Counted.looks = 0
-    assert cache.reserve(500 * (OBJECT_OVERHEAD + 1))
+    assert cache.reserve(store, 500 * (OBJECT_OVERHEAD + 1))
     assert cache.evictions == 500 and len(store.groups[0].objects) == 500
     assert Counted.looks == 0
 

@@ -16,7 +16,7 @@ from relay.cache import OBJECT_OVERHEAD, Cache
 from relay.config import RelayConfig
 from relay.scopes import Scopes
 from relay.service.metrics import RelayMetrics
-from tests.relay.star import JOIN, NAME, NAMESPACE, Star, everything, track
+from tests.relay.star import JOIN, LIVE, NAME, NAMESPACE, Star, everything, track
 
 PRICE = 12 * (1000 + OBJECT_OVERHEAD)
 """Of one track."""
@@ -157,7 +157,7 @@ def test_objects_under_way_beyond_the_quota_of_a_scope_take_no_room_from_what_is
     store.on_stored = cache.add
     store.add_listener(Mock())  # who has begun to send nothing yet
     for group in range(20):
-        assert cache.reserve(1000, OBJECT_OVERHEAD, store)
+        assert cache.reserve(store, 1000, OBJECT_OVERHEAD)
         store.append(group, 0, bytes(1000))
     assert share.octets > 10_000 and share.room(INTERVAL_OCTETS)
 
@@ -183,3 +183,29 @@ def test_what_a_fetch_that_runs_leaves_out_is_billed_to_its_scope():
     link = star.connect(client_config=at("/a"))
     assert len(star.fetch(link, (0, 0), (0, 98)).locations) == 50
     assert max(billed) == 49 and billed[-1] == 0
+
+
+def test_what_grows_of_one_tenant_leaves_half_of_the_room_for_objects_under_way_to_others():
+    """However many tracks it takes for it; a tenant that is alone may have all."""
+    star = Tenants(cache_octets=20_000, transit_octets=40_000)
+    stores, growing, collectors = {}, [], []
+    for path, size, numbers in (("/a", 30_000, range(4)), ("/b", 10_000, range(1))):
+        for number in numbers:
+            name = FullTrackName(NAMESPACE, b"%d" % number)
+            store = stores[path, number] = track(name=name)
+            star.publisher(store, client_config=at(path))
+            collectors.append(star.subscriber(LIVE, name, client_config=at(path))[1])
+            begun = store.begin(
+                Location(0, 0), subgroup=0, priority=None, properties=b"", length=size
+            )
+            growing.append((store, begun))
+    for _ in range(10):
+        for store, each in growing:
+            store.grow(each, b"x" * (each.length // 10))
+        star.run()
+        assert star.relay.cache.billed <= 60_000
+    *of_a, of_b = collectors
+    assert set(of_b.payloads) == {Location(0, 0)}
+    told = [error for each in of_a for _, error in each.streams if error is not None]
+    assert 1 <= len(told) < 4 and len(told) + sum(len(each.payloads) for each in of_a) == 4
+    assert not any(share.growing for share in star.relay.cache.shares.values())

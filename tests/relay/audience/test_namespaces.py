@@ -57,7 +57,7 @@ def test_a_namespace_with_a_complete_cached_track_stays_until_the_cache_drops_it
     assert listing.events == [(NAMESPACE, True)]
     # Making room for others drops one Object: the track is complete no more.
     star.relay.cache.budget = star.relay.cache.billed
-    star.relay.cache.reserve(1)
+    star.relay.cache.reserve(store, 1)
     star.run()
     assert listing.events == [(NAMESPACE, True), (NAMESPACE, False)]
 
