@@ -36,8 +36,8 @@ class RelayConfig:
     has most of it gives."""
     transit_octets: int = 64 << 20
     """What Objects under way, those that grow or that nobody has begun to send yet, may take beyond
-    the cache, all together, one track half of it, and what of one scope grows half of it where there
-    are others; beyond, their streams are reset."""
+    the cache, all together, one track half of it, and what grows of one scope half of it where
+    there are others; beyond, their streams are reset."""
     cache_duration: float = 0.0
     """For how long Objects of a track are served from the cache that says nothing of it by
     MAX_CACHE_DURATION; 0: for as long as there is room."""

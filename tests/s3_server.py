@@ -20,6 +20,8 @@ import pytest
 
 BUCKET = "bucket"
 CREDENTIALS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "example"}
+_REQUEST = re.compile(rf'"(?:\x1b\[\d+m)*([A-Z]+) /{BUCKET}([/?]\S*)')
+"""A line of its log, whose requests of some kinds are coloured."""
 
 
 class S3Server:
@@ -29,13 +31,18 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{port}"
         self._process = process
         self._log = log
-        self._seen = 0
+        self._seen = Counter[str]()
 
-    def requests(self) -> Counter[str]:
-        """Its requests since this was asked last, by method."""
-        text = self._log.read_text()
-        new, self._seen = text[self._seen :], len(text)
-        return Counter(re.findall(rf'"([A-Z]+) /{BUCKET}[/? ]', new))
+    def requests(self, prefix: str, count: int) -> Counter[str]:
+        """Those of names with `prefix` since this was asked last, by method: `count`, or more."""
+        deadline = time.monotonic() + 30
+        while True:  # it answers, and then writes its log
+            lines = _REQUEST.findall(self._log.read_text())
+            found = [method for method, what in lines if prefix in what][self._seen[prefix] :]
+            if len(found) >= count or time.monotonic() > deadline:
+                self._seen[prefix] += len(found)
+                return Counter(found)
+            time.sleep(0.02)
 
     def stop(self) -> None:
         """From now on it answers nothing."""
@@ -72,7 +79,6 @@ def _with_bucket(process: subprocess.Popen[bytes], log: Path) -> S3Server:
             server = S3Server(process, log, int(found[1]))
             request = urllib.request.Request(f"{server.endpoint}/{BUCKET}", b"", method="PUT")
             with urllib.request.urlopen(request, timeout=60):
-                server.requests()
                 return server
         time.sleep(0.05)
     pytest.fail("moto's server does not start")

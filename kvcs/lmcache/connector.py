@@ -6,6 +6,7 @@ Called by LMCache 0.5; `make test-engines` holds the signatures against the one 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,7 @@ def _check_hash(algorithm: str) -> None:
     """Raises PagesError when LMCache does not find the algorithm, which vLLM has: then it takes
     Python's own, and says so in its log alone."""
     looked_up = ChunkedTokenDatabase.__new__(ChunkedTokenDatabase)  # its `__init__` does more
-    if looked_up._get_vllm_hash_func(algorithm) is hash:
+    if looked_up._get_vllm_hash_func(algorithm) is builtins.hash:
         raise PagesError(
             f"LMCache does not find {algorithm} (pre_caching_hash_algorithm) in vLLM, and would "
             "name chunks by Python's own hash, by which anybody can make two prompts of one name: "

@@ -13,7 +13,7 @@ import pytest
 from tests.paths import ROOT
 from tools import trips
 
-MOVES = {"relay-object": 40, "relay-priority": 35, "consumer-object": 14, "put-layer": 148}
+MOVES = {"relay-object": 40, "relay-priority": 36, "consumer-object": 14, "put-layer": 148}
 """Moves at most."""
 
 
