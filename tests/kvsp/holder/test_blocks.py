@@ -331,7 +331,9 @@ async def test_flags_are_ignored_on_receipt_and_sent_as_zero(world: World) -> No
     flagged = data[:5] + b"\xff" + data[6:]
     path = f"blocks/{block_id(1).path}"
     assert (await world.client.request("PUT", path, cut(flagged, 7), STORE)).status == 201
-    assert (await world.get(1)).body == data
+    answer = await world.get(1)
+    assert answer.body == data
+    assert answer.headers["repr-digest"] == repr_digest_field(hashlib.sha256(data).digest())
 
 
 async def test_a_block_of_an_unknown_compatibility_id_is_409(world: World) -> None:
