@@ -40,8 +40,6 @@ class Askable:
         """`upstreams` are the sessions to upstream relays, each with its place among them."""
         self._namespaces = namespaces
         self._upstreams = upstreams
-        self.is_part = False
-        """What the relay above has is ours, too: we are parts of one."""
         self.finder: Finder | None = None
         """None where there is no directory."""
         self.unreachable: set[object] = set()
@@ -80,10 +78,7 @@ class Askable:
 
     def goes_up(self, asking: Session) -> bool:
         """Whether other relays may be asked for what is requested by `asking`."""
-        peer = asking.peer_relay
-        if asking in self._upstreams:
-            return False
-        return self.is_part or peer is None or not peer.first_hand
+        return self._namespaces.goes_up(asking)
 
     def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
         """The same for `track`: publishers here together (MOQT "Publisher Interactions"), then

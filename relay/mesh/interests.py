@@ -16,6 +16,9 @@ from relay.audience.prefixes import PrefixMap
 
 logger = logging.getLogger("relay")
 
+UPSTREAM_PATIENCE = 0.5
+"""Seconds that a listing here waits for the answer of other relays at most."""
+
 RETRY_SECONDS = 1.0
 """After which a prefix is asked for again that upstream still had another one overlap."""
 
@@ -72,6 +75,11 @@ class Interests:
         self._untold: set[TrackNamespace] = set()
         """Prefixes of which upstream cannot tell for now, and that are asked for again."""
         self._now = 0.0
+
+    @property
+    def session(self) -> Session | None:
+        """The one that is asked now."""
+        return self._session
 
     def attach(self, session: Session | None) -> None:
         """Ask this session from now on, all anew; None when there is none."""

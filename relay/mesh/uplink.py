@@ -15,14 +15,18 @@ from moqt.session import Session
 from moqt.values.errors import MoqtError
 from moqt.values.names import TrackNamespace, printable_namespace
 from relay.core import Relay
-from relay.mesh.interests import Answered, Cancellable, Ended, Interests, retry_after
+from relay.mesh.interests import (
+    UPSTREAM_PATIENCE,
+    Answered,
+    Cancellable,
+    Ended,
+    Interests,
+    retry_after,
+)
 from relay.mesh.told import Told
 from relay.sources.hops import relay_of
 
 logger = logging.getLogger("relay")
-
-UPSTREAM_PATIENCE = 0.5
-"""Seconds that a listing here waits for upstream's answer at most."""
 
 
 class Uplink:

@@ -27,6 +27,11 @@ class Shared:
         self.found = 0
 
 
+def key_of(place):
+    """Under which a namespace stands there, or what is below one."""
+    return place if place.below else place[:2]
+
+
 class FakeStore:
     def __init__(self, shared):
         self.shared = shared
@@ -48,7 +53,7 @@ class FakeStore:
     async def tell(self, relay, changes, ttl_s):
         self._alive()
         for each in changes:
-            self.shared.has[each.scope, each.namespace][relay] = each.has
+            self.shared.has[key_of(each.place)][relay] = each.has
 
     async def find(self, asked):
         self._alive()
@@ -56,10 +61,10 @@ class FakeStore:
         return [
             [
                 (relay, self.shared.urls[relay])
-                for relay, has in self.shared.has[key].items()
+                for relay, has in self.shared.has[key_of(place)].items()
                 if has is not Has.NOTHING and relay in self.shared.urls
             ]
-            for key in asked
+            for place in asked
         ]
 
     async def close(self):

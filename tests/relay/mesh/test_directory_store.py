@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from relay.mesh.directory import Change, Has
+from relay.mesh.directory import Change, Has, Place
 from tests.redis_server import redis_cluster, redis_server
 
 pytest.importorskip("redis", reason="the extra 'directory' is not installed")
@@ -45,14 +45,14 @@ async def register(store, relay, *namespaces, scope="/", has=Has.PUBLISHED, ttl=
 
 
 async def found(store, namespace, scope="/"):
-    ((*relays,),) = await store.find([(scope, namespace)])
+    ((*relays,),) = await store.find([Place(scope, namespace)])
     return [name for name, _ in relays]
 
 
 async def test_who_has_a_namespace_or_a_prefix_of_it_is_found_with_its_url(store):
     await register(store, "a", (b"demo",))
     await register(store, "b", NAMESPACE)
-    assert await store.find([("/", NAMESPACE), ("/", (b"demo",)), ("/", (b"none",))]) == [
+    assert await store.find([Place("/", each) for each in (NAMESPACE, (b"demo",), (b"none",))]) == [
         [("b", URL + "/b"), ("a", URL + "/a")],
         [("a", URL + "/a")],
         [],
@@ -116,7 +116,7 @@ async def test_a_directory_that_is_not_there_says_so(tmp_path, url):
     with pytest.raises(DirectoryError):
         await store.stay("a", URL, 60.0)
     with pytest.raises(DirectoryError):
-        await store.find([("/", NAMESPACE)])
+        await store.find([Place("/", NAMESPACE)])
     with pytest.raises(DirectoryError):
         await register(store, "a", NAMESPACE)
     await store.close()
