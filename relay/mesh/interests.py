@@ -147,15 +147,28 @@ class Interests:
     def await_answer(self, prefix: TrackNamespace, then: Answered) -> Callable[[], None] | None:
         """Call `then` when what covers `prefix` is answered. Returns what calls it before that,
         and waits no more; None when nothing was to be waited for, and it was called at once."""
+        unanswered = self._unanswered(prefix)
+        if unanswered is not None:
+            waiting = self._waiting.setdefault(unanswered, {})
+            waiting[then] = None
+            return partial(self._enough, waiting, then)
+        then(self.tells(prefix))
+        return None
+
+    def tells(self, prefix: TrackNamespace) -> bool:
+        """Whether upstream has told of `prefix`, or will not."""
+        if self._session is None or self._unanswered(prefix) is not None:
+            return False
+        return not self._is_untold(prefix)
+
+    def _unanswered(self, prefix: TrackNamespace) -> TrackNamespace | None:
+        """What covers `prefix` and is not answered."""
         for length in range(len(prefix) + 1):
             asked = self._asked.get(prefix[:length])
             if prefix[:length] in self._overlapping or (
                 asked is not None and asked.state in (RequestState.QUEUED, RequestState.PENDING)
             ):
-                waiting = self._waiting.setdefault(prefix[:length], {})
-                waiting[then] = None
-                return partial(self._enough, waiting, then)
-        then(self._session is not None and not self._is_untold(prefix))
+                return prefix[:length]
         return None
 
     def _is_untold(self, prefix: TrackNamespace) -> bool:

@@ -53,6 +53,7 @@ class Listings(LookUps):
         """What each relay tells."""
         relay.namespaces.events.listed.append(self._listed)
         relay.namespaces.events.awaited.append(self._await_others)
+        relay.askable.untold.append(self._is_untold)
 
     def tick(self, now: float) -> None:
         self.relay.namespaces.tick(now)
@@ -149,6 +150,21 @@ class Listings(LookUps):
             then(not lost)
         for name in listed.relays:
             self._others[name].await_answer(prefix, partial(told, name))
+
+    def _is_untold(self, namespace: TrackNamespace) -> bool:
+        """Whether not all have told what they have below a prefix of it that is listed: who lists
+        and then asks for what nobody has must not be told that it has heard of everything."""
+        for length in range(len(namespace) + 1):
+            prefix = namespace[:length]
+            listed = self._wanted.get(prefix)
+            if listed is None:
+                continue
+            answer = self.answer(prefix)
+            if answer is None or not answer.said:
+                return True
+            if not all(self._others[name].tells(prefix) for name in listed.relays):
+                return True
+        return False
 
     # -- whom it asks ------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 
 import moqt
 from moqt.client import connect
-from tests.e2e.support import eventually, relay
+from tests.e2e.support import eventually, readable, relay
 from tests.redis_server import redis_server
 from tools.bench_mesh import NAMESPACE, Meshed, bench, consume, published
 
@@ -23,6 +23,34 @@ LIMIT = 20.0
 def mesh(tmp_path):
     with ExitStack() as stack:
         yield Meshed(tmp_path, stack, stack.enter_context(redis_server(tmp_path)))
+
+
+def told(tmp_path, namespaces):
+    """Wait until the directory has been told of as many namespaces and of all their prefixes."""
+    redis = pytest.importorskip("redis", reason="the extra 'directory' is not installed")
+
+    def known():
+        with redis.Redis.from_url(f"unix://{tmp_path}/socket") as client:
+            prefixes = client.keys("kvcs-relay:{*}:*[*]")
+            return len(client.keys("kvcs-relay:{*}:*")) - len(prefixes) >= namespaces
+
+    eventually(known, "the directory is told", LIMIT)
+
+
+@pytest.mark.parametrize("discovery", ["listing", "probe"])
+def test_what_is_published_at_one_relay_of_a_mesh_is_found_at_any_other(
+    mesh, tmp_path, cache, discovery
+):
+    asks, has, empty = map(mesh.start, ("asks", "has", "empty"))
+    asking = "--timeout", "60", "--discovery", discovery
+    nobody = asks.subscribe(cache, tmp_path / "none", *asking, name="nobody").finish(3)
+    assert "no publication" in readable(nobody)
+    has.publish(cache).wait_for("publishing")
+    told(tmp_path, 1)
+    for number, at in enumerate((asks, empty)):
+        out = tmp_path / f"out{number}"
+        at.subscribe(cache, out, *asking, name=f"subscribe{number}").finish(0)
+        cache.check(out)
 
 
 def test_of_twenty_consumers_at_three_relays_the_origin_sends_each_object_once(tmp_path):
