@@ -53,6 +53,48 @@ def test_a_change_is_told_once_and_what_is_there_again_when_it_is_due():
     assert changes(table, 1000) == [] and len(table) == 0
 
 
+def test_each_prefix_is_registered_once_for_as_long_as_something_is_below_it():
+    table, star = registrations(), Star()
+    names = star.relay.namespaces
+    names.events.told.append(
+        lambda each: table.note(
+            "/",
+            each,
+            Has.PUBLISHED if each in names.published else Has.NOTHING,
+            names.any_below,
+        )
+    )
+
+    def told():
+        due = table.due(0.0)
+        table.told(due, 100)
+        return {each.namespace: each.has for each in due if each.below}
+
+    first = star.publisher()
+    assert told() == {(): Has.PUBLISHED, NAMESPACE[:1]: Has.PUBLISHED}
+    second = star.publisher(namespace=(*NAMESPACE[:1], b"other"))
+    whole = star.publisher(namespace=NAMESPACE[:1])
+    assert told() == {} and len(table) == 3
+    first.published.cancel()
+    star.run()
+    assert told() == {}
+    second.published.cancel()
+    star.run()
+    assert told() == {NAMESPACE[:1]: Has.NOTHING}, "it has itself alone"
+    whole.published.cancel()
+    star.run()
+    assert told() == {(): Has.NOTHING} and len(table) == 0
+
+
+def test_no_more_prefixes_are_registered_than_namespaces_may_be_the_short_ones_first():
+    table = registrations(max_registered=2)
+    for number in range(2):
+        table.note("/", (b"a", b"%d" % number, b"b"), Has.PUBLISHED, lambda prefix: True)
+    due = table.due(0.0)
+    assert [each.namespace for each in due if each.below] == [(), (b"a",)]
+    assert len(due) == 4
+
+
 def test_what_changes_while_it_is_told_is_told_as_it_is_then():
     table = registrations()
     note(table, "/", NAMESPACE, Has.PUBLISHED)

@@ -68,6 +68,31 @@ async def test_who_has_a_publisher_is_named_before_who_has_it_cached(store):
     assert await found(store, NAMESPACE) == ["a", "b"]
 
 
+async def test_who_has_a_longer_namespace_or_just_that_is_found_below_a_prefix(store):
+    await register(store, "a", NAMESPACE)
+    await store.tell("a", [Change("/", NAMESPACE[:1], Has.PUBLISHED, below=True)], 60.0)
+    await register(store, "b", NAMESPACE[:1])
+
+    async def below(*prefix, scope="/"):
+        ((*relays,),) = await store.find([Place(scope, prefix, below=True)])
+        return sorted(relays)
+
+    assert await below(b"demo") == [("a", URL + "/a"), ("b", URL + "/b")]
+    assert await below(*NAMESPACE) == [("a", URL + "/a")], "not those that have a prefix of it"
+    assert await below(b"demo", scope="/two") == await below(b"none") == []
+    assert await found(store, (b"demo", b"none")) == ["b"], "what is below is not what is asked for"
+    await store.tell("a", [Change("/", NAMESPACE[:1], Has.NOTHING, below=True)], 60.0)
+    assert await below(b"demo") == [("b", URL + "/b")]
+
+
+async def test_of_many_relays_below_a_prefix_all_are_named(store):
+    for number in range(MAX_LOOKED_AT + 1):
+        await register(store, f"relay{number}")
+        await store.tell(f"relay{number}", [Change("/", (), Has.PUBLISHED, below=True)], 60.0)
+    ((*relays,),) = await store.find([Place("/", (), below=True)])
+    assert len(relays) == MAX_LOOKED_AT + 1
+
+
 async def test_scopes_see_nothing_of_each_other(store):
     await register(store, "a", NAMESPACE, scope="/one")
     assert await found(store, NAMESPACE, "/one") == ["a"]
