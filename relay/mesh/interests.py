@@ -1,4 +1,4 @@
-"""The prefixes of which another relay is asked to tell. Sans-IO."""
+"""The prefixes of which another relay, upstream or of the mesh, is asked to tell. Sans-IO."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class Interests:
 
     def _refused(self, prefix: TrackNamespace, error: MoqtError | None) -> None:
         """Ask again where that may help: a prefix given up just before may still overlap."""
-        logger.info("upstream refuses to tell of %s: %s", printable_namespace(prefix), error)
+        logger.info("another relay refuses to tell of %s: %s", printable_namespace(prefix), error)
         wait = retry_after(error)
         if wait is not None:
             tries = self._tries[prefix] = self._tries.get(prefix, 0) + 1

@@ -25,16 +25,22 @@ def mesh(tmp_path):
         yield Meshed(tmp_path, stack, stack.enter_context(redis_server(tmp_path)))
 
 
-def told(tmp_path, namespaces):
-    """Wait until the directory has been told of as many namespaces and of all their prefixes."""
+def told(tmp_path):
+    """Wait until the directory has been told of a publication, and of all prefixes of its five
+    fields."""
     redis = pytest.importorskip("redis", reason="the extra 'directory' is not installed")
+    with redis.Redis.from_url(f"unix://{tmp_path}/socket") as client:
+        eventually(
+            lambda: len(client.keys("kvcs-relay:{*}:*")) >= 6, "the directory is told", LIMIT
+        )
 
-    def known():
-        with redis.Redis.from_url(f"unix://{tmp_path}/socket") as client:
-            prefixes = client.keys("kvcs-relay:{*}:*[*]")
-            return len(client.keys("kvcs-relay:{*}:*")) - len(prefixes) >= namespaces
 
-    eventually(known, "the directory is told", LIMIT)
+def test_while_the_directory_is_dead_nothing_is_said_not_to_be_found(tmp_path, cache):
+    with ExitStack() as stack:
+        mesh = Meshed(tmp_path, stack, f"unix://{tmp_path}/nobody")
+        consumer = mesh.start("alone").subscribe(cache, tmp_path / "out", "--timeout", "60")
+        consumer.finish(1)
+    assert "cannot tell what is published" in readable(consumer)
 
 
 @pytest.mark.parametrize("discovery", ["listing", "probe"])
@@ -46,7 +52,7 @@ def test_what_is_published_at_one_relay_of_a_mesh_is_found_at_any_other(
     nobody = asks.subscribe(cache, tmp_path / "none", *asking, name="nobody").finish(3)
     assert "no publication" in readable(nobody)
     has.publish(cache).wait_for("publishing")
-    told(tmp_path, 1)
+    told(tmp_path)
     for number, at in enumerate((asks, empty)):
         out = tmp_path / f"out{number}"
         at.subscribe(cache, out, *asking, name=f"subscribe{number}").finish(0)
