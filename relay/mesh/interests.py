@@ -43,8 +43,14 @@ Ended = Callable[[MoqtError | None], None]
 Answered = Callable[[bool], None]
 """Told whether upstream has told of a prefix, or will not; False: it cannot be asked."""
 
-_CANNOT_TELL = frozenset({RequestErrorCode.INTERNAL_ERROR, RequestErrorCode.TIMEOUT})
-"""Refusals of a listing that may be repeated: upstream lacks somebody, too."""
+_CANNOT_TELL = frozenset(
+    {
+        RequestErrorCode.INTERNAL_ERROR,
+        RequestErrorCode.TIMEOUT,
+        RequestErrorCode.EXCESSIVE_LOAD,
+    }
+)
+"""Refusals of a listing that may be repeated: upstream lacks somebody, too, or room."""
 
 
 class Interests:

@@ -203,6 +203,19 @@ def test_while_a_relay_that_is_named_cannot_be_reached_nothing_is_said_not_to_be
     assert mesh.status(missing).code == RequestErrorCode.DOES_NOT_EXIST
 
 
+def test_a_relay_that_has_no_room_for_a_listing_is_not_taken_for_one_that_has_nothing():
+    mesh = Mesh("b", max_namespaces=1)
+    mesh.reach("b")
+    mesh.relays["b"].publisher()
+    busy = mesh.list((b"elsewhere",), at="b")
+    refused = mesh.list()
+    mesh.answer("b")
+    assert cannot_be_told(refused)
+    busy.request.cancel()
+    mesh.pass_time(2)
+    assert mesh.list().request.namespaces == {NAMESPACE}
+
+
 def test_what_is_here_is_not_kept_back_for_a_relay_that_is_slow_and_its_own_comes_later(mesh):
     mesh.relays["b"].publisher()
     mesh.a.publisher(namespace=OTHER)
