@@ -43,11 +43,15 @@ def test_while_the_directory_is_dead_nothing_is_said_not_to_be_found(tmp_path, c
     assert "cannot tell what is published" in readable(consumer)
 
 
-@pytest.mark.parametrize("discovery", ["listing", "probe"])
+@pytest.mark.parametrize(
+    ("discovery", "options"),
+    [("listing", ()), ("probe", ()), ("listing", ("--workers", "2"))],
+    ids=["listing", "probe", "workers"],
+)
 def test_what_is_published_at_one_relay_of_a_mesh_is_found_at_any_other(
-    mesh, tmp_path, cache, discovery
+    mesh, tmp_path, cache, discovery, options
 ):
-    asks, has, empty = map(mesh.start, ("asks", "has", "empty"))
+    asks, has, empty = (mesh.start(name, *options) for name in ("asks", "has", "empty"))
     asking = "--timeout", "60", "--discovery", discovery
     nobody = asks.subscribe(cache, tmp_path / "none", *asking, name="nobody").finish(3)
     assert "no publication" in readable(nobody)
