@@ -40,13 +40,14 @@ class Askable:
         """`upstreams` are the sessions to upstream relays, each with its place among them."""
         self._namespaces = namespaces
         self._upstreams = upstreams
-        self.is_part = False
-        """What the relay above has is ours, too: we are parts of one."""
         self.finder: Finder | None = None
         """None where there is no directory."""
         self.unreachable: set[object] = set()
         """Upstream relays that there should be a session to, and is none: whether a track exists
         cannot be said without them, nor without a directory that does not answer."""
+        self.untold: list[Callable[[TrackNamespace], bool]] = []
+        """Each says whether relays that have something of which a namespace may be have yet to tell
+        of what they have."""
 
     def above(self) -> list[Session]:
         """The upstream relays, in order; those that said GOAWAY only when there is no other."""
@@ -80,10 +81,13 @@ class Askable:
 
     def goes_up(self, asking: Session) -> bool:
         """Whether other relays may be asked for what is requested by `asking`."""
-        peer = asking.peer_relay
-        if asking in self._upstreams:
+        return self._namespaces.goes_up(asking)
+
+    def lacks(self, request: TrackRequest) -> bool:
+        """Whether somebody else may have what `request` is for, who cannot be asked."""
+        if not self.goes_up(session_of(request)):
             return False
-        return self.is_part or peer is None or not peer.first_hand
+        return bool(self.unreachable) or any(each(request.namespace) for each in self.untold)
 
     def ranks(self, track: UpstreamTrack) -> list[list[Session]]:
         """The same for `track`: publishers here together (MOQT "Publisher Interactions"), then

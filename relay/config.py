@@ -73,7 +73,8 @@ class RelayConfig:
     max_absent: int = 16_384
     """Tracks remembered that do not exist, as their publishers say; beyond, the oldest goes."""
     max_registered: int = 65_536
-    """Namespaces that the directory of a mesh is told of, of each scope."""
+    """Namespaces that the directory of a mesh is told of, of each scope, and as many prefixes of
+    them."""
     max_mesh_sessions: int = 128
     """Sessions to relays that the directory names; one that nobody uses makes room for another, and
     one scope has as many at most as are still free."""
@@ -164,7 +165,7 @@ class Counters:
     claims_ignored: int = 0
     """Sessions and requests that say to be of a relay (RELAY_ID, RELAY_PATH), and may not."""
     directory_lookups: int = 0
-    """Namespaces that the directory was asked for."""
+    """Namespaces, and prefixes that are listed, that the directory was asked for."""
     directory_failures: int = 0
     """Times that it did not answer."""
     namespaces_unregistered: int = 0

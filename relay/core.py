@@ -414,7 +414,7 @@ class Relay(SessionHandler):
     ) -> None:
         """Nobody who was asked has the track: it does not exist, if everybody could be asked, or
         if all here who publish just its namespace have `denied` it, for now."""
-        if self.askable.unreachable and self.askable.goes_up(session_of(request)):
+        if self.askable.lacks(request):
             origins = self.namespaces.published.at(request.namespace)
             if not origins or any(session_of(each) not in denied for each in origins):
                 self.counters.requests_unreachable += 1

@@ -155,7 +155,7 @@ class Round:
             )
         faulty = ("env", f"{VARIABLE}={self.disk_said}", sys.executable, "-m", "tools.faulty_disk")
         self.origin = Place(self, "origin", faulty, "--cache-dir", self.disk, *found)
-        # of a directory alone nothing can be listed
+        # what comes from there comes through the network
         found += ("--upstream", self._lossy(self.origin, "above").url)
         found += ("--upstream-cafile", self.cafile)
         program = (str(BIN / "kvcs-relay"),)

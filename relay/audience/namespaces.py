@@ -63,6 +63,8 @@ class Namespaces:
         """Complete tracks on the disk: the relay is the publisher of these, too."""
         self.remote: PrefixMap[Session] = PrefixMap()
         """What upstream relays told of (NAMESPACE)."""
+        self.is_part = False
+        """What the relay above has is ours, too: we are parts of one."""
         self.publications = 0
         self.listings: dict[IncomingSubscribeNamespace, TrackNamespace] = {}
         """SUBSCRIBE_NAMESPACEs, with the prefix each is filed under."""
@@ -81,13 +83,25 @@ class Namespaces:
     def _here(self) -> tuple[PrefixMap[Any], ...]:
         return self.published, *self.cached
 
+    def goes_up(self, asking: Session) -> bool:
+        """Whether other relays may be asked for what is requested by `asking`."""
+        peer = asking.peer_relay
+        if asking in self._refusals.trusted:
+            return False
+        return self.is_part or peer is None or not peer.first_hand
+
+    def any_below(self, prefix: TrackNamespace) -> bool:
+        """Whether something is here of a namespace that is longer than `prefix`."""
+        return any(table.any_below(prefix) for table in self._here)
+
     def _tells(self, session: Session, namespace: TrackNamespace) -> bool:
-        """Whether `session` is told of `namespace`: what an upstream relay told is not its news."""
+        """Whether `session` is told of `namespace`: what another relay told is news neither to an
+        upstream relay, nor to one that asks for what is here alone (FIRST_HAND)."""
         if any(namespace in each for each in self._here):
             return True
-        peer = relay_of(session)
-        if session in self._refusals.trusted:
+        if not self.goes_up(session):
             return False
+        peer = relay_of(session)
         if peer is None:
             return namespace in self.remote
         if namespace in self._held:

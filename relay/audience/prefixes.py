@@ -63,6 +63,10 @@ class PrefixMap(Generic[T]):
         """Whether a namespace that begins with `prefix` has an item."""
         return prefix in self._below
 
+    def any_below(self, prefix: TrackNamespace) -> bool:
+        """The same, of one that is longer than `prefix`."""
+        return len(self._below.get(prefix, ())) > (prefix in self._exact)
+
     def namespaces_under(self, prefix: TrackNamespace) -> list[TrackNamespace]:
         return list(self._below.get(prefix, ()))
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,17 @@ from moqt.values.config import SessionConfig
 from moqt.values.errors import ConnectError, MoqtError
 from moqt.values.names import TrackNamespace
 from relay.core import Relay
-from relay.mesh.directory import BATCH, Change, Circuit, Finder, Has, Registrations
+from relay.mesh.directory import (
+    BATCH,
+    Change,
+    Circuit,
+    Finder,
+    Has,
+    LookUps,
+    Place,
+    Registrations,
+)
+from relay.mesh.listings import Listings
 from relay.scopes import Scopes
 
 logger = logging.getLogger("relay")
@@ -39,7 +50,10 @@ DIAL_SECONDS = 2.0
 """That a relay of the mesh may take to answer; later ones are found by the next look-up."""
 
 DIALLED_AT_ONCE = 4
-"""Relays that are dialled for one look-up."""
+"""Relays that are dialled for one look-up of a namespace; of a prefix that is listed, all are."""
+
+LISTING_SECONDS = 0.5
+"""After which it is seen what listings are to look for again."""
 
 FAILED_SECONDS = 2.0
 """For which a relay that did not answer is not dialled again."""
@@ -61,9 +75,7 @@ class Store(Protocol):
     async def stay(self, relay: str, url: str, alive_s: float) -> bool: ...
     async def leave(self, relay: str) -> None: ...
     async def tell(self, relay: str, changes: list[Change], ttl_s: float) -> None: ...
-    async def find(
-        self, asked: list[tuple[str, TrackNamespace]]
-    ) -> list[list[tuple[str, str]]]: ...
+    async def find(self, asked: list[Place]) -> list[list[tuple[str, str]]]: ...
     async def close(self) -> None: ...
 
 
@@ -111,7 +123,8 @@ class DirectoryClient:
         self._registrations = Registrations(scopes.config, scopes.counters)
         self._circuit = Circuit()
         self._finders: dict[str, Finder] = {}
-        self._asked: list[tuple[str, TrackNamespace]] = []
+        self._listings: dict[str, Listings] = {}
+        self._asked: list[Place] = []
         self._asking = asyncio.Event()
         self._sessions: dict[tuple[str, str], MoqtSession] = {}
         """By scope and relay."""
@@ -138,8 +151,8 @@ class DirectoryClient:
     # -- scopes ------------------------------------------------------------------------------
 
     def _scope_made(self, scope: str, relay: Relay) -> None:
-        def ask(finder: Finder, namespace: TrackNamespace) -> None:
-            self._asked.append((scope, namespace))
+        def ask(below: bool, namespace: TrackNamespace) -> None:
+            self._asked.append(Place(scope, namespace, below))
             self._asking.set()
 
         def told(namespace: TrackNamespace) -> None:
@@ -149,9 +162,10 @@ class DirectoryClient:
                 has = Has.PUBLISHED
             elif any(namespace in table for table in names.cached):
                 has = Has.CACHED
-            self._registrations.note(scope, namespace, has)
+            self._registrations.note(scope, namespace, has, names.any_below)
 
-        finder = self._finders[scope] = Finder(relay, ask)
+        finder = self._finders[scope] = Finder(relay, partial(ask, False))
+        self._listings[scope] = Listings(relay, partial(ask, True), finder.sessions)
         relay.askable.finder = finder
         relay.namespaces.events.told.append(told)
         for table in (relay.namespaces.published, *relay.namespaces.cached):
@@ -160,12 +174,14 @@ class DirectoryClient:
 
     def _scope_gone(self, scope: str) -> None:
         finder = self._finders.pop(scope)
-        for namespace in finder.waited_for:
-            finder.answered(namespace, ())
+        looking: tuple[LookUps, ...] = finder, self._listings.pop(scope)
+        for each in looking:
+            for namespace in each.waited_for:
+                each.answered(namespace, ())
         for table in finder.relay.namespaces.cached:
             for namespace in table.namespaces_under(()):
                 # what becomes of it is not heard any more
-                self._registrations.note(scope, namespace, Has.NOTHING)
+                self._registrations.note(scope, namespace, Has.NOTHING, lambda _: False)
 
     # -- work --------------------------------------------------------------------------------
 
@@ -176,6 +192,7 @@ class DirectoryClient:
                 group.create_task(self._stay())
                 group.create_task(self._tell())
                 group.create_task(self._answer())
+                group.create_task(self._list())
         finally:
             for task in (*self._tasks, *self._dials.values()):
                 task.cancel()
@@ -255,7 +272,13 @@ class DirectoryClient:
                 asked, self._asked = self._asked[:BATCH], self._asked[BATCH:]
                 await self._find(asked)
 
-    async def _find(self, asked: list[tuple[str, TrackNamespace]]) -> None:
+    async def _list(self) -> None:
+        while True:
+            await asyncio.sleep(LISTING_SECONDS)
+            for listings in tuple(self._listings.values()):
+                listings.tick(listings.relay.clock.now)
+
+    async def _find(self, asked: list[Place]) -> None:
         found: list[list[tuple[str, str]]] | None = None
         if self._circuit.allows(self._now()):
             self._counters.directory_lookups += len(asked)
@@ -265,20 +288,23 @@ class DirectoryClient:
                 self._did_fail(error)
             else:
                 self._did_answer()
-        for number, (scope, namespace) in enumerate(asked):
+        for number, (scope, namespace, below) in enumerate(asked):
             finder = self._finders.get(scope)
             if finder is None:
                 continue  # nobody is there any more
+            looking = self._listings[scope] if below else finder
             if found is None:
-                finder.answered(namespace, None)
+                looking.answered(namespace, None)
                 continue
             others = [each for each in found[number] if each[0] != self._name]
-            names = tuple(name for name, _ in others[:DIALLED_AT_ONCE])
-            missing = [each for each in others[:DIALLED_AT_ONCE] if each[0] not in finder.sessions]
+            others = others if below else others[:DIALLED_AT_ONCE]
+            names = tuple(name for name, _ in others)
+            missing = [each for each in others if each[0] not in finder.sessions]
+            answer = partial(looking.answered, namespace, names)
             if not missing:
-                finder.answered(namespace, names)
+                answer()
             else:
-                self._spawn(self._reach(scope, finder, namespace, names, missing))
+                self._spawn(self._reach(scope, finder, missing, answer))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -291,9 +317,8 @@ class DirectoryClient:
         self,
         scope: str,
         finder: Finder,
-        namespace: TrackNamespace,
-        names: tuple[str, ...],
         missing: list[tuple[str, str]],
+        answer: Callable[[], object],
     ) -> None:
         """Dial those that are `missing`, and answer when all are there, or take too long."""
         dials = [
@@ -303,7 +328,7 @@ class DirectoryClient:
         ]
         if dials:
             await asyncio.wait(dials, timeout=DIAL_SECONDS)
-        finder.answered(namespace, names)
+        answer()
 
     def _dial(self, scope: str, finder: Finder, name: str, url: str) -> asyncio.Task[None] | None:
         key = scope, name
@@ -355,6 +380,9 @@ class DirectoryClient:
         self._sessions.pop(key, None)
         self._idle_since.pop(key, None)
         finder.lost(key[1])
+        listings = self._listings.get(key[0])
+        if listings is not None:
+            listings.lost(key[1])
 
     def _close_idle(self) -> None:
         """Close the sessions that nobody has used for long."""

@@ -2,6 +2,7 @@
 
     PREFIX:r:RELAY          the URL of a relay, for as long as it keeps it alive
     PREFIX:{SCOPE}:HASH     the relays that have a namespace of a scope, each with when that expires
+    PREFIX:{SCOPE}:HASH*    those that have a longer one, that begins with it
 
 Scope and namespace are hashed: the server sees neither. The scope is the hash tag, so that no key
 is of two scopes, and one look-up goes to one node of a cluster, and another one for the URLs.
@@ -22,14 +23,20 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
-from moqt.values.names import TrackNamespace, printable_namespace
-from relay.mesh.directory import Change, Has
+from moqt.values.names import printable_namespace
+from relay.mesh.directory import Change, Has, Place
 
 _CACHED = "~"
 """Behind the name of a relay that has something cached of a namespace, and no publisher."""
 
+_BELOW = "*"
+"""Behind the hash of a namespace, where what is below it is meant."""
+
 MAX_RELAYS = 8
 """That a look-up of one namespace names."""
+
+MAX_LISTED = 256
+"""That a look-up of what is below a prefix names."""
 
 MAX_LOOKED_AT = 64
 """Of which it is seen whether they are there, the first those that have said last what they have: a
@@ -108,7 +115,7 @@ class DirectoryStore:
         now = time.time()
         pipe = self._redis.pipeline(transaction=False)
         for change in changes:
-            key = self._key(change.scope, change.namespace)
+            key = self._key(change.place)
             cached = relay + _CACHED
             if not change.has:
                 pipe.zrem(key, relay, cached)
@@ -120,21 +127,20 @@ class DirectoryStore:
             pipe.pexpire(key, int(1000 * ttl_s))
         await self._done(pipe.execute())
 
-    async def find(
-        self, asked: Sequence[tuple[str, TrackNamespace]]
-    ) -> list[list[tuple[str, str]]]:
+    async def find(self, asked: Sequence[Place]) -> list[list[tuple[str, str]]]:
         """For each scope and namespace the relays that have it or a prefix of it and are there,
         with their URLs: those of the longest prefix first, and of one prefix those that have a
-        publisher."""
+        publisher. For a namespace and what is `below` it, those that have it or a longer one."""
         now = time.time()
         keys: dict[str, int] = {}
         wanted = []
-        for scope, namespace in asked:
-            prefixes = [namespace[:length] for length in range(len(namespace), -1, -1)]
-            wanted.append([keys.setdefault(self._key(scope, p), len(keys)) for p in prefixes])
+        for place in asked:
+            numbers = [keys.setdefault(self._key(each), len(keys)) for each in _places(place)]
+            wanted.append((numbers, MAX_LISTED if place.below else MAX_RELAYS))
         pipe = self._redis.pipeline(transaction=False)
         for key in keys:
-            pipe.zrevrangebyscore(key, "+inf", now, start=0, num=MAX_LOOKED_AT)
+            most = MAX_LISTED if key.endswith(_BELOW) else MAX_LOOKED_AT
+            pipe.zrevrangebyscore(key, "+inf", now, start=0, num=most)
         members = [_published_first(found) for found in await self._done(pipe.execute())]
         names = list({name for found in members for name in found})
         urls: dict[str, str] = {}
@@ -149,8 +155,8 @@ class DirectoryStore:
                 (name, urls[name])
                 for name in dict.fromkeys(each for number in numbers for each in members[number])
                 if name in urls
-            ][:MAX_RELAYS]
-            for numbers in wanted
+            ][:most]
+            for numbers, most in wanted
         ]
 
     async def _done(self, command: Awaitable[Any]) -> Any:
@@ -165,8 +171,18 @@ class DirectoryStore:
     def _of_relay(self, relay: str) -> str:
         return f"{self._prefix}:r:{relay}"
 
-    def _key(self, scope: str, namespace: TrackNamespace) -> str:
-        return f"{self._prefix}:{{{_hash(scope)}}}:{_hash(printable_namespace(namespace))}"
+    def _key(self, place: Place) -> str:
+        namespace = _hash(printable_namespace(place.namespace))
+        below = _BELOW if place.below else ""
+        return f"{self._prefix}:{{{_hash(place.scope)}}}:{namespace}{below}"
+
+
+def _places(asked: Place) -> list[Place]:
+    """Where those are that have what is asked for."""
+    scope, namespace, below = asked
+    if below:
+        return [Place(scope, namespace), asked]
+    return [Place(scope, namespace[:length]) for length in range(len(namespace), -1, -1)]
 
 
 def _hash(text: str) -> str:

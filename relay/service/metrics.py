@@ -57,9 +57,10 @@ COUNTERS = {
     "requests_unreachable": "Of the refused, those that an upstream relay might have served that "
     "could not be asked.",
     "requests_absent": "Of these, those for tracks whose publishers had said they do not exist.",
-    "directory_lookups": "Namespaces that the directory of the mesh was asked for.",
+    "directory_lookups": "Namespaces, or listed prefixes, the mesh directory was asked for.",
     "directory_failures": "Times that the directory did not answer.",
-    "namespaces_unregistered": "Namespaces the directory was not told of (max_registered).",
+    "namespaces_unregistered": "Namespaces, or prefixes of them, the directory was not told of "
+    "(max_registered).",
     "mesh_sessions_refused": "Sessions to other relays not made (max_mesh_sessions).",
     "tracks_renewed": "Tracks whose cached content was dropped: their publisher contradicted it.",
     "malformed_tracks": "Tracks given up because their Objects contradict each other.",

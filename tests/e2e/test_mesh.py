@@ -11,7 +11,7 @@ import pytest
 
 import moqt
 from moqt.client import connect
-from tests.e2e.support import eventually, relay
+from tests.e2e.support import eventually, readable, relay
 from tests.redis_server import redis_server
 from tools.bench_mesh import NAMESPACE, Meshed, bench, consume, published
 
@@ -23,6 +23,44 @@ LIMIT = 20.0
 def mesh(tmp_path):
     with ExitStack() as stack:
         yield Meshed(tmp_path, stack, stack.enter_context(redis_server(tmp_path)))
+
+
+def told(tmp_path):
+    """Wait until the directory has been told of a publication, and of all prefixes of its five
+    fields."""
+    redis = pytest.importorskip("redis", reason="the extra 'directory' is not installed")
+    with redis.Redis.from_url(f"unix://{tmp_path}/socket") as client:
+        eventually(
+            lambda: len(client.keys("kvcs-relay:{*}:*")) >= 6, "the directory is told", LIMIT
+        )
+
+
+def test_while_the_directory_is_dead_nothing_is_said_not_to_be_found(tmp_path, cache):
+    with ExitStack() as stack:
+        mesh = Meshed(tmp_path, stack, f"unix://{tmp_path}/nobody")
+        consumer = mesh.start("alone").subscribe(cache, tmp_path / "out", "--timeout", "60")
+        consumer.finish(1)
+    assert "cannot tell what is published" in readable(consumer)
+
+
+@pytest.mark.parametrize(
+    ("discovery", "options"),
+    [("listing", ()), ("probe", ()), ("listing", ("--workers", "2"))],
+    ids=["listing", "probe", "workers"],
+)
+def test_what_is_published_at_one_relay_of_a_mesh_is_found_at_any_other(
+    mesh, tmp_path, cache, discovery, options
+):
+    asks, has, empty = (mesh.start(name, *options) for name in ("asks", "has", "empty"))
+    asking = "--timeout", "60", "--discovery", discovery
+    nobody = asks.subscribe(cache, tmp_path / "none", *asking, name="nobody").finish(3)
+    assert "no publication" in readable(nobody)
+    has.publish(cache).wait_for("publishing")
+    told(tmp_path)
+    for number, at in enumerate((asks, empty)):
+        out = tmp_path / f"out{number}"
+        at.subscribe(cache, out, *asking, name=f"subscribe{number}").finish(0)
+        cache.check(out)
 
 
 def test_of_twenty_consumers_at_three_relays_the_origin_sends_each_object_once(tmp_path):

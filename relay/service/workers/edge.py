@@ -190,7 +190,7 @@ class EdgeRelay(Relay):
         self, config: RelayConfig | None = None, policy: Policy | None = None, **shared: Any
     ) -> None:
         super().__init__(config, policy, **shared)
-        self.askable.is_part = True
+        self.namespaces.is_part = True
         self.taking = Taking(
             passing(self.config),
             Trusting(policy or AllowAll()),

@@ -33,42 +33,89 @@ def registrations(**limits):
 def changes(table, now=0.0):
     due = table.due(now)
     table.told(due, now + 100)
-    return due
+    return [each for each in due if not each.below]
+
+
+def note(table, scope, namespace, has):
+    """Of which nothing is below any prefix."""
+    table.note(scope, namespace, has, lambda prefix: False)
 
 
 def test_a_change_is_told_once_and_what_is_there_again_when_it_is_due():
     table = registrations()
-    table.note("/", NAMESPACE, Has.PUBLISHED)
-    table.note("/", NAMESPACE, Has.PUBLISHED)
+    note(table, "/", NAMESPACE, Has.PUBLISHED)
+    note(table, "/", NAMESPACE, Has.PUBLISHED)
     assert changes(table) == [Change("/", NAMESPACE, Has.PUBLISHED)]
     assert changes(table, 99) == []
     assert changes(table, 100) == [Change("/", NAMESPACE, Has.PUBLISHED)]
-    table.note("/", NAMESPACE, Has.NOTHING)
+    note(table, "/", NAMESPACE, Has.NOTHING)
     assert changes(table, 101) == [Change("/", NAMESPACE, Has.NOTHING)]
     assert changes(table, 1000) == [] and len(table) == 0
 
 
+def test_each_prefix_is_registered_once_for_as_long_as_something_is_below_it():
+    table, star = registrations(), Star()
+    names = star.relay.namespaces
+    names.events.told.append(
+        lambda each: table.note(
+            "/",
+            each,
+            Has.PUBLISHED if each in names.published else Has.NOTHING,
+            names.any_below,
+        )
+    )
+
+    def told():
+        due = table.due(0.0)
+        table.told(due, 100)
+        return {each.namespace: each.has for each in due if each.below}
+
+    first = star.publisher()
+    assert told() == {(): Has.PUBLISHED, NAMESPACE[:1]: Has.PUBLISHED}
+    second = star.publisher(namespace=(*NAMESPACE[:1], b"other"))
+    whole = star.publisher(namespace=NAMESPACE[:1])
+    assert told() == {} and len(table) == 3
+    first.published.cancel()
+    star.run()
+    assert told() == {}
+    second.published.cancel()
+    star.run()
+    assert told() == {NAMESPACE[:1]: Has.NOTHING}, "it has itself alone"
+    whole.published.cancel()
+    star.run()
+    assert told() == {(): Has.NOTHING} and len(table) == 0
+
+
+def test_no_more_prefixes_are_registered_than_namespaces_may_be_the_short_ones_first():
+    table = registrations(max_registered=2)
+    for number in range(2):
+        table.note("/", (b"a", b"%d" % number, b"b"), Has.PUBLISHED, lambda prefix: True)
+    due = table.due(0.0)
+    assert [each.namespace for each in due if each.below] == [(), (b"a",)]
+    assert len(due) == 4
+
+
 def test_what_changes_while_it_is_told_is_told_as_it_is_then():
     table = registrations()
-    table.note("/", NAMESPACE, Has.PUBLISHED)
+    note(table, "/", NAMESPACE, Has.PUBLISHED)
     due = table.due(0.0)
-    table.note("/", NAMESPACE, Has.NOTHING)
-    table.note("/", NAMESPACE, Has.CACHED)
+    note(table, "/", NAMESPACE, Has.NOTHING)
+    note(table, "/", NAMESPACE, Has.CACHED)
     table.told(due, 100)
     assert changes(table) == [Change("/", NAMESPACE, Has.CACHED)]
-    table.note("/", NAMESPACE, Has.NOTHING)
+    note(table, "/", NAMESPACE, Has.NOTHING)
     due = table.due(1.0)
-    table.note("/", NAMESPACE, Has.PUBLISHED)
-    table.note("/", NAMESPACE, Has.NOTHING)
+    note(table, "/", NAMESPACE, Has.PUBLISHED)
+    note(table, "/", NAMESPACE, Has.NOTHING)
     table.told(due, 100)
     assert changes(table, 2.0) == [Change("/", NAMESPACE, Has.NOTHING)] and len(table) == 0
 
 
 def test_what_did_not_get_through_is_told_first():
     table = registrations()
-    table.note("/", NAMESPACE, Has.PUBLISHED)
+    note(table, "/", NAMESPACE, Has.PUBLISHED)
     lost = table.due(0.0)
-    table.note("/", OTHER, Has.PUBLISHED)
+    note(table, "/", OTHER, Has.PUBLISHED)
     table.untold(lost)
     assert [each.namespace for each in changes(table)] == [NAMESPACE, OTHER]
 
@@ -76,7 +123,7 @@ def test_what_did_not_get_through_is_told_first():
 def test_a_directory_that_has_forgotten_is_told_everything_in_batches():
     table = registrations()
     for number in range(2 * BATCH + 1):
-        table.note("/", (b"%d" % number,), Has.PUBLISHED)
+        note(table, "/", (b"%d" % number,), Has.PUBLISHED)
     assert [len(changes(table)) for _ in range(4)] == [BATCH, BATCH, 1, 0]
     table.tell_all()
     assert [len(changes(table)) for _ in range(4)] == [BATCH, BATCH, 1, 0]
@@ -85,15 +132,15 @@ def test_a_directory_that_has_forgotten_is_told_everything_in_batches():
 def test_no_more_is_registered_than_the_limit_says_which_the_log_says_once(caplog):
     table = registrations(max_registered=2)
     for number in range(4):
-        table.note("/", (b"%d" % number,), Has.PUBLISHED)
+        note(table, "/", (b"%d" % number,), Has.PUBLISHED)
     assert len(changes(table)) == 2
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert "max_registered" in caplog.text
-    table.note("/other", (b"0",), Has.PUBLISHED)
+    note(table, "/other", (b"0",), Has.PUBLISHED)
     assert changes(table) == [Change("/other", (b"0",), Has.PUBLISHED)], "the limit is each scope's"
-    table.note("/", (b"0",), Has.NOTHING)
+    note(table, "/", (b"0",), Has.NOTHING)
     changes(table)
-    table.note("/", (b"3",), Has.PUBLISHED)
+    note(table, "/", (b"3",), Has.PUBLISHED)
     assert changes(table) == [Change("/", (b"3",), Has.PUBLISHED)]
 
 
@@ -115,9 +162,7 @@ class Mesh:
         self.star, self.other = Star(**settings), Star()
         self.other.pairs = self.star.pairs
         self.asked = []
-        self.finder = Finder(
-            self.star.relay, lambda finder, namespace: self.asked.append(namespace)
-        )
+        self.finder = Finder(self.star.relay, self.asked.append)
         self.star.relay.askable.finder = self.finder
 
     def answer(self, *relays):

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from moqt.requests import RequestState
 from moqt.values.errors import ConnectError
 from relay.config import RelayConfig
 from relay.mesh import directory_client
-from relay.mesh.directory import MAX_FAILURES, Has
-from relay.mesh.directory_client import DirectoryClient
+from relay.mesh.directory import MAX_FAILURES, Has, Place
+from relay.mesh.directory_client import DIALLED_AT_ONCE, DirectoryClient
 from relay.scopes import Scopes
+from tests.relay.peers import Listing
 from tests.relay.star import NAMESPACE, Star
 
 
@@ -25,6 +27,11 @@ class Shared:
         self.has = defaultdict(dict)
         self.dead = False
         self.found = 0
+
+
+def key_of(place):
+    """Under which a namespace stands there, or what is below one."""
+    return place if place.below else place[:2]
 
 
 class FakeStore:
@@ -48,7 +55,7 @@ class FakeStore:
     async def tell(self, relay, changes, ttl_s):
         self._alive()
         for each in changes:
-            self.shared.has[each.scope, each.namespace][relay] = each.has
+            self.shared.has[key_of(each.place)][relay] = each.has
 
     async def find(self, asked):
         self._alive()
@@ -56,10 +63,10 @@ class FakeStore:
         return [
             [
                 (relay, self.shared.urls[relay])
-                for relay, has in self.shared.has[key].items()
-                if has is not Has.NOTHING and relay in self.shared.urls
+                for relay, has in self.shared.has[key_of(place)].items()
+                if has and relay in self.shared.urls
             ]
-            for key in asked
+            for place in asked
         ]
 
     async def close(self):
@@ -75,6 +82,13 @@ class FakeSession:
         self.session, self.busy, self.closed, self.goaway = self, False, None, None
         self.scheduler = SimpleNamespace()
         self._over = asyncio.Event()
+        self.listed = []
+        """The prefixes of its SUBSCRIBE_NAMESPACEs."""
+
+    def subscribe_namespace(self, prefix, *, on_namespace, on_ended, on_full):
+        self.listed.append(prefix)
+        self.on_namespace = on_namespace
+        return SimpleNamespace(state=RequestState.ESTABLISHED, cancel=lambda: None)
 
     async def wait_closed(self):
         await self._over.wait()
@@ -151,6 +165,42 @@ async def test_what_is_published_at_one_is_found_by_another_until_it_is_withdraw
     await one.stop()
     await other.stop()
     assert shared.urls == {}
+
+
+def below(*prefix):
+    return Place("/", prefix, below=True)
+
+
+async def test_who_lists_has_the_relays_dialled_that_have_something_below_the_prefix():
+    shared = Shared()
+    one, other = Running(shared, "one"), Running(shared, "other")
+    star = published(one)
+    await until(lambda: shared.has[below(*NAMESPACE[:1])].get("one") is Has.PUBLISHED)
+    assert not other.dialled
+    asks = Star()
+    asks.relay = other.relay
+    listing = Listing(asks, asks.connect(), NAMESPACE[:1])
+    await until(lambda: other.made and other.made[0].listed == [NAMESPACE[:1]])
+    other.made[0].on_namespace(NAMESPACE, True)
+    asks.run()
+    assert other.dialled == ["moqt://one/"] and listing.request.namespaces == {NAMESPACE}
+    star.published.cancel()
+    star.run()
+    await until(lambda: shared.has[below(*NAMESPACE[:1])]["one"] is Has.NOTHING)
+    await one.stop()
+    await other.stop()
+
+
+async def test_more_relays_are_dialled_for_a_listing_than_for_one_namespace():
+    shared = Shared()
+    asks = Running(shared, "asks")
+    shared.urls |= {f"relay{n}": f"moqt://relay{n}" for n in range(DIALLED_AT_ONCE + 2)}
+    shared.has[below(*NAMESPACE[:1])] = dict.fromkeys(shared.urls, Has.PUBLISHED)
+    star = Star()
+    star.relay = asks.relay
+    Listing(star, star.connect(), NAMESPACE[:1])
+    await until(lambda: len(asks.made) == DIALLED_AT_ONCE + 2)
+    await asks.stop()
 
 
 async def test_a_directory_that_lost_everything_is_told_again():
@@ -264,6 +314,7 @@ async def test_of_a_scope_that_is_gone_the_directory_knows_nothing_any_more():
     one.scopes.tick(1.0)
     assert "/x" not in one.scopes.relays
     await until(lambda: shared.has["/x", NAMESPACE]["one"] is Has.NOTHING)
+    await until(lambda: shared.has[Place("/x", (), True)]["one"] is Has.NOTHING)
     await until(lambda: one.client.registered == 0)
     await one.stop()
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from relay.mesh.directory import Change, Has
+from relay.mesh.directory import Change, Has, Place
 from tests.redis_server import redis_cluster, redis_server
 
 pytest.importorskip("redis", reason="the extra 'directory' is not installed")
@@ -45,14 +45,14 @@ async def register(store, relay, *namespaces, scope="/", has=Has.PUBLISHED, ttl=
 
 
 async def found(store, namespace, scope="/"):
-    ((*relays,),) = await store.find([(scope, namespace)])
+    ((*relays,),) = await store.find([Place(scope, namespace)])
     return [name for name, _ in relays]
 
 
 async def test_who_has_a_namespace_or_a_prefix_of_it_is_found_with_its_url(store):
     await register(store, "a", (b"demo",))
     await register(store, "b", NAMESPACE)
-    assert await store.find([("/", NAMESPACE), ("/", (b"demo",)), ("/", (b"none",))]) == [
+    assert await store.find([Place("/", each) for each in (NAMESPACE, (b"demo",), (b"none",))]) == [
         [("b", URL + "/b"), ("a", URL + "/a")],
         [("a", URL + "/a")],
         [],
@@ -66,6 +66,31 @@ async def test_who_has_a_publisher_is_named_before_who_has_it_cached(store):
     await register(store, "a", NAMESPACE)
     await register(store, "b", NAMESPACE, has=Has.CACHED)
     assert await found(store, NAMESPACE) == ["a", "b"]
+
+
+async def test_who_has_a_longer_namespace_or_just_that_is_found_below_a_prefix(store):
+    await register(store, "a", NAMESPACE)
+    await store.tell("a", [Change("/", NAMESPACE[:1], Has.PUBLISHED, below=True)], 60.0)
+    await register(store, "b", NAMESPACE[:1])
+
+    async def below(*prefix, scope="/"):
+        ((*relays,),) = await store.find([Place(scope, prefix, below=True)])
+        return sorted(relays)
+
+    assert await below(b"demo") == [("a", URL + "/a"), ("b", URL + "/b")]
+    assert await below(*NAMESPACE) == [("a", URL + "/a")], "not those that have a prefix of it"
+    assert await below(b"demo", scope="/two") == await below(b"none") == []
+    assert await found(store, (b"demo", b"none")) == ["b"], "what is below is not what is asked for"
+    await store.tell("a", [Change("/", NAMESPACE[:1], Has.NOTHING, below=True)], 60.0)
+    assert await below(b"demo") == [("b", URL + "/b")]
+
+
+async def test_of_many_relays_below_a_prefix_all_are_named(store):
+    for number in range(MAX_LOOKED_AT + 1):
+        await register(store, f"relay{number}")
+        await store.tell(f"relay{number}", [Change("/", (), Has.PUBLISHED, below=True)], 60.0)
+    ((*relays,),) = await store.find([Place("/", (), below=True)])
+    assert len(relays) == MAX_LOOKED_AT + 1
 
 
 async def test_scopes_see_nothing_of_each_other(store):
@@ -116,7 +141,7 @@ async def test_a_directory_that_is_not_there_says_so(tmp_path, url):
     with pytest.raises(DirectoryError):
         await store.stay("a", URL, 60.0)
     with pytest.raises(DirectoryError):
-        await store.find([("/", NAMESPACE)])
+        await store.find([Place("/", NAMESPACE)])
     with pytest.raises(DirectoryError):
         await register(store, "a", NAMESPACE)
     await store.close()

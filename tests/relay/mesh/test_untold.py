@@ -8,7 +8,8 @@ import pytest
 
 from moqt.requests import RequestState
 from moqt.values.codes import RequestErrorCode
-from relay.mesh.uplink import FADING_SECONDS, Uplink
+from relay.mesh.told import FADING_SECONDS
+from relay.mesh.uplink import Uplink
 from tests.relay.chain import Chain
 from tests.relay.peers import Listing
 from tests.relay.star import NAMESPACE, Star

@@ -15,7 +15,7 @@ from moqt.values.codes import PublishDoneCode, RequestErrorCode
 from moqt.values.errors import ConnectError, RequestError, SessionClosed
 from moqt.values.messages import Goaway, LocationFilter, Parameters
 from moqt.values.names import Location
-from relay.mesh.uplink import UNWANTED_SECONDS, Interests
+from relay.mesh.interests import UNWANTED_SECONDS, Interests
 from relay.mesh.uplink_client import UplinkClient
 from relay.service.metrics import subscriptions
 from tests.relay.chain import Chain
