@@ -42,7 +42,7 @@ def test_a_publisher_killed_in_the_middle_of_a_layer(mode, cache, hub, tmp_path)
 
 
 def test_a_publisher_killed_between_layers_by_the_installed_program(cache, hub, tmp_path):
-    publisher = hub.publish(cache, "--live-delay", "400")
+    publisher = hub.publish(cache, "--live-delay", "5000")
     publisher.wait_for("publishing")
     (folder := tmp_path / "received").mkdir()
     consumer = hub.subscribe(cache, folder / "out", "--timeout", "5")
