@@ -52,17 +52,23 @@ def heard_on_requests(session) -> list[bytes]:
     return heard
 
 
-def deafened(session) -> Callable[[], None]:
-    """It is told nothing that comes on its streams, until what is returned is called."""
-    missed, stream_data = [], session.stream_data
+def deafened(session, requests: int) -> tuple[asyncio.Event, Callable[[], None]]:
+    """It is told nothing that comes on its streams, until what is returned is called; the event is
+    that the peer has ended so many requests."""
+    missed, stream_data, ended = [], session.stream_data, asyncio.Event()
+
+    def miss(*each) -> None:
+        missed.append(each)
+        if sum(fin for stream_id, _, fin in missed if not stream_id & 2) >= requests:
+            ended.set()
 
     def tell() -> None:
         session.stream_data = stream_data
         for each in missed:
             stream_data(*each)
 
-    session.stream_data = lambda *each: missed.append(each)
-    return tell
+    session.stream_data = miss
+    return ended, tell
 
 
 async def cross(hub, change: str, first: str) -> None:
@@ -82,9 +88,9 @@ async def cross(hub, change: str, first: str) -> None:
             await sent()
             end(store, 0)
         else:
-            tell = deafened(subscriber.session)
+            ended, tell = deafened(subscriber.session, len(subscriptions))
             end(store, 0)
-            await sent()
+            await ended.wait()
             subscriptions[0].request.update(CHANGES[change], answers.append)
             tell()
         for subscription in subscriptions:
