@@ -72,6 +72,12 @@ _CACHE_KEYS: Final = object_schema(
 )
 _INVALID: Final = (ProblemName.INVALID_REQUEST, ProblemName.FORBIDDEN)
 _UNKNOWN: Final = (*_INVALID, ProblemName.UNKNOWN_RESOURCE)
+_OF_CHECKPOINT: Final = (
+    *_UNKNOWN,
+    ProblemName.STALE_EPOCH,
+    ProblemName.UNKNOWN_EPOCH,
+    ProblemName.CHECKPOINT_CONFLICT,
+)
 _MAX_KEYS: Final = 65_536
 _RESHARD_MS: Final = 5000
 _WATCHERS: Final = ("placement", "operator")
@@ -180,12 +186,7 @@ class ControllerService(Service):
                 path_parameters=_UUID,
                 request=SessionCheckpoint,
                 response=SessionProgress,
-                problems=(
-                    *_UNKNOWN,
-                    ProblemName.STALE_EPOCH,
-                    ProblemName.UNKNOWN_EPOCH,
-                    ProblemName.CHECKPOINT_CONFLICT,
-                ),
+                problems=_OF_CHECKPOINT,
             ),
             Operation(
                 method="PATCH",
@@ -195,12 +196,7 @@ class ControllerService(Service):
                 path_parameters=_UUID,
                 request=CheckpointDelta,
                 response=SessionProgress,
-                problems=(
-                    *_UNKNOWN,
-                    ProblemName.STALE_EPOCH,
-                    ProblemName.UNKNOWN_EPOCH,
-                    ProblemName.CHECKPOINT_CONFLICT,
-                ),
+                problems=_OF_CHECKPOINT,
             ),
             Operation(
                 method="GET",
